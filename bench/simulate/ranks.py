@@ -132,6 +132,7 @@ class _PoolOfThreads:
     """See SlicePool; as engine/worker_threads.py has it."""
 
     def __init__(self, reap: SimulatedReap) -> None:
+        self.n_workers = reap.crew.strategy().n_workers
         self._reap = reap
         self._ended: list[EndedSlice[Slice, RemovalSliceResult]] = []
         self._came = Signal(reap.clock)
@@ -162,6 +163,7 @@ class _PoolOfRanks:
     """See SlicePool; as engine/mpi_ranks.py has it, with the engine's own rules of who gets and tells what."""
 
     def __init__(self, reap: SimulatedReap) -> None:
+        self.n_workers = reap.crew.strategy().n_workers
         self._reap = reap
         self._clock: SimulatedClock = reap.clock
         crew = reap.crew

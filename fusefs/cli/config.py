@@ -139,6 +139,8 @@ def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
     else:
         path = os.path.realpath(path)
         policy = volume = loaded.config.volume(_volume_of(path, loaded.config))
+        if not os.path.lexists(path):
+            output.warn(f"{printable(path)} does not exist: this is what holds for {printable(volume.path)}")
         if path == volume.path:
             text = tell_volume(volume, loaded.settings)
         else:

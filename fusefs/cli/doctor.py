@@ -26,7 +26,16 @@ from fusefs.cli.service import MOUNTS, PREFIX, REAPER, SWEEP, TIMER, InstallPlac
 from fusefs.cli.service_files import FileOutcome, brought_by_package
 from fusefs.cli.settle_first import tended
 from fusefs.cli.status import unwell
-from fusefs.core.errors import BrokenStore, Exit, NotFound, RootSquashed, TrashdError, UsageError, errors_about
+from fusefs.core.errors import (
+    BrokenStore,
+    DaemonGone,
+    Exit,
+    NotFound,
+    RootSquashed,
+    TrashdError,
+    UsageError,
+    errors_about,
+)
 from fusefs.core.printable_names import printable
 from fusefs.core.service_status import SeenStatus
 from fusefs.core.uring_reasons import why_not
@@ -41,7 +50,7 @@ from fusefs.linux.runtime_directories import runtime_dir
 from fusefs.linux.uring_offer import read_facts
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.check import check_folder, check_registry, check_store, check_vouched
-from fusefs.store.discover import discover, open_at
+from fusefs.store.discover import discover, stores_at
 from fusefs.store.find_orphans import each_folder
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.root_squash import SQUASHED, refuse_squashed
@@ -106,11 +115,11 @@ def command(volume: bytes | None, repair: bool, waits: bool, ended: tuple[str, .
 
 def _examine_all(repair: bool, ended: Sequence[str], waits: Waits | None, *, as_json: bool) -> int:
     """Every store that is known, and what else of this machine has a part in it."""
-    paths, silent, broken = [], list[bytes](), list[AdoptionProblem]()
+    paths, silent, broken = dict[bytes, None](), list[bytes](), list[AdoptionProblem]()
     try:
         for store in discover(Kernel(), (), silent):
             with store:
-                paths.append(store.base_path)
+                paths[store.base_path] = None
     except BrokenStore as error:
         broken = [AdoptionProblem(error.detail, "so no command can use the trash store there", error.hint)]
     found = [AdoptionProblem(printable(point), "it does not answer", "see what serves it") for point in silent] + broken
@@ -133,6 +142,7 @@ def _examine_machine(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
         yield from _find_unit_problems(is_reaping=is_reaping, has_rules=has_plans())
     except TrashdError as error:
         yield AdoptionProblem("the service", error.message(), error.hint)
+    yield from _mounts()
     if os.geteuid() == 0:
         lines = list(mount_lines())
         yield from _uring(lines)
@@ -145,22 +155,19 @@ def _examine_machine(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
 def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Waits | None) -> list[AdoptionProblem]:
     """Raises  TrashdError"""
     kernel = Kernel()
-    store = _opened(kernel, path)
     try:
-        refuse_squashed(store)
+        if repair:
+            for _store in _stores(kernel, path):
+                pass  # there are some, and root is let in
+            tended([path], kernel, ended, waits)  # one of before is brought up to date
+        problems = [problem for store in _stores(kernel, path) for problem in check_store(store)]
     except RootSquashed as error:  # all else that root would find here comes of it
-        store.__exit__()
         return [AdoptionProblem(printable(path), SQUASHED, error.hint)]
-    if repair:
-        with store:
-            tended([path], kernel, ended, waits)
-        store = _opened(kernel, path)  # one of before was brought up to date
-    with store:
-        problems = [*check_store(store), *check_registry(kernel, path)]
-        lost: list[TrashdError] = []
-        for part in each_folder(discover(kernel, [path]), _check, list[AdoptionProblem], lost):
-            problems += part
-        return problems + [AdoptionProblem(printable(path), error.message(), error.hint) for error in lost]
+    problems += check_registry(kernel, path)
+    lost: list[TrashdError] = []
+    for part in each_folder(discover(kernel, [path]), _check, list[AdoptionProblem], lost):
+        problems += part
+    return problems + [AdoptionProblem(printable(path), error.message(), error.hint) for error in lost]
 
 
 def _wait(seconds: float) -> bool:
@@ -181,13 +188,17 @@ def _tell_found(what: str, problems: Sequence[AdoptionProblem], *, as_json: bool
     return Exit.FAILED if problems else Exit.DONE
 
 
-def _opened(kernel: Kernel, path: bytes) -> Store:
-    """The store in a directory. Raises  TrashdError; NotFound if there is none"""
+def _stores(kernel: Kernel, path: bytes) -> Iterator[Store]:
+    """The stores in a directory, each open until the next. Raises  TrashdError; NotFound if there is none"""
+    n_there = 0
     with errors_about(path):
-        store = open_at(kernel, path, read_mounts())
-    if store is None:
+        for store in stores_at(kernel, path, read_mounts()):
+            n_there += 1
+            with store:
+                refuse_squashed(store)
+                yield store
+    if not n_there:
         raise NotFound(path, "there is no store; trashd init makes one")
-    return store
 
 
 def _check(folder: UserFolder) -> list[AdoptionProblem]:
@@ -295,6 +306,23 @@ def _running(seen: SeenStatus, word: str) -> Iterator[AdoptionProblem]:
         yield AdoptionProblem(printable(directory), what, f"systemctl {word}restart {REAPER}")
     for error in unwell(seen):
         yield AdoptionProblem(printable(directory), error.message(), error.hint or "trashd status says more")
+
+
+def _mounts() -> Iterator[AdoptionProblem]:
+    """Mounts of ours whose daemon is gone, or can open few files for its users."""
+    from fusefs.cli.mount import few_files
+    from fusefs.mount.places.find_mounts import all_mounts, read_counters
+
+    for mount in all_mounts():
+        try:
+            seen = read_counters(mount)
+        except TrashdError:
+            continue  # of an older version, or of another mount namespace
+        few = few_files(seen)
+        if not seen.is_running:
+            yield AdoptionProblem(printable(mount.point), "the daemon of this mount is gone", DaemonGone.hint)
+        elif few is not None:
+            yield AdoptionProblem(printable(mount.point), few.what, few.hint)
 
 
 def _uring(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:

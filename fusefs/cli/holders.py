@@ -23,6 +23,8 @@ from fusefs.store.tree_holders import holders_of, holders_of_path
 def command(what: bytes, volumes: tuple[bytes, ...], as_json: bool) -> int:
     """List the processes that have something in a tree open: fd, cwd, root, executable or mapping.
 
+    With pid 0: the kernel, for a loop device (losetup -d detaches it) or an active swap file (swapoff ends it).
+
     For an orphan's id: who still works in the old tree (reload or restart them). For a directory: who would.
     Without root only your own processes can be seen. ID may be cut short as long as it is unique, and no name of a
     file here.

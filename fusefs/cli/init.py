@@ -31,21 +31,26 @@ class RefusedFolders(NamedTuple):
 
 @click.command("init", short_help="Make the trash store of a volume.", no_args_is_help=True)
 @click.argument("volume", type=PathBytes())
-@click.option("--known", "is_known", is_flag=True, help="Root made the store that is there: don't set it aside.")
+@click.option("--known", "is_known", is_flag=True, help="Root made the store that is there: use it.")
+@click.option("--replace", "replaces", is_flag=True, help="Replace what has the name .trashd and is not root's.")
 @json_option
-def command(volume: bytes, is_known: bool, as_json: bool) -> int:
+def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int:
     """Make the trash store of VOLUME: the root of a filesystem, or a directory given to trashd.
 
-    Made by root it serves all users, each in a folder of his own that only he (and root) can read. Doing it again
-    changes nothing; as root it also takes over what somebody planted there before: a store that others could change,
-    or could have made of root's directories, is set aside in a new one, and each owner's next command takes his own
-    out of it, kept until he asks for its end. A store of root's own of which nothing here shows that he made it
-    (another machine did, on a network filesystem; or a copy lost the attribute) is kept by --known.
+    The store that root makes is VOLUME/.trashd. It serves all users, each in a folder that only that user (and root)
+    can read. The store that a user makes is VOLUME/.trashd-UID, and serves that user alone; so is root's in a container
+    without CAP_SYS_ADMIN. Doing it again changes nothing.
+
+    A .trashd that other users could change, or could have made of root's directories, is refused. --replace puts a new
+    store in its place by one atomic exchange, with the old one in it; each owner's next command takes their orphans out
+    of that, kept until they ask for their end. Where root made it on another machine (on a network filesystem), or a
+    copy lost the attribute that shows it, --known keeps it.
 
     \b
     Examples:
       trashd init /scratch
       trashd init --known /mnt/shared
+      trashd init --replace /scratch
     """
     from fusefs.service.pause_files import nudge
 
@@ -53,7 +58,7 @@ def command(volume: bytes, is_known: bool, as_json: bool) -> int:
     path = os.path.realpath(volume)
     with errors_about(path), squash_told(kernel, path):
         base = open_shown(kernel, path)
-        store, done = initialise(kernel, base, path, is_known=is_known)
+        store, done = initialise(kernel, base, path, is_known=is_known, replaces=replaces)
     with store:
         own_folder(store).fd.close()
         refused = passed_over(store, os.geteuid() or None)

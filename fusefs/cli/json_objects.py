@@ -76,6 +76,7 @@ class ToldSums(NamedTuple):
     n_done: int
     n_vanished: int
     n_missing: int
+    n_unmatched: int
     n_failed: int
     n_mounts: int
     n_spared: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -127,8 +126,8 @@ def command(
     An orphan is what a swap, a removal or a sweep took away, in the trash store of its filesystem. Everybody sees his
     own, root everybody's. No tree is walked, so this is quick whatever they hold. What lies in a drop folder becomes
     an orphan first, and what a killed command left is settled. Of an origin that is told as swept a sweep took some,
-    and the directory itself is still there. On a terminal the ends of ids are shown, which are enough, and of long
-    paths and notes what fits: --json has them whole. Sizes are those that are known: trashd du counts the others, and
+    and the directory itself is still there. The ends of ids are shown, which are enough, and on a terminal of paths
+    and notes what fits: --json has them whole. Sizes are those that are known: trashd du counts the others, and
     notes what it counted.
 
     Below an orphan in quarantine are the first reasons why the reaper could not delete it: the call, the path in the
@@ -152,7 +151,7 @@ def command(
     kernel = tended(volumes)
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
-    every = all_entries(kernel, volumes, lost, watched(notes=False))
+    every = by_mount_points(all_entries(kernel, volumes, lost, watched(notes=False)))
     found = in_order(wanted.picks(every, now_ns), order, now_ns)
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
@@ -165,8 +164,7 @@ def command(
         if not lost:
             click.echo("no orphans" if not every else "no such orphans", err=True)
         return max(codes, default=0)
-    shown = ID_RANDOM_CHARS if sys.stdout.isatty() else 0  # the end of an id is enough, and leaves room for the rest
-    rows = [("ID", "AGE", "LEFT", "SIZE", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns, shown) for entry in found)]
+    rows = [("ID", "AGE", "LEFT", "SIZE", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns) for entry in found)]
     width = output.terminal_width()
     head, *lines = output.aligned(rows, width)
     print(head)
@@ -180,9 +178,16 @@ def command(
     return max(codes, default=0)
 
 
-def _row(entry: ListedContainer, now_ns: int, n_chars: int) -> tuple[str, ...]:
-    """n_chars: of the id, at its end; 0: all of it"""
-    identifier = entry.id[-n_chars:]
+def by_mount_points(entries: list[ListedContainer]) -> list[ListedContainer]:
+    """The entries, their origins by the path that users know, where a mount over itself has lost its daemon."""
+    return [
+        entry if entry.origin is None else entry._replace(origin=output.by_mount_point(entry.origin))
+        for entry in entries
+    ]
+
+
+def _row(entry: ListedContainer, now_ns: int) -> tuple[str, ...]:
+    identifier = entry.id[-ID_RANDOM_CHARS:]  # enough for every command, and it leaves room for the rest
     left = entry.left_s(now_ns)
     kept = "kept" if left is None else format_duration(left) if left > 0 else "expired"
     shown = "-" if entry.state in _PAST else kept
@@ -217,7 +222,11 @@ def _print_sums(volumes: Sequence[bytes], by: SumBy, depth: int, wanted: OrphanF
     """Print the sums of those that are wanted; the exit code."""
     lost: list[TrashdError] = []
     clocks = watched(notes=False)
-    found = list(sum_entries(Kernel(), volumes, lambda: OrphanSums(by, depth), wanted.is_meant, lost, clocks))
+    sums = sum_entries(Kernel(), volumes, lambda: OrphanSums(by, depth), wanted.is_meant, lost, clocks)
+    found = [
+        (key if key.project is None else key._replace(project=output.by_mount_point(key.project)), one)
+        for key, one in sums
+    ]
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         from fusefs.cli.json_objects import SummedBy

@@ -120,7 +120,7 @@ def _told(error: OSError) -> TrashdError:
         return KernelRefused(f"standard output: {os.strerror(number)}", hint, number)
     if _refuses(os.getcwdb) == number:
         return NotFound("the working directory was removed", "go to another one: cd /")
-    return from_os(error, "a system call")
+    return from_os(error, "a new process" if number == errno.EAGAIN else "a system call")
 
 
 def _flush() -> None:

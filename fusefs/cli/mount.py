@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import os
-import resource
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -29,6 +29,8 @@ from fusefs.linux.systemd import SystemdNotifier, make_handler
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
 """Of a daemon's; systemd gives a service as many as the latter, and one program may have thousands."""
+_OPEN_FILES = re.compile(r"^Max open files +[0-9]+ +([0-9]+) ", re.MULTILINE)
+"""The hard limit, to which a daemon raises its soft one. Source  proc_pid_limits(5)"""
 
 _HELP = f"""Serve the directory SRC at MNT, or over itself: all passes through, and a swap reaches every client at once.
 
@@ -122,7 +124,9 @@ def _explain(path: bytes, *, as_json: bool) -> int:
 
 def _explain_lines(seen: SeenMount) -> list[str]:
     rows = [(f"  {show(one.name)}", "on" if one.is_on else "off", show(one.why)) for one in seen.fast_paths]
-    return [f"{printable(seen.point)} serves {printable(seen.source)}", *output.aligned(rows)]
+    few = few_files(seen)
+    lines = [] if few is None else [f"  {few.what}", f"    hint: {few.hint}"]
+    return [f"{printable(seen.point)} serves {printable(seen.source)}", *output.aligned(rows), *lines]
 
 
 def serve(
@@ -149,7 +153,6 @@ def serve(
         except ImportError as error:
             hint = "apt install trashd-mount; or pipx inject trashd pyfuse3 (Debian: apt install libfuse3-dev first)"
             raise Refused(f"mounting needs pyfuse3, which can't be loaded ({error})", hint) from error
-        _warn_of_few_files(target)
         if source == target and options.coherence is Coherence.EXCLUSIVE:
             _warn_of_other_ways(target)
         return daemon.serve(source, target, options, ready, replaces=replaces)
@@ -168,18 +171,27 @@ def _warn_of_other_ways(target: bytes) -> None:
         )
 
 
-def _warn_of_few_files(target: bytes) -> None:
-    """A program may have as many files open as its own limit says, and all of them together as many as the daemon's."""
+class FewFiles(NamedTuple):
+    """That the users of a mount can have few files open, and what raises that."""
+
+    what: str
+    hint: str
+
+
+def few_files(seen: SeenMount) -> FewFiles | None:
+    """What the limit of a mount's daemon, one of root's, costs its users; None: it is high, or can't be seen."""
     from fusefs.mount.tables.open_handles import shares_of
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if os.geteuid() == 0 and hard < _FEW_FILES:
-        most = shares_of(hard, is_for_all=True).most_of_one()
-        less = f", though a single program may have {soft} elsewhere" if most < soft else ""
-        output.warn(
-            f"{printable(target)}: all who use it together can have fewer than {hard} files open, and one user at most "
-            f"{most}{less}; for more: LimitNOFILE= in the unit, or ulimit -Hn {_MANY_FILES} before this command"
-        )
+    try:
+        with open(f"/proc/{seen.stats.table.pid}/limits", encoding="ascii") as file:
+            limit = None if os.fstat(file.fileno()).st_uid else _OPEN_FILES.search(file.read())
+    except OSError:
+        return None
+    if limit is None or not seen.is_running or int(limit[1]) >= _FEW_FILES:
+        return None
+    most = shares_of(int(limit[1]), is_for_all=True).most_of_one()
+    what = f"all its users together can have fewer than {limit[1]} files open, and one user at most {most}"
+    return FewFiles(what, f"LimitNOFILE={_MANY_FILES} in its unit, or ulimit -Hn {_MANY_FILES} before trashd mount")
 
 
 def run_in_background(body: Callable[[Ready], int]) -> int:

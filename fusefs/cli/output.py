@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from fusefs.core.errors import ConfigProblem, Incomplete, TrashdError
 from fusefs.core.names import ContainerId
 from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import Method
+from fusefs.linux.file_locks import is_service_running
+from fusefs.linux.runtime_directories import HOME, SYSTEM_RUNTIME, runtime_dir
 from fusefs.store.swap import Swapped
 
 _NAMED_MAX = 5
@@ -119,7 +123,16 @@ def _shortened(text: str, room: int | None) -> str:
 
 def origin(path: bytes | None) -> str:
     """Where a tree came from, for a person."""
-    return "(dropped)" if path is None else printable(path)
+    return "(dropped)" if path is None else printable(by_mount_point(path))
+
+
+def by_mount_point(path: bytes) -> bytes:
+    """The path by which users know it: not that of the private tree of a mount whose daemon is dead."""
+    if not path.startswith(HOME):
+        return path
+    from fusefs.store.mounted_paths import by_mount_point
+
+    return by_mount_point(path)
 
 
 def counted(count: int, what: str, several: str = "") -> str:
@@ -202,6 +215,19 @@ def _tell_done(swapped: Swapped, *, kept: bool) -> None:
         print(f"  keep  {names(swapped.kept)}")
     if kept:
         print(f"  undo  {restore_command(swapped.id, swapped.volume)}")
+        print(f"  until {until(swapped.expires_ns)}")
+
+
+def until(expires_ns: int | None) -> str:
+    """Until when something can be restored, and what deletes it then if no service does. expires_ns: None: never"""
+    if expires_ns is None:
+        return "it is reaped by its id"
+    directories = {SYSTEM_RUNTIME}
+    with suppress(OSError):  # a user without a home has no service
+        directories.add(runtime_dir())
+    is_served = any(map(is_service_running, directories))
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(expires_ns // 1_000_000_000))
+    return day if is_served else f"{day}; no reaper service runs: trashd reap deletes it then"
 
 
 def can_be_asked() -> bool:

@@ -13,7 +13,6 @@ from fusefs.cli.json_objects import PausedVolume
 from fusefs.cli.options import DURATION, PathBytes, json_option
 from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotFound, NotPermitted, NotRunning, TrashdError
-from fusefs.core.names import STORE
 from fusefs.core.printable_names import printable
 from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.act_as_user import user_name
@@ -48,6 +47,8 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
     pause = Pause(f"paused by {who} {until}", None if duration_s is None else time.time() + duration_s)
     runtime = runtime_dir()
     for volume in named(volumes):
+        if volume is not None and not os.path.lexists(volume):
+            raise NotFound(volume, "name a directory that is there; resume takes a path that is gone, too")
         _refuse_roots(volume, runtime)
     for volume in named(volumes):
         write_pause(runtime, volume, pause)
@@ -55,7 +56,7 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
             output.as_json(PausedVolume(volume), pause)
         else:
             print(f"{told(volume)}: {pause.why}")
-        if volume is not None and not os.path.lexists(os.path.join(volume, STORE)):
+        if volume is not None and not _stores_at(volume):
             output.warn(f"{told(volume)}: there is no trash store now")
     _wait_until_let_go(runtime, named(volumes))
     if not is_running(runtime):
@@ -72,10 +73,10 @@ def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
     roots = served_by_root()
     if volume is None and (is_running(runtime) or not roots):
         return
-    there = None if volume is None else _store_at(volume)
+    there = [] if volume is None else _stores_at(volume)
     for one in roots:
         # An id is no secret: a user's own store may have the same.
-        if volume is None or one.root() == volume or (one.id, one.owner or 0) == there:
+        if volume is None or one.root() == volume or (one.id, one.owner or 0) in there:
             hint = "ask root, or hold what is yours: trashd keep ID"
             raise NotPermitted(f"root's reaper serves {printable(one.root())}", hint)
 
@@ -92,16 +93,16 @@ def served_by_root() -> list[VolumeStatus]:
     return []
 
 
-def _store_at(volume: bytes) -> tuple[str, int] | None:
-    """The id of the store in a directory, and its owner; None if there is none."""
-    from fusefs.store.discover import open_at
+def _stores_at(volume: bytes) -> list[tuple[str, int]]:
+    """The ids of the stores in a directory that the caller may use, and their owners."""
+    from fusefs.store.discover import stores_at
 
+    there = list[tuple[str, int]]()
     with suppress(TrashdError, OSError):
-        store = open_at(Kernel(), volume, read_mounts())
-        if store is not None:
+        for store in stores_at(Kernel(), volume, read_mounts()):
             with store:
-                return store.volume.id, store.owner
-    return None
+                there.append((store.volume.id, store.owner))
+    return there
 
 
 def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:

@@ -23,7 +23,7 @@ from fusefs.cli.options import (
     volume_option,
 )
 from fusefs.cli.output import can_be_asked, is_confirmed
-from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_named, is_unpinned, reap_all
+from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_due_as_chosen, reap_all
 from fusefs.cli.settle_first import tended
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.wall_clock import watched
@@ -36,7 +36,7 @@ from fusefs.core.sizes import format_size, parse_size
 from fusefs.core.slice_budget import Speed
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import all_entries, find_container
+from fusefs.store.find_orphans import all_entries, find_containers
 from fusefs.store.list_orphans import ListedContainer
 
 _REAPABLE = (State.ORPHANS, State.REAPING)
@@ -186,7 +186,7 @@ def _run(told: _ReapLine) -> int:
     kernel, clocks = tended(told.volumes), watched()
     lost: list[TrashdError] = []
     if told.identifiers:
-        named = [find_container(kernel, told.volumes, one, clocks) for one in told.identifiers]
+        named = find_containers(kernel, told.volumes, told.identifiers, clocks)
         choice = Choice(list({entry.path: entry for entry in named}.values()))
         if told.force:
             check_quarantined(choice.chosen)
@@ -206,6 +206,8 @@ def _run(told: _ReapLine) -> int:
         return output.exit_code(broken)
     if not due and not early and not told.as_json:
         print("no orphans to reap" if told.now else "no orphan has expired", file=sys.stderr)
+        if restorable := [one for one in waiting if one.expires_ns is not None and not (told.now or told.one)]:
+            _tell_what_could_go(restorable)
     for entry in early:
         output.warn(f"{entry.id} is still kept; --now reaps it all the same")
     if not (told.dry and told.as_json):
@@ -218,8 +220,7 @@ def _run(told: _ReapLine) -> int:
         ask_about_force(due)
     if told.now and len(waiting) > 1 and not (told.yes or told.one or told.as_json) and can_be_asked():
         ask_about(waiting)
-    expired, is_told = partial(has_expired, clocks=clocks), told.now and (told.identifiers or told.pinned)
-    is_meant = is_named if is_told or told.force else is_unpinned if told.now or soon else expired
+    is_meant = is_due_as_chosen if told.now or told.force or soon else partial(has_expired, clocks=clocks)
     tempo = Speed(told.max_rate, told.max_bytes)
     how = ReapOptions(told.n_workers, tempo, told.counts, told.waits, told.paced, told.with_stores, is_meant)
     how = how._replace(only_one=told.one, job=told.job, force=told.force)
@@ -233,6 +234,17 @@ def _tell_kept_by_clock(entries: Sequence[ListedContainer], now_ns: int) -> None
         ahead = format_duration(round(max(one.clock_set_ns for one in kept) / 1e9))
         what = output.counted(len(kept), "orphan")
         output.warn(f"the wall clock was set forward by {ahead}; for {what} that it calls expired it is too early")
+
+
+def _tell_what_could_go(restorable: Sequence[ListedContainer]) -> None:
+    """Print how space can be had of orphans whose retention has not ended: a full disk may not wait for that."""
+    n_bytes = sum(one.size.n_bytes for one in restorable if one.size is not None)
+    size = f"{format_size(n_bytes)} or more, " if n_bytes else ""
+    count = output.counted(len(restorable), "orphan")
+    print(
+        f"  hint: {count}, {size}can still be restored; trashd reap --free SIZE deletes the first to expire",
+        file=sys.stderr,
+    )
 
 
 class Choice(NamedTuple):
@@ -293,10 +305,10 @@ def tell_choice(choice: Choice, *, as_json: bool) -> None:
 
 def _warn_of(staying: Sequence[ListedContainer], why: str) -> None:
     """Say what stays, store by store. why: with a place for the volume"""
-    for base, several in groupby(sorted(staying, key=ListedContainer.base_path), key=ListedContainer.base_path):
+    for store, several in groupby(sorted(staying, key=ListedContainer.store_path), key=ListedContainer.store_path):
         n_left = len(list(several))
         stay = "1 orphan stays" if n_left == 1 else f"{n_left} orphans stay"
-        output.warn(f"{stay} in {printable(base)}/.trashd, {why.format(shell_word(base))}")
+        output.warn(f"{stay} in {printable(store)}, {why.format(shell_word(os.path.dirname(store)))}")
 
 
 def _is_pinned(entry: ListedContainer) -> bool:

@@ -40,17 +40,15 @@ _WHY_LOST = {
 _LOST: dict[ClaimLost, type[TrashdError]] = {ClaimLost.BUSY: Busy, ClaimLost.GONE: NotFound, ClaimLost.CHANGED: Busy}
 
 
-def is_named(_record: Record) -> bool:
-    """Whatever its record says: it was named."""
-    return True
+def is_due_as_chosen(entry: ListedContainer, record: Record) -> bool:
+    """Whether its owner has not prolonged its term since it was chosen, which may be hours ago (I11)."""
+    if entry.expires_ns is None:
+        return True
+    expires_ns = record.expires_ns()
+    return expires_ns is not None and expires_ns <= entry.expires_ns - entry.clock_set_ns
 
 
-def is_unpinned(record: Record) -> bool:
-    """Whether its term ever ends."""
-    return record.expires_ns() is not None
-
-
-def has_expired(record: Record, clocks: tuple[Clock, ...] = ()) -> bool:
+def has_expired(_entry: ListedContainer, record: Record, clocks: tuple[Clock, ...] = ()) -> bool:
     """Whether its term has ended (I11). clocks: what is remembered of the wall clock"""
     now = moment(Kernel(), clocks)
     expires_ns = record.expires_ns(now)
@@ -65,7 +63,7 @@ class ReapOptions(NamedTuple):
     waits      print, at the end, how much space came back, and what keeps it
     paced      make way for others; the tempo is the most that it may be
     with_stores  trash stores in it that hold something go too
-    is_meant   asked again about an orphan's record when its turn comes: it may have been kept meanwhile
+    is_meant   asked about an orphan's record when it is claimed: its owner may have kept it since it was chosen
     force      what is in quarantine, with the caller's own right
     only_one   the first that no other process has
     job        whose ranks do it (engine.mpi_ranks.MpiJob), or None
@@ -77,7 +75,7 @@ class ReapOptions(NamedTuple):
     waits: bool = False
     paced: bool = False
     with_stores: bool = False
-    is_meant: Callable[[Record], bool] = is_named
+    is_meant: Callable[[ListedContainer, Record], bool] = is_due_as_chosen
     force: bool = False
     only_one: bool = False
     job: Any = None
@@ -166,7 +164,7 @@ def _reap(
         by_force, is_own = how.force and folder.uid == 0, folder.uid == entry.uid
         # Of one's own --force is the decision of a person who looked; no service makes it.
         wishes = wishes._replace(outage=outage, by_force=by_force, without_doubt=how.force and is_own)
-        return reap(folder, entry.id, wishes, how.is_meant)
+        return reap(folder, entry.id, wishes, partial(how.is_meant, entry))
 
 
 def _reap_by_force(
@@ -193,7 +191,7 @@ def _reap_by_force(
                 raise _LOST[seized](entry.id)
             for warning in seized.warnings:
                 output.warn(warning)
-            entry = entry._replace(id=seized.id)
+            entry = entry._replace(id=seized.id, expires_ns=None)  # its term in root's folder is no owner's choice
         reaped = _reap(entry, how, shows, stop, is_away, own, None)
     if reaped.lost is not None:
         raise _LOST[ClaimLost(reaped.lost)](entry.id)

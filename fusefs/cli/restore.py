@@ -19,12 +19,14 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import join
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
+from fusefs.core.sweep_result import NOT_GIVEN
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.boot_id import session
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.plan_files import are_rules_in_force
 from fusefs.store.find_orphans import ID_LEAST_CHARS, CameFrom, all_entries, came_from, not_looked_at, the_one_called
 from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.locate import check_operand
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
 
@@ -32,7 +34,7 @@ _MOST_TOLD = 20
 _PATIENCE_S = 0.5
 
 
-@click.command("restore", short_help="Take an orphan, or a part of it, back.", no_args_is_help=True)
+@click.command("restore", short_help="Take an orphan, or a part of it, back.")
 @click.argument("word", metavar="ID|PATH", type=OrphanIdOrPath(), required=False)
 @click.argument("inside", type=PathBytes(), required=False, metavar="[PATH-INSIDE]")
 @click.option("--last", is_flag=True, help="What your last command in this terminal took away (trashd undo).")
@@ -58,7 +60,7 @@ def command(
     The fresh directory makes way for it; if something was written there meanwhile, that becomes an orphan of its
     own, kept for a week. What a sweep took goes back into the directory that it came from; where a name is taken
     by now it stays an orphan, is told (exit code 13), and the same command brings it once the name is free. Root
-    restores a user's orphan as that user; with --to as root.
+    restores a user's orphan as that user; with --to as root. Without ID and PATH you choose from a list, on a terminal.
 
     \b
     Examples:
@@ -69,13 +71,16 @@ def command(
     """
     if last and (word is not None or to is not None or uid is not None):
         raise UsageError("--last with what it is, whose, or where to", "it means all that the last command took away")
-    if word is None and not last:
+    if word is None and not last and (as_json or not output.can_be_asked()):
         raise UsageError("what is to come back?", "its ID, or the PATH that it was taken from; --last: see trashd undo")
     kernel = tended(volumes)
-    if word is None:
+    if last:
         return restore_last(kernel, volumes, as_json=as_json)
-    part = None if inside is None else os.path.normpath(inside)
-    meant = chosen(kernel, volumes, word, part, uid, as_json=as_json)
+    if word is None:
+        meant = _asked_of_all(kernel, volumes, uid)
+    else:
+        part = None if inside is None else os.path.normpath(inside)
+        meant = chosen(kernel, volumes, word, part, uid, as_json=as_json)
     done = restore_by_id(kernel, volumes, meant.entry, meant.inside, to)
     return tell_restored(done, as_json=as_json)
 
@@ -129,7 +134,8 @@ def tell_restored(done: Restored, *, as_json: bool) -> int:
         return code
     print(f"{printable(done.path)}: restored" + (f", but {done.n_left:,} could not be" if done.n_left else ""))
     for failure in done.left:
-        print(f"  {printable(failure.name)}: {os.strerror(failure.errno)}")
+        why = NOT_GIVEN if failure.call == NOT_GIVEN else os.strerror(failure.errno)
+        print(f"  {printable(failure.name) or '.'}: {why}")
     if done.n_left > len(done.left):
         print(f"  and {done.n_left - len(done.left):,} more")
     if done.n_left:
@@ -179,8 +185,8 @@ def chosen(
     uid     whose orphan; None: by its id anybody's that the caller may see, by a path the caller's own
     Raises  TrashdError; UsageError where it could be several, and nobody can be asked
     """
-    if uid not in (None, os.geteuid()) and os.geteuid():
-        raise NotPermitted("--user of somebody else", "root alone restores another user's orphans")
+    _check_whose(uid)
+    check_operand(word)
     if not word:
         raise UsageError("an empty word is neither an id nor a path")
     lost: list[TrashdError] = []
@@ -206,6 +212,27 @@ def chosen(
     if not as_json and len(own) == 1:
         click.echo(_lines(kernel, volumes, [one])[0], err=True)
     return one if inside is None else CameFrom(one.entry, join(one.inside or b"", inside))
+
+
+def _asked_of_all(kernel: Kernel, volumes: Sequence[bytes], uid: int | None) -> CameFrom:
+    """Which of a user's orphans, as a person at a terminal says. Raises  NotFound: there is none"""
+    _check_whose(uid)
+    silent: list[bytes] = []
+    whose = os.geteuid() if uid is None else uid
+    listed = all_entries(kernel, volumes, [], (), silent)
+    found = [CameFrom(one, None) for one in listed if one.uid == whose and one.state is State.ORPHANS]
+    if not found:
+        raise NotFound(
+            "there is no orphan to restore", not_looked_at(silent) or "trashd list --help says which are listed"
+        )
+    found.sort(key=lambda one: one.entry.created_ns, reverse=True)
+    return _asked(kernel, volumes, b"", found, as_json=False)
+
+
+def _check_whose(uid: int | None) -> None:
+    """Raises  NotPermitted: root alone may name another user"""
+    if uid not in (None, os.geteuid()) and os.geteuid():
+        raise NotPermitted("--user of somebody else", "root alone restores another user's orphans")
 
 
 def _asked(

@@ -166,6 +166,7 @@ class _RmCommand:
 
             for path in group.paths_without(left):
                 one = Swapped(swept.orphan, path, swept.store, Method.SWEEP, None, (), swept.warnings, swept.volume)
+                one = one._replace(expires_ns=swept.expires_ns)
                 restore = f"{undo} {shell_word(below(path, group.directory))}"
                 output.as_json(one, UndoCommand(None if self._now else restore))
             return
@@ -178,5 +179,6 @@ class _RmCommand:
         print(f"  id    {swept.orphan}")
         if not self._now:
             print(f"  undo  {undo}")
+            print(f"  until {output.until(swept.expires_ns)}")
         for warning in swept.warnings:
             output.warn(warning)

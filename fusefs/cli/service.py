@@ -157,7 +157,9 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     if home.is_this_machine() and not dry_run:
         tell_what_stays(reports)
     if not for_user and prefix != PACKAGES and (risk := who_else_may_change(find_command())) is not None:
-        output.warn(f"{printable(os.fsencode(risk))}: not root alone can write there, and root will run it")
+        output.warn(
+            f"{printable(os.fsencode(risk))}: others than root can write there, and root will run what is in it"
+        )
     if not as_json and not dry_run and home.is_live():
         what = "--user " if for_user else ""
         click.echo(f"start it: systemctl {what}enable --now trashd-reaper", err=True)

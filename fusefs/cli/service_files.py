@@ -10,7 +10,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from fusefs.core.errors import NotFound
 from fusefs.linux.atomic_files import replace_file
+from fusefs.linux.kernel import OTHERS_WRITE
 
 _PACKAGE = Path(__file__).parents[1]
 _HOMES = (_PACKAGE / "share", _PACKAGE.parent, _PACKAGE.parent / "build")
@@ -271,17 +272,33 @@ def unit_word(path: str) -> str:
 
 
 def who_else_may_change(command: str) -> str | None:
-    """The first part of a command's path that not root alone can change, and so what root will run; None: all is well.
+    """The first path that not root alone can change, of what root will run with a command; None: all is well.
 
+    That is the command, its modules, each directory that modules are searched for in, and each directory above these.
     Links are followed: a virtual environment's command is its interpreter's too.
     """
-    for path in _run_by(command):
+    is_fine = set[str]()
+    for path in (*_run_by(command), *_imported_from()):
         for part in (path, *map(str, Path(path).parents)):
-            st = os.stat(part)
-            is_sticky_dir = os.path.isdir(part) and bool(st.st_mode & 0o1000)
-            if st.st_uid != 0 or (st.st_mode & 0o022 and not is_sticky_dir):
-                return part
+            if part in is_fine:
+                continue
+            with suppress(FileNotFoundError, NotADirectoryError):  # what is missing belongs to who can make it
+                st = os.stat(part)
+                is_sticky_dir = stat.S_ISDIR(st.st_mode) and bool(st.st_mode & stat.S_ISVTX)
+                if st.st_uid != 0 or (st.st_mode & OTHERS_WRITE and not is_sticky_dir):
+                    return part
+            is_fine.add(part)
     return None
+
+
+def _imported_from() -> Iterator[str]:
+    """All of this package, the files of other modules that are loaded, and the directories that Python looks in."""
+    loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    for path in (*filter(os.path.isabs, sys.path), *filter(None, loaded)):
+        yield from (path, os.path.realpath(path))
+    for directory, _names, files in os.walk(_PACKAGE):
+        yield directory
+        yield from (os.path.join(directory, name) for name in files)
 
 
 def out_of_reach(command: str) -> str | None:

@@ -39,7 +39,7 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
     It reads files that the service and the daemons of mounts keep, so it is quick even if a mount hangs, and everybody
     may. What orphans take is shown of your own, and root sees everybody's, as far as it is known (trashd du counts).
     Root's service and mounts are shown, and your own. Exit code 5: no service runs, or the daemon of a mount is gone;
-    14: a volume had too many errors and rests, or the service hangs.
+    14: a volume had too many errors and rests, its store is there and can't be used, or the service hangs.
 
     \b
     Examples:

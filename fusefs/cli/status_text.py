@@ -50,11 +50,15 @@ def doing(volume: VolumeStatus) -> str:
 
 def backlog(volume: VolumeStatus, now_ns: int) -> str:
     """What there is to do."""
+    if not volume.is_known:
+        return "not known: the service has not looked yet (trashd list)"
     parts = [f"{counted(volume.n_orphans, 'orphan')} of {counted(volume.n_users, 'user')}", f"{volume.n_due:,} due"]
     if volume.oldest_overdue_s:
         parts[-1] += f" (the oldest for {format_duration(round(volume.oldest_overdue_s))})"
     elif not volume.n_due and volume.next_due_ns is not None:
         parts[-1] += f" (the next in {format_duration(max(0, (volume.next_due_ns - now_ns) // 1_000_000_000))})"
+    if volume.n_unread:
+        parts.append(f"{volume.n_unread:,} not looked at yet")
     if volume.n_quarantined:
         parts.append(f"{volume.n_quarantined:,} in quarantine")
     return ", ".join(parts)

@@ -92,7 +92,7 @@ _wait_option: Decorator = click.option(
 )
 @click.option("--keep-for", type=DURATION, help="Restorable that long (24h).")
 @click.option("--note", type=NOTE, default="", help="A sentence kept with the orphan.")
-@click.option("--unlike", is_flag=True, help="Accept a fresh directory with another owner, group, ACL or label.")
+@click.option("--unlike", is_flag=True, help="Accept a fresh directory that differs; encryption is never dropped.")
 @click.option("--for-owner", is_flag=True, help="As root: give the orphan to the directory's owner to restore.")
 @click.option("--now", is_flag=True, help="Don't keep it: reap it at once, in the foreground.")
 @_wait_option

@@ -10,7 +10,18 @@ from fusefs.cli.json_objects import PlannedRule, SweepAction, SweepOutcome, Told
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
 from fusefs.core.sizes import format_size
-from fusefs.core.sweep_result import OUTSIDE, UNCLEAR, Match, Swept
+from fusefs.core.sweep_result import (
+    DOTS,
+    KEPT_BY_OTHERS,
+    LOCKED_BY_OTHERS,
+    LOCKED_BY_UNKNOWN,
+    NOT_GIVEN,
+    NOT_TAKEN,
+    OUTSIDE,
+    UNCLEAR,
+    Match,
+    Swept,
+)
 from fusefs.core.timestamps import in_calendar
 
 _TOLD = 10
@@ -32,6 +43,7 @@ def told(swept: Swept, did: str) -> Iterator[str]:
     if swept.orphan is not None:
         yield f"  id    {swept.orphan}"
         yield f"  undo  {output.restore_command(swept.orphan, swept.volume)}"
+        yield f"  until {output.until(swept.expires_ns)}"
     for line in (*_matches("largest", swept.largest), *_matches("oldest", swept.oldest), *beside(swept)):
         yield f"  {line}"
 
@@ -54,6 +66,10 @@ def beside(swept: Swept) -> Iterator[str]:
     if swept.sums.n_missing:
         is_one = swept.sums.n_missing == 1
         yield f"{output.counted(swept.sums.n_missing, 'path')} of the list {'is' if is_one else 'are'} not there"
+    if swept.sums.n_unmatched:
+        does = "does" if swept.sums.n_unmatched == 1 else "do"
+        yield f"{output.counted(swept.sums.n_unmatched, 'path')} of the list {does} not match the selection"
+        yield "  (directories match only with --type d)"
     if not swept.sums.n_seen and (swept.sums.n_missing or any(one.call == OUTSIDE for one in swept.failures)):
         yield "hint: none of the list was found; its paths are relative to where you are, as find tells them from there"
     if swept.sums.n_mounts:
@@ -67,8 +83,10 @@ def beside(swept: Swept) -> Iterator[str]:
 
 
 def _failed(one: Failure) -> str:
-    if one.call in (OUTSIDE, UNCLEAR):
-        return f"{one.call}: {printable(one.name)}"
+    if one.call in (OUTSIDE, DOTS, UNCLEAR, KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN):
+        return f"{one.call}: {printable(one.name) or '.'}"
+    if one.call in (NOT_TAKEN, NOT_GIVEN):
+        return f"left: {printable(one.name) or '.'} ({one.call})"
     return f"{one.call} {printable(one.name) or '.'}: {os.strerror(one.errno)}"
 
 

@@ -63,7 +63,7 @@ class TrashdError(Exception):
     """Something went wrong"""
 
     exit_code = Exit.FAILED
-    errno = _errno.EPERM
+    errno = _errno.EIO
     hint = ""
 
     def __init__(self, detail: str | bytes = "", hint: str = "") -> None:
@@ -82,6 +82,7 @@ class UsageError(TrashdError):
     """The command line doesn't make sense"""
 
     exit_code = Exit.USAGE
+    errno = _errno.EINVAL
     hint = "see --help"
 
 
@@ -108,6 +109,7 @@ class BadConfig(TrashdError):
     """The configuration has problems"""
 
     exit_code = Exit.USAGE
+    errno = _errno.EINVAL
     hint = "trashd config check shows all of them"
 
     def __init__(self, detail: str | bytes = "", hint: str = "", problems: tuple[ConfigProblem, ...] = ()) -> None:
@@ -120,23 +122,27 @@ class Refused(TrashdError):
     """Refused"""
 
     exit_code = Exit.REFUSED
+    errno = _errno.EPERM
 
 
 class NotADirectory(Refused):
     """Not a directory (a symbolic link is not followed)"""
 
+    errno = _errno.ENOTDIR
     hint = "name the directory itself; `trashd rm` takes files and links"
 
 
 class IsMountPoint(Refused):
     """A mount point can't be exchanged"""
 
+    errno = _errno.EBUSY
     hint = "swap the directories inside it, or unmount it first"
 
 
 class MountInside(Refused):
     """Something is mounted inside; the exchange would carry the mount away"""
 
+    errno = _errno.EBUSY
     hint = "unmount it first; where a process is named, in its namespace: nsenter -t PID -m umount PATH"
 
 
@@ -152,6 +158,15 @@ class NotAlike(Refused):
     hint = "run it as root, or accept the difference with --unlike"
 
 
+class NotEncrypted(NotAlike):
+    """Encryption (fscrypt) prevents it"""
+
+    hint = (
+        "run it as root, or as the user who unlocked the directory, where its policy can be read; "
+        "--unlike never drops encryption"
+    )
+
+
 class NotKept(Refused):
     """Can't be kept in view, so nothing was swapped"""
 
@@ -161,6 +176,7 @@ class NotKept(Refused):
 class OtherFilesystem(Refused):
     """A rename doesn't reach it from there: another filesystem, subvolume or project"""
 
+    errno = _errno.EXDEV
     hint = "rsync --remove-source-files moves files to another filesystem"
 
 
@@ -168,12 +184,14 @@ class NotPermitted(TrashdError):
     """Not permitted"""
 
     exit_code = Exit.NOT_PERMITTED
+    errno = _errno.EACCES
     hint = "to move it takes write permission on its parent, and on itself if it is a directory; to look, on the way"
 
 
 class RootSquashed(NotPermitted):
     """Root is nobody to this filesystem's server (root squash), or a security module refuses root"""
 
+    errno = _errno.EPERM
     hint = (
         "root's init, service and reaping work on a node that the server trusts (no_root_squash; nodemap admin=1); "
         "here each user has his own: trashd service install --user, or trashd reap (docs/hpc.md)"
@@ -183,6 +201,7 @@ class RootSquashed(NotPermitted):
 class NotProven(NotPermitted):
     """Nobody can tell that only its owner put it into the trash store"""
 
+    errno = _errno.EPERM
     hint = "its owner can reap it, or restore it; trashd doctor VOLUME says why it is in doubt"
 
 
@@ -190,6 +209,7 @@ class NotFound(TrashdError):
     """Not found"""
 
     exit_code = Exit.NOT_FOUND
+    errno = _errno.ENOENT
     hint = "trashd list shows what there is"
 
 
@@ -212,18 +232,21 @@ class NoStore(TrashdError):
     """No trash store can be used"""
 
     exit_code = Exit.NO_STORE
+    errno = _errno.ENOENT
     hint = "an administrator makes one with: trashd init VOLUME"
 
 
 class Untrusted(NoStore):
     """The trash store there belongs to somebody else"""
 
-    hint = "root repairs it with: trashd init VOLUME"
+    errno = _errno.EPERM
+    hint = "root sets it aside in a new one with: trashd init --replace VOLUME"
 
 
 class BrokenStore(NoStore):
     """The trash store there is broken"""
 
+    errno = _errno.EBADMSG
     hint = "trashd init VOLUME, by whoever owns it, writes volume.json anew; what is in the store stays"
 
 
@@ -242,6 +265,7 @@ class NoBacking(NoStore):
 class CrossesBoundary(NoStore):
     """The kernel refuses to move this between any two directories of its filesystem"""
 
+    errno = _errno.EXDEV
     hint = "a lower layer of overlayfs, or an encryption or quota boundary at DIR itself"
 
 
@@ -259,6 +283,7 @@ SETTLE = f"trashd doctor --repair VOLUME completes or undoes what a killed comma
 class NoLocks(NoStore):
     """This filesystem keeps no locks (flock), without which two commands could take the same thing"""
 
+    errno = _errno.ENOLCK
     hint = "mount it with them (Lustre: -o flock; NFS: without nolock, and with its lock service)"
 
 
@@ -266,6 +291,7 @@ class BadRecord(TrashdError):
     """A record can't be understood, so its container is kept as it is"""
 
     exit_code = Exit.BAD_RECORD
+    errno = _errno.EBADMSG
     hint = WAY_OUT
 
 
@@ -273,6 +299,7 @@ class Busy(TrashdError):
     """Somebody else is working on it"""
 
     exit_code = Exit.BUSY
+    errno = _errno.EAGAIN
     hint = "try again when that command has ended"
 
 
@@ -286,6 +313,7 @@ class Occupied(TrashdError):
     """Something else has the name now"""
 
     exit_code = Exit.OCCUPIED
+    errno = _errno.EEXIST
     hint = "restore it elsewhere with --to PATH"
 
 
@@ -328,6 +356,7 @@ class LacksCall(TrashdError):
     """The kernel, or a filter of this container, refuses a system call that every swap needs"""
 
     exit_code = Exit.KERNEL_REFUSED
+    errno = _errno.ENOSYS
     hint = "it takes Linux 5.6; in a container, one whose seccomp filter allows the call"
 
 
@@ -335,6 +364,7 @@ class AuthorityLost(TrashdError):
     """The process that acts for the user ended or was stopped"""
 
     exit_code = Exit.AUTHORITY_LOST
+    errno = _errno.ECHILD
     hint = "its owner can stop it; run the command again, or let the user do it"
 
 
@@ -342,6 +372,12 @@ class Incomplete(TrashdError):
     """Some items failed"""
 
     exit_code = Exit.INCOMPLETE
+
+
+class AcrossUsers(Incomplete):
+    """Root carries nothing across the boundary between users"""
+
+    hint = "restore it --to a directory of root's that nobody else can write in, and move it on from there"
 
 
 class Unwell(TrashdError):
@@ -367,6 +403,7 @@ _HINTS = {
     _errno.EDQUOT: f"a quota is used up: {_FREE}",
     _errno.EROFS: "the filesystem is mounted read-only",
     _errno.EIO: "the disk reported an error: look at the kernel's log (dmesg) before anything else",
+    _errno.EAGAIN: "a limit on processes is reached: raise ulimit -u, or TasksMax= of the unit or container",
     _errno.EMFILE: "too many open files: raise ulimit -n",
     _errno.ENOTCONN: _GONE,
     _errno.ECONNABORTED: _GONE,
@@ -384,6 +421,8 @@ def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
         return CrossesBoundary(what)
     if number == _errno.ENOLCK:
         return NoLocks(what)
+    if number == _errno.ENOKEY:
+        return NotEncrypted(f"{printable(what) if isinstance(what, bytes) else what}: {error.strerror}")
     if number in (_errno.EACCES, _errno.EPERM):
         return NotPermitted(what)
     if number == _errno.ENOENT:

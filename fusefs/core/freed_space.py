@@ -23,6 +23,7 @@ class Survey(NamedTuple):
     n_failed      what could not be looked at: entries, or directories with all that is in them
     is_at_least   there are more hard links than can be remembered: of those beyond, each name counts as its part of
                   the inode, and none as one that stays
+    n_spare_names  of the entries: names that take no inode with them, as there are others, here or outside
     """
 
     n_entries: int
@@ -31,6 +32,11 @@ class Survey(NamedTuple):
     shared_bytes: int
     n_failed: int
     is_at_least: bool
+    n_spare_names: int = 0
+
+    def goes(self) -> tuple[int, int]:
+        """The inodes and the bytes that go with it."""
+        return self.n_entries - self.n_spare_names, max(self.n_bytes - self.linked_bytes - self.shared_bytes, 0)
 
 
 class AskedSize(NamedTuple):

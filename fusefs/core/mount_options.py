@@ -55,7 +55,7 @@ class PassthroughMode(Enum):
 class UringMode(Enum):
     """Whether messages come by io_uring, a queue for each core.
 
-    AUTO  not until the faults are fixed that URING_AUTO names
+    AUTO  not as long as it has the fault that URING_AUTO names
     ON    or the mount fails; by root it turns the machine's switch for it on
     OFF   never
     """
@@ -66,7 +66,7 @@ class UringMode(Enum):
 
 
 URING_AUTO: Final = (
-    "auto uses /dev/fuse until two known faults are fixed that leave a client waiting over io_uring; uring=on uses it"
+    "auto uses /dev/fuse, as io_uring is slower once many requests of a core have waited at a time; uring=on uses it"
 )
 """Source  docs/decisions/0031"""
 
@@ -268,7 +268,7 @@ _OF_ANSWERS: Final = (
     ),
     MountOption(
         "uring", "uring", UringMode.AUTO, partial(_one_of, UringMode), _values(UringMode),
-        "Messages come by io_uring (-o uring=); default: auto, not until known faults are fixed; on: or fail.",
+        "Messages come by io_uring (-o uring=); default: auto, not as yet; on: or fail.",
     ),
     MountOption(
         "without", "without", frozenset(), partial(_one_of, WITHOUT), "NAME", adds=True, is_told=False

@@ -17,12 +17,18 @@ VolumeId = NewType("VolumeId", str)
 """32 hexadecimal digits, random, one for each store."""
 
 STORE = Name(b".trashd")
+"""The store that root makes for all users of a volume."""
+_OF_USER = STORE + b"-"
+_MOST_UID = (1 << 32) - 2
+N_HEX = 12
+"""Hexadecimal digits at the end of a name whose plain form something else has."""
 ID_MAX_BYTES = 200
 ID_RANDOM_CHARS = 12
 """At the end of an id, by which alone people may name it."""
 _SLUG_MAX = 120
 _SLUG = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _HEX = frozenset("0123456789abcdef")
+_HEX_BYTES = frozenset(b"0123456789abcdef")
 _TIME_CHARS = len("YYYYMMDDTHHMMSS.mmmZ-")
 _VOLUME_ID_CHARS = 32
 
@@ -70,6 +76,26 @@ def is_hex(text: str) -> bool:
     return _HEX.issuperset(text)
 
 
+def whose(name: bytes) -> int | None:
+    """The user in a name of the form `<uid>` or `<uid>.<12 hex digits>`; None for any other name."""
+    digits, dot, suffix = name.partition(b".")
+    if not digits.isdigit() or len(digits) > len(str(_MOST_UID)) or digits != b"%d" % int(digits):
+        return None
+    if dot and (len(suffix) != N_HEX or not _HEX_BYTES.issuperset(suffix)):
+        return None
+    return uid if (uid := int(digits)) <= _MOST_UID else None
+
+
+def user_store(uid: int) -> Name:
+    """The name of the store that a user makes; where something else has it, a dot and 12 hex digits follow."""
+    return Name(_OF_USER + b"%d" % uid)
+
+
+def whose_store(name: bytes) -> int | None:
+    """The user whose own store has such a name; None for any other name, that of root's store among them."""
+    return whose(name[len(_OF_USER) :]) if name.startswith(_OF_USER) else None
+
+
 def split(path: bytes) -> list[Name]:
     """The components of a relative path.
 
@@ -80,6 +106,11 @@ def split(path: bytes) -> list[Name]:
     if any(name in (b"", b".", b"..") or b"\0" in name for name in names):
         raise ValueError("not a plain relative path")
     return [Name(name) for name in names]
+
+
+def ends_in_dots(path: bytes) -> bool:
+    """Whether a path's last component is `.` or `..`, which name a directory but not its entry in its parent."""
+    return path.rstrip(b"/").rpartition(b"/")[2] in (b".", b"..")
 
 
 def join(*parts: bytes) -> RelPath:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -180,9 +180,9 @@ class VolumePolicy(NamedTuple):
 
 
 class OrphanSize(NamedTuple):
-    """What a container holds, as it was counted."""
+    """What goes with a container, as it was counted: not what other names, snapshots or reflinks keep."""
 
-    n_entries: int
+    n_inodes: int
     n_bytes: int
 
 
@@ -260,31 +260,102 @@ def hurries(watermark: Watermark | None, free: float | None, hurried: bool) -> b
     return free < (watermark.high if hurried else watermark.low)
 
 
-def beyond_quota(
-    trash: Iterable[KnownOrphan], volume: VolumePolicy, clock: Clock, total_bytes: int
-) -> list[ContainerId]:
-    """The orphans that have to go before their time, oldest first, so that the rest is within the volume's quota.
+class SpaceWanted(NamedTuple):
+    """So much is to be given up before its time; 0: nothing of it."""
 
-    Pinned and kept ones stay, and count; so does what is too young. What was not counted takes no room as yet, and
-    what is claimed goes anyway.
+    n_inodes: int = 0
+    n_bytes: int = 0
+
+    def is_met(self) -> bool:
+        """Whether that is nothing."""
+        return self.n_inodes <= 0 and self.n_bytes <= 0
+
+    def less(self, size: OrphanSize) -> SpaceWanted:
+        """What is still wanted when an orphan goes."""
+        return SpaceWanted(self.n_inodes - size.n_inodes, self.n_bytes - size.n_bytes)
+
+
+Held = Mapping[int, Iterable[KnownOrphan]]
+"""The orphans of each user; those of a user's subordinate uids are that user's."""
+_MATTERS = 100
+"""What is less than a hundredth of what is wanted helps nobody who waits for space."""
+
+
+def beyond_quota(trash: Held, volume: VolumePolicy, total_bytes: int) -> SpaceWanted:
+    """How much the trash is larger than it may be.
+
+    What was not counted takes no room as yet, and what is claimed goes anyway.
     """
-    counted = [(known, known.size) for known in trash if known.size is not None and not known.is_claimed]
-    too_many = _excess((size.n_entries for _known, size in counted), volume.quota.inodes)
-    too_much = _excess((size.n_bytes for _known, size in counted), volume.quota.limit_bytes(total_bytes))
-    if too_many <= 0 and too_much <= 0:
-        return []
-    going = []
-    for known, size in sorted(counted, key=lambda one: (-age_s(one[0], clock), one[0].id)):
-        due_s = due_at_s(known, volume.rules_for(known.origin), clock, early=True)
-        if due_s is None or due_s > 0:
+    sizes = [size for known in trash.values() for _known, size in _counted(known)]
+    return SpaceWanted(
+        _excess((size.n_inodes for size in sizes), volume.quota.inodes),
+        _excess((size.n_bytes for size in sizes), volume.quota.limit_bytes(total_bytes)),
+    )
+
+
+def go_early(
+    trash: Held, wanted: SpaceWanted, volume: VolumePolicy, clock: Clock, *, all_of_it: bool = True
+) -> list[ContainerId]:
+    """The orphans that go before their time so that so much is given up: of the largest holders the oldest.
+
+    Nobody gives up more than down to the level at which all others would give up as much: whoever holds less than that
+    loses nothing, whatever the others have pinned. Pinned and kept ones stay, and so does what is too young.
+    all_of_it  whether the last bit matters; else nothing goes that could not help
+    """
+    held = {uid: list(_counted(known)) for uid, known in trash.items()}
+    n_inodes = {uid: sum(size.n_inodes for _known, size in ones) for uid, ones in held.items()}
+    n_bytes = {uid: sum(size.n_bytes for _known, size in ones) for uid, ones in held.items()}
+    few = _level(n_inodes.values(), sum(n_inodes.values()) - wanted.n_inodes)
+    little = _level(n_bytes.values(), sum(n_bytes.values()) - wanted.n_bytes)
+    going: list[tuple[ContainerId, OrphanSize]] = []
+    left = wanted
+    surplus_of = {
+        uid: SpaceWanted(
+            n_inodes[uid] - few if wanted.n_inodes > 0 else 0, n_bytes[uid] - little if wanted.n_bytes > 0 else 0
+        )
+        for uid in held
+    }
+    for uid, surplus in sorted(surplus_of.items(), key=lambda one: (-one[1].n_bytes, -one[1].n_inodes, one[0])):
+        if surplus.is_met():
             continue
-        going.append(known.id)
-        too_many, too_much = too_many - size.n_entries, too_much - size.n_bytes
-        if too_many <= 0 and too_much <= 0:
-            break
-    return going
+        for known, size in sorted(held[uid], key=lambda one: (-age_s(one[0], clock), one[0].id)):
+            if surplus.is_met() or left.is_met():
+                break
+            due_s = due_at_s(known, volume.rules_for(known.origin), clock, early=True)
+            if due_s is None or due_s > 0:
+                continue
+            going.append((known.id, size))
+            surplus, left = surplus.less(size), left.less(size)
+    if not all_of_it:
+        _drop_what_cannot_help(going, wanted)
+    return [identifier for identifier, _size in going]
+
+
+def _drop_what_cannot_help(going: list[tuple[ContainerId, OrphanSize]], wanted: SpaceWanted) -> None:
+    """Let the last ones stay, as long as all that stays is a trifle of what is wanted."""
+    stays = SpaceWanted(wanted.n_inodes // _MATTERS, wanted.n_bytes // _MATTERS)
+    while going:
+        stays = stays.less(going[-1][1])
+        if (wanted.n_inodes > 0 and stays.n_inodes <= 0) or (wanted.n_bytes > 0 and stays.n_bytes <= 0):
+            return
+        going.pop()
+
+
+def _counted(trash: Iterable[KnownOrphan]) -> Iterator[tuple[KnownOrphan, OrphanSize]]:
+    return ((known, known.size) for known in trash if known.size is not None and not known.is_claimed)
 
 
 def _excess(sizes: Iterable[int], limit: int | None) -> int:
     """By how much they are above a limit; 0 or less if they are not."""
     return 0 if limit is None else sum(sizes) - limit
+
+
+def _level(held: Iterable[int], allowed: int) -> int:
+    """The level down to which each has to give up what is above it, so that all of it is so much."""
+    amounts = sorted(held)
+    for index, amount in enumerate(amounts):
+        n_left = len(amounts) - index
+        if amount * n_left > allowed:
+            return max(allowed, 0) // n_left
+        allowed -= amount
+    return amounts[-1] if amounts else 0

@@ -193,6 +193,10 @@ class Record(NamedTuple):
     size: TreeSize | None = None
     unknown: tuple[tuple[str, Any], ...] = ()
 
+    def adopted_expires_ns(self) -> int | None:
+        """When it may be reaped once its heir, if it has one, has it; by the wall clock."""
+        return (self if self.heir is None else self._replace(retention_s=self.heir.retention_s)).expires_ns()
+
     def expires_ns(self, now: Now | None = None) -> int | None:
         """Wall time after which it may be reaped; None for never.
 

@@ -27,11 +27,11 @@ class VolumePhase(Enum):
     YIELDING   paced: others work on the disk
     HURRYING   space is low
     WINDOW     waits for the hours in which it may
-    BROKEN     too many errors: rests before it tries again
+    BROKEN     too many errors, or its store is there and can't be used: rests before it tries again
     ELSEWHERE  another reaper has the volume
     UNPROVEN   a user's own store not in that user's registry, or of root's that root did not make, or a copy of a
                mounted volume, or one that had rules elsewhere: nothing is reaped
-    GONE       not mounted any more, or another filesystem at its place
+    GONE       no store there: not mounted any more, or another filesystem at its place
     """
 
     IDLE = "idle"
@@ -111,6 +111,8 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
                serves only so much as every user can see, and some of its id
     owner      uid of the user whose own store it is, if root's service serves it
     why        a sentence that says more than the phase: what it waits for
+    is_known   whether what is in the store was looked at since the service started; else n_users and n_orphans are 0
+    n_unread   orphans that came and were not looked at yet, outside its window say: they are not in the next ones
     n_orphans  all that are in the store, those being reaped among them; n_due of them may go now
     entries_per_s, bytes_per_s  of the last seconds
     tempo_entries_per_s         what it may; None: as fast as the kernel
@@ -133,6 +135,8 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     filesystem: str = ""
     phase: VolumePhase = VolumePhase.IDLE
     why: str = ""
+    is_known: bool = True
+    n_unread: int = 0
     n_users: int = 0
     n_orphans: int = 0
     n_due: int = 0

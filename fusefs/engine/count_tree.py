@@ -232,6 +232,7 @@ class _TreeCount:
         self._inline_max = INLINE_MAX_BYTES if magic == BTRFS_MAGIC else 0
         self._links: dict[int, tuple[int, int]] = {}  # inode → names not seen yet, bytes
         self._shared = 0
+        self._n_spare_names = 0
         self._is_at_least = False
         self.n_entries = 0
         self.n_bytes = 0
@@ -239,7 +240,10 @@ class _TreeCount:
 
     def survey(self) -> Survey:
         linked = sum(n_bytes for _n_names, n_bytes in self._links.values())
-        return Survey(self.n_entries, self.n_bytes, linked, self._shared, self.n_failed, self._is_at_least)
+        n_spare_names = self._n_spare_names + len(self._links)
+        return Survey(
+            self.n_entries, self.n_bytes, linked, self._shared, self.n_failed, self._is_at_least, n_spare_names
+        )
 
     def look(self, parent: Fd, name: Name, *, counts: bool) -> bool:
         """Look at an entry, and count it or not; whether it is a directory."""
@@ -280,9 +284,11 @@ class _TreeCount:
             n_names, _ = self._links.pop(inode)
             if n_names > 1:
                 self._links[inode] = n_names - 1, n_bytes
+            self._n_spare_names += 1
             return False
         if len(self._links) >= _LINKS_MAX:
             self._is_at_least = True
+            self._n_spare_names += 1
             self.n_bytes += n_bytes // st.st_nlink
             return True
         self._links[inode] = st.st_nlink - 1, n_bytes

@@ -240,13 +240,16 @@ class RankCrew(Generic[Work, Done]):
         """See SliceRunner; nothing may be under way when it ends."""
         with ThreadPoolExecutor(self._n_slices[0]) as threads:
             slices = SlicesOfRanks[Work, Done](self._n_slices, self.ours.may_share)
-            yield _RankPool(self._job, RankThreads(self.ours, threads), slices)
+            yield _RankPool(self._job, RankThreads(self.ours, threads), slices, self.n_workers)
 
 
 class _RankPool(Generic[Work, Done]):
     """See SlicePool."""
 
-    def __init__(self, job: MpiJob, here: RankThreads[Work, Done], slices: SlicesOfRanks[Work, Done]) -> None:
+    def __init__(
+        self, job: MpiJob, here: RankThreads[Work, Done], slices: SlicesOfRanks[Work, Done], n_workers: int
+    ) -> None:
+        self.n_workers = n_workers
         self._job = job
         self._here = here
         self._slices = slices
@@ -303,7 +306,10 @@ def joined() -> MpiJob:
         mpi4py.rc.thread_level = "funneled"
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        hint = "pip install mpi4py into trashd's environment; with the centre's own MPI: module load, then that"
+        hint = (
+            "pip install mpi4py into trashd's environment; at a centre: module load its MPI first; on Debian: apt "
+            "install python3-mpi4py, or pip install mpi4py mpich, as mpi4py's wheel does not find Debian's MPICH"
+        )
         raise Refused(f"--mpi needs mpi4py, which can't be loaded ({error})", hint) from error
     job = MpiJob(MPI, MPI.COMM_WORLD)
     told = max((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdecimal()), default=1)

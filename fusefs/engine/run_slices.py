@@ -95,11 +95,13 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
                 return
 
     def _run_with(self, pool: SlicePool[Work, Done]) -> bool:
-        """Keep all workers busy as long as several may be; False if one of them was lost: then we go on alone."""
-        n_running, is_whole = 0, True
+        """Keep all workers busy as long as several may be; False if one of them was lost, or there is none: then this
+        process goes on alone.
+        """
+        n_running, is_whole = 0, pool.n_workers > 0
         while True:
             goes_on = is_whole and not self.is_stopped() and self._uses_workers()
-            while goes_on and n_running < self.strategy.n_workers and (begun := self._begin()):
+            while goes_on and n_running < pool.n_workers and (begun := self._begin()):
                 pool.submit(*begun)
                 n_running += 1
             if n_running:

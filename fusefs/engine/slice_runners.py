@@ -52,7 +52,12 @@ class EndedSlice(NamedTuple, Generic[Work, Done]):
 
 
 class SlicePool(Protocol[Work, Done]):
-    """What runs slices beside each other: the one place that knows where."""
+    """What runs slices beside each other: the one place that knows where.
+
+    n_workers  how many slices may run at a time; fewer than were asked for where the system refuses more
+    """
+
+    n_workers: int
 
     def submit(self, work: Work, budget: SliceBudget) -> None:
         """Have a slice done; no more of them at a time than there are workers."""

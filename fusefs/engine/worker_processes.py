@@ -19,17 +19,22 @@ from typing import Generic
 from fusefs.core.slice_budget import SliceBudget
 from fusefs.engine.slice_runners import Done, EndedSlice, RunsSlices, Work
 from fusefs.linux.child_channel import ChildLost, die_with_parent, is_stopped, receive, send, watch
+from fusefs.linux.fd import closed_on_error
 
 
 @contextmanager
 def worker_processes(n_workers: int, runner: RunsSlices[Work, Done]) -> Iterator[WorkerProcesses[Work, Done]]:
-    """So many for the block; all are gone in the end."""
+    """So many for the block, or fewer where a limit on processes is reached; all are gone in the end."""
     workers = WorkerProcesses(runner)
     try:
         gc.freeze()  # what is here already is not copied by the children's collectors
-        for _ in range(n_workers):
-            workers.fork()
-        gc.unfreeze()
+        try:
+            for _ in range(n_workers):
+                workers.fork()
+        except BlockingIOError:  # fork(2): EAGAIN
+            pass
+        finally:
+            gc.unfreeze()
         yield workers
     finally:
         workers.end()
@@ -39,6 +44,7 @@ class WorkerProcesses(Generic[Work, Done]):
     """See SlicePool: a slice is run by whichever worker is free."""
 
     def __init__(self, runner: RunsSlices[Work, Done]) -> None:
+        self.n_workers = 0
         self._runner = runner
         self._channels: dict[int, socket] = {}  # by their pids
         self._free: list[int] = []
@@ -46,18 +52,19 @@ class WorkerProcesses(Generic[Work, Done]):
         self._heard = select.poll()
 
     def fork(self) -> None:
-        """One more."""
+        """One more. Raises  OSError"""
         ours, theirs = socketpair()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                for channel in (ours, *self._channels.values()):
-                    channel.close()
-                _work(parent, theirs, self._runner)
-            finally:
-                os._exit(0)
-        theirs.close()
+        with theirs, closed_on_error(ours):
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    for channel in (ours, *self._channels.values()):
+                        channel.close()
+                    _work(parent, theirs, self._runner)
+                finally:
+                    os._exit(0)
+        self.n_workers += 1
         self._channels[pid] = ours
         self._free.append(pid)
 

@@ -1,4 +1,7 @@
-"""What makes one directory like another: owner, mode, ACLs, xattrs, inode flags, project id."""
+"""What makes one directory like another: owner, mode, ACLs, xattrs, inode flags, project id, encryption policy.
+
+docs/likeness.md lists what each filesystem attaches to a directory, and which of that can be neither read nor given.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +16,58 @@ from typing import NamedTuple
 
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import IDENTITY_XATTR, RESTORED_XATTRS, Kernel
+from fusefs.linux.kernel import BTRFS_MAGIC, FUSE_MAGIC, IDENTITY_XATTR, RESTORED_XATTRS, Kernel, is_at_once
 
-_NOT_COPIED = ("security.evm", "security.ima", IDENTITY_XATTR, *RESTORED_XATTRS)
-_NOT_COPIED_PREFIXES = ("trusted.overlay.", "trusted.SGI_ACL_")
-"""The latter is an ACL once more, as xfs has it: on another filesystem it would be some attribute."""
+_NOT_COPIED = (
+    "security.evm", "security.ima", IDENTITY_XATTR, *RESTORED_XATTRS,
+    "trusted.lma", "trusted.link", "trusted.fid", "trusted.version", "trusted.som", "trusted.hsm",
+)  # fmt: skip
+"""What belongs to one inode; the second line is Lustre's."""
+_NOT_COPIED_PREFIXES = ("trusted.overlay.", "trusted.SGI_ACL_", "ceph.")
+"""The second is an ACL once more, as xfs has it: on another filesystem it would be some attribute. Old kernels list
+CephFS's computed attributes.
+"""
+
+_CEPH, _LUSTRE, _BEEGFS, _SCALE = 0x00C36400, 0x0BD00BD0, 0x19830326, 0x47504653
+_CEPH_XATTRS = (
+    "ceph.dir.layout", "ceph.dir.pin", "ceph.dir.pin.random", "ceph.dir.pin.distributed",
+    "ceph.quota.max_bytes", "ceph.quota.max_files",
+)  # fmt: skip
+_UNLISTED_XATTRS = {
+    _CEPH: _CEPH_XATTRS,
+    FUSE_MAGIC: _CEPH_XATTRS,  # ceph-fuse
+    0xFF534D42: ("system.cifs_acl",),
+    0xFE534D42: ("system.cifs_acl",),
+    0x7366746E: ("system.ntfs_attrib", "system.ntfs_security"),  # ntfs3
+}
+"""Attributes that a filesystem gives by name and does not list, by its magic number."""
+_UNREADABLE = {_BEEGFS: "stripe pattern and storage pool (BeeGFS)", _SCALE: "NFSv4 ACL (Storage Scale)"}
+"""What only a filesystem's own tools read."""
+_UNREADABLE_BY_USERS = {_LUSTRE: "default directory striping (Lustre)"}
 
 _GETFLAGS, _SETFLAGS = 0x80086601, 0x40086602
 _GETXATTR, _SETXATTR = 0x801C581F, 0x401C5820
 _FREEZING = 0x10 | 0x20  # immutable append
-_SETTABLE = (
-    0x01 | 0x02 | 0x04 | 0x08 | 0x40 | 0x80  # secrm unrm compr sync nodump noatime
-    | 0x400 | 0x4000 | 0x8000 | 0x10000 | 0x20000  # nocomp journal_data notail dirsync topdir
-    | 0x800000 | 0x02000000 | 0x20000000 | 0x40000000  # nocow dax projinherit casefold
+_ENCRYPTED = syscalls.STATX_ATTR_ENCRYPTED  # the flag has the same bit
+_INTERNAL = (
+    _FREEZING | _ENCRYPTED | 0x100 | 0x200 | 0x1000  # dirty comprblk index
+    | 0x40000 | 0x80000 | 0x100000 | 0x200000 | 0x400000  # huge_file extent verity ea_inode eofblocks
+    | 0x10000000 | 0x80000000  # inline_data reserved
 )  # fmt: skip
+"""Flags that a filesystem sets as it likes, and those that a swap treats otherwise. All others are wanted, and one that
+this version does not know is refused.
+"""
+_STATX_ONLY = 0x04 | 0x40  # compr nodump
+"""Flags that statx also shows, where a filesystem has no ioctl for flags."""
+_GET_POLICY, _SET_POLICY = 0xC0096616, 0x800C6613
+_POLICY_SIZE, _POLICY_ROOM = struct.Struct("=Q"), 64
+_SUBVOLUME_INO = 256
 _PROJECT_INHERITED = 0x200
 _XFLAGS_FIXED = 0x80000000 | 0x01 | 0x02 | 0x08 | 0x10  # hasattr, realtime, preallocated, immutable, append
 _FLAGS = struct.Struct("=I4x")  # the kernel takes an int where its number says long
 _FSXATTR = struct.Struct("=IIIII8x")
-_NOT_TO_BE_HAD = frozenset(
-    {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.ENODATA}
-)
+_ABSENT = frozenset({errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODATA})
+_NOT_TO_BE_HAD = _ABSENT | {errno.EPERM, errno.EACCES, errno.E2BIG, errno.ERANGE}
 
 
 class Fsxattr(NamedTuple):
@@ -46,40 +80,65 @@ class Fsxattr(NamedTuple):
 
 
 class DirectoryMetadata(NamedTuple):
-    """All that a fresh directory takes over from the old one; flags are None where there is no such thing."""
+    """All that a fresh directory takes over from the old one; None where there is no such thing.
+
+    encryption  the policy of fscrypt as the kernel gives it; empty if there is one that can't be read
+    unreadable  what the directory may have, and this process can't read
+    """
 
     uid: int
     gid: int
     mode: int
     xattrs: dict[str, bytes]
-    flags: int | None
+    flags: int
     extended: Fsxattr | None
+    encryption: bytes | None
+    is_subvolume: bool
+    unreadable: tuple[str, ...]
 
 
 class MetadataDifference(NamedTuple):
-    """One thing that could not be had.
-
-    strict  owner, group, mode, ACL or label: a swap is refused for it; others are told only
-    """
+    """One thing that could not be had."""
 
     what: str
     wanted: str
     got: str
-    strict: bool
 
 
 def read_likeness(kernel: Kernel, fd: int) -> DirectoryMetadata:
     """The likeness of the directory behind an fd that is open for reading."""
-    st = kernel.fstat(fd)
-    mode, flags = stat.S_IMODE(st.st_mode), _flags(kernel, fd)
-    return DirectoryMetadata(st.st_uid, st.st_gid, mode, _xattrs(kernel, fd), flags, _extended(kernel, fd))
+    st, magic = kernel.fstat(fd), kernel.filesystem(fd)
+    unreadable = [_UNREADABLE[magic]] if magic in _UNREADABLE else []
+    if os.geteuid() and magic in _UNREADABLE_BY_USERS:
+        unreadable.append(_UNREADABLE_BY_USERS[magic])
+    flags, extended = 0, None
+    try:
+        flags = _all_flags(kernel, fd) or 0
+        extended = _extended(kernel, fd)
+    except PermissionError:
+        unreadable.append("inode flags and project id")
+    if unreadable or not is_at_once(magic):
+        flags |= kernel.statx(fd).attributes & (_STATX_ONLY | _ENCRYPTED)
+    return DirectoryMetadata(
+        st.st_uid,
+        st.st_gid,
+        stat.S_IMODE(st.st_mode),
+        _xattrs(kernel, fd, _UNLISTED_XATTRS.get(magic, ()), unreadable),
+        flags & ~_INTERNAL,
+        extended,
+        _policy(kernel, fd) if flags & _ENCRYPTED else None,
+        magic == BTRFS_MAGIC and st.st_ino == _SUBVOLUME_INO,
+        tuple(unreadable),
+    )
 
 
 def apply_likeness(kernel: Kernel, fd: int, wanted: DirectoryMetadata) -> None:
     """Give an empty directory of ours a likeness as far as the kernel lets us; `differences` tells how far.
 
-    The order matters: chown clears set-id bits, xattrs carry the ACL that chmod would change, and on btrfs the flag
-    for compression alone means zlib, whatever the xattr said before.
+    The order matters: chown clears set-id bits, xattrs carry the ACL that chmod would change, on btrfs the flag for
+    compression alone means zlib, whatever the xattr said before, and an encrypted directory gets no flag for
+    casefolding while its key is away.
+    Raises  OSError: ENOKEY if it can't be encrypted in the same way, EXDEV if it is encrypted in another one already
     """
     for step in _steps(kernel, fd, read_likeness(kernel, fd), wanted):
         try:
@@ -117,37 +176,45 @@ def make_like(
 
 def _steps(kernel: Kernel, fd: int, here: DirectoryMetadata, wanted: DirectoryMetadata) -> Iterator[Callable[[], None]]:
     yield partial(kernel.chown, fd, _changed(here.uid, wanted.uid), _changed(here.gid, wanted.gid))
-    if wanted.flags is not None and wanted.flags != here.flags:
+    if wanted.flags != here.flags:
         yield partial(_set_flags, kernel, fd, wanted.flags)
     if wanted.extended is not None and wanted.extended != here.extended:
         yield partial(_set_extended, kernel, fd, wanted.extended)
+    if wanted.encryption is not None and wanted.encryption != here.encryption:
+        yield partial(_set_policy, kernel, fd, wanted.encryption)
     for name in here.xattrs.keys() - wanted.xattrs.keys():
         yield partial(kernel.remove_xattr, fd, name)
     for name, value in wanted.xattrs.items():
-        if here.xattrs.get(name) != value:
+        is_reset = name == "btrfs.compression" and wanted.flags != here.flags
+        if is_reset or here.xattrs.get(name) != value:
             yield partial(kernel.set_xattr, fd, name, value)
     yield partial(kernel.chmod, fd, wanted.mode)
 
 
 def differences(wanted: DirectoryMetadata, got: DirectoryMetadata) -> list[MetadataDifference]:
-    """What of the wanted likeness is missing; the lent write permission of an owner does not count."""
-    found = []
-    for what, a, b in (("owner", wanted.uid, got.uid), ("group", wanted.gid, got.gid)):
-        if a != b:
-            found.append(MetadataDifference(what, str(a), str(b), strict=True))
-    if wanted.mode != got.mode:
-        found.append(MetadataDifference("mode", f"{wanted.mode:04o}", f"{got.mode:04o}", strict=True))
-    for name in sorted(wanted.xattrs.keys() | got.xattrs.keys()):
-        if wanted.xattrs.get(name) != got.xattrs.get(name):
-            strict = name.startswith(("system.", "security."))
-            found.append(MetadataDifference(name, _told(wanted, name), _told(got, name), strict))
-    if wanted.flags is not None and wanted.flags != got.flags:
-        found.append(MetadataDifference("inode flags", f"{wanted.flags:#x}", _hex(got.flags), strict=False))
-    if wanted.extended is not None and wanted.extended != got.extended:
-        project = None if got.extended is None else got.extended.project
-        strict = wanted.extended.project != project
-        found.append(MetadataDifference("project", str(wanted.extended.project), str(project), strict))
-    return found
+    """What of the wanted likeness is missing; the lent write permission of an owner does not count.
+
+    Encryption is not among it: without that there is no directory (`apply_likeness`).
+    """
+    found = [MetadataDifference(what, UNREADABLE, "unknown") for what in wanted.unreadable]
+    found += [
+        MetadataDifference(name, _told(wanted, name), _told(got, name))
+        for name in sorted(wanted.xattrs.keys() | got.xattrs.keys())
+        if wanted.xattrs.get(name) != got.xattrs.get(name)
+    ]
+    pairs = [
+        ("owner", str(wanted.uid), str(got.uid)),
+        ("group", str(wanted.gid), str(got.gid)),
+        ("mode", f"{wanted.mode:04o}", f"{got.mode:04o}"),
+        ("inode flags", f"{wanted.flags:#x}", f"{got.flags:#x}"),
+        *((what, of(wanted), of(got)) for what, of in _EXTENDED.items() if wanted.extended is not None),
+        ("kind", *("btrfs subvolume" if one.is_subvolume else "directory" for one in (wanted, got))),
+    ]
+    return found + [MetadataDifference(*pair) for pair in pairs if pair[1] != pair[2]]
+
+
+UNREADABLE = "unreadable"
+"""What is wanted where that can't be known."""
 
 
 def _told(likeness: DirectoryMetadata, name: str) -> str:
@@ -155,25 +222,62 @@ def _told(likeness: DirectoryMetadata, name: str) -> str:
     return "none" if value is None else value.hex()[:64]
 
 
-def _hex(flags: int | None) -> str:
-    return "none" if flags is None else f"{flags:#x}"
+def _field(name: str, likeness: DirectoryMetadata) -> str:
+    return "none" if likeness.extended is None else str(getattr(likeness.extended, name))
+
+
+_EXTENDED: dict[str, Callable[[DirectoryMetadata], str]] = {
+    "project": partial(_field, "project"),
+    "extended flags": partial(_field, "flags"),
+    "extent size hint": partial(_field, "extent_size"),
+    "copy-on-write extent size hint": partial(_field, "cow_extent_size"),
+}
 
 
 def _changed(here: int, wanted: int) -> int:
     return -1 if here == wanted else wanted
 
 
-def _xattrs(kernel: Kernel, fd: int) -> dict[str, bytes]:
-    return {
-        name: value
-        for name, value in kernel.xattrs(fd).items()
-        if name not in _NOT_COPIED and not name.startswith(_NOT_COPIED_PREFIXES)
-    }
+def _xattrs(kernel: Kernel, fd: int, unlisted: tuple[str, ...], unreadable: list[str]) -> dict[str, bytes]:
+    """The attributes that are copied; names of those that may not be read are added to `unreadable`."""
+    found = {}
+    listed = (one for one in kernel.xattr_names(fd) if one not in _NOT_COPIED)
+    for name in (*(one for one in listed if not one.startswith(_NOT_COPIED_PREFIXES)), *unlisted):
+        try:
+            found[name] = kernel.read_xattr(fd, name)
+        except OSError as error:
+            if error.errno not in _NOT_TO_BE_HAD:
+                raise
+            if error.errno not in _ABSENT:
+                unreadable.append(name)
+    return found
 
 
-def _flags(kernel: Kernel, fd: int) -> int | None:
-    flags = _all_flags(kernel, fd)
-    return None if flags is None else flags & _SETTABLE
+def _policy(kernel: Kernel, fd: int) -> bytes:
+    """The policy of an encrypted directory; empty if it can't be read, as through overlayfs. Source  fscrypt.rst"""
+    buffer = bytearray(_POLICY_SIZE.pack(_POLICY_ROOM) + bytes(_POLICY_ROOM))
+    try:
+        kernel.ioctl(fd, _GET_POLICY, buffer)
+    except OSError as error:
+        if error.errno not in {*_NOT_TO_BE_HAD, errno.EOVERFLOW}:
+            raise
+        return b""
+    (size,) = _POLICY_SIZE.unpack_from(buffer)
+    return bytes(buffer[_POLICY_SIZE.size :][:size])
+
+
+def _set_policy(kernel: Kernel, fd: int, policy: bytes) -> None:
+    """Encrypt an empty directory. Raises  OSError: ENOKEY, EXDEV: see `apply_likeness`"""
+    if not policy:
+        raise OSError(errno.ENOKEY, "its encryption policy can't be read here")
+    try:
+        kernel.ioctl(fd, _SET_POLICY, bytearray(policy))
+    except FileExistsError as error:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV)) from error
+    except OSError as error:
+        if error.errno not in _NOT_TO_BE_HAD:
+            raise
+        raise OSError(errno.ENOKEY, f"encrypting the fresh directory: {error.strerror}") from error
 
 
 def _all_flags(kernel: Kernel, fd: int) -> int | None:
@@ -183,7 +287,7 @@ def _all_flags(kernel: Kernel, fd: int) -> int | None:
 
 def _set_flags(kernel: Kernel, fd: int, flags: int) -> None:
     (here,) = _asked(kernel, fd, _GETFLAGS, _FLAGS)
-    _put_flags(kernel, fd, here & ~_SETTABLE | flags)
+    _put_flags(kernel, fd, here & _INTERNAL | flags)
 
 
 def _put_flags(kernel: Kernel, fd: int, flags: int) -> None:
@@ -227,7 +331,7 @@ def _told_if_any(kernel: Kernel, fd: int, request: int, layout: struct.Struct) -
     try:
         return _asked(kernel, fd, request, layout)
     except OSError as error:
-        if error.errno in (errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM):
+        if error.errno in _ABSENT:
             return None
         raise
 

@@ -13,6 +13,8 @@ T = TypeVar("T", bound=AbstractContextManager[object])
 class Fd(int):
     """An open fd that closes itself at the end of a `with`; usable wherever an int is."""
 
+    _is_closed = False
+
     def __enter__(self) -> Self:
         """Own it for the block."""
         return self
@@ -26,8 +28,13 @@ class Fd(int):
         return b"/proc/self/fd/%d" % self
 
     def close(self) -> None:
-        """Close it; once, by its owner. Linux frees the number even where close(2) fails."""
-        os.close(self)
+        """Close it, unless that was done before: by then the number may be another file's.
+
+        Linux frees the number even where close(2) fails.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            os.close(self)
 
 
 def closed_on_error(opened: T) -> AbstractContextManager[T]:

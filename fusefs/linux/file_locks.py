@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from contextlib import suppress
 
 from fusefs.linux.fd import Fd
 
@@ -42,6 +43,15 @@ def flock_holders(ino: int) -> list[int]:
     ]
 
 
+def uids_of(pid: int) -> frozenset[int]:
+    """The uids of a process: real, effective, saved and of files; none if it is gone. Source  proc_pid_status(5)"""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as lines:
+            return frozenset(int(uid) for line in lines if line.startswith(b"Uid:") for uid in line.split()[1:])
+    except (FileNotFoundError, ProcessLookupError):
+        return frozenset()
+
+
 def take(directory: bytes, name: bytes = _NAME) -> Fd | None:
     """The lock of a directory, a service's by its usual name, for as long as the fd is open; None while another has it.
 
@@ -55,6 +65,13 @@ def take(directory: bytes, name: bytes = _NAME) -> Fd | None:
         fd.close()
         return None
     return fd
+
+
+def is_service_running(directory: bytes) -> bool:
+    """Whether a service holds the lock of its runtime directory. Not seen from another pid namespace."""
+    with suppress(OSError):
+        return bool(flock_holders(os.stat(directory + b"/" + _NAME).st_ino))
+    return False
 
 
 def holds_service_lock(directory: bytes, pid: int) -> bool:

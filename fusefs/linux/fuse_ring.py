@@ -63,7 +63,8 @@ class RingEntry:
         self.unique = 0
         self.is_ours = True
         """Whether it is not the kernel's: it is new, or has come with a request that is not answered yet."""
-        self._memory = mmap.mmap(-1, _PAGE + payload_bytes)
+        # private: MADV_DONTNEED gives nothing back of a shared mapping
+        self._memory = mmap.mmap(-1, _PAGE + payload_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory.madvise(mmap.MADV_DONTFORK)
         self._large = large
         self.address = at = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
@@ -185,13 +186,16 @@ class FuseRing(IoUring):
     def _command(
         self, command: int, token: int, queue: int, *, address: int = 0, length: int = 0, commit_id: int = 0
     ) -> None:
-        if self.is_full():
-            self.flush()
+        self._make_room()
         self.submit_command(self._device, command, token, commit_id, queue, address=address, length=length)
+
+    def _make_room(self) -> None:
+        while self.is_full():  # the kernel may be short of memory, and take nothing at first
+            self.flush()
 
     def flush(self) -> None:
         """Let the kernel have what it is to be given. Raises  as `wait`"""
-        self._come += self._sorted(self.enter(0))
+        self._sort(self.enter(0))
 
     def has_free_entry(self, queue: int) -> bool:
         """Whether the kernel has an entry to put a request of a queue's into; by any thread."""
@@ -204,6 +208,7 @@ class FuseRing(IoUring):
                 os.eventfd_write(self._wakes, 1)
 
     def _await_wake(self) -> None:
+        self._make_room()  # the native core may have filled the queue with answers
         self.submit(READ, self._wakes, _WAKE, address=ctypes.addressof(self._woken), length=8)
 
     def wait(self) -> list[RingEntry]:
@@ -215,19 +220,18 @@ class FuseRing(IoUring):
         if not self._come and not self._is_woken:
             enter = self.enter if self._answering is None else self._answering.enter
             found = enter(1, _REST_S if self._large else inf)
-            if not found:
+            if not found and self.is_empty():  # an answer that was not submitted is in its entry's memory still
                 self._give_back()
-            self._come = self._sorted(found)
+            self._sort(found)
         come, self._come, self._is_woken = self._come, [], False
         return come
 
-    def _sorted(self, found: list[tuple[int, int]]) -> list[RingEntry]:
-        come = []
+    def _sort(self, found: list[tuple[int, int]]) -> None:
         for token, result in found:
             if not result:
                 entry = self._entries[token - 1]
                 entry.is_ours = True
-                come.append(entry)
+                self._come.append(entry)
             elif token == _WAKE:
                 self._is_woken = True
                 self._await_wake()
@@ -235,7 +239,6 @@ class FuseRing(IoUring):
                 raise ConnectionGone
             else:
                 raise OSError(-result, os.strerror(-result))
-        return come
 
     def _give_back(self) -> None:
         for entry in [one for one in self._large if not one.is_ours]:

@@ -12,6 +12,7 @@ import ctypes
 import errno
 import math
 import mmap
+import os
 import struct
 from typing import NamedTuple, Self
 
@@ -139,8 +140,9 @@ class IoUring:
 
         token                  comes back with its result
         address, offset, path  memory that it reads and writes must stay where it is until then
+        Raises                 OSError EBUSY: as `_free_sqe`
         """
-        words, tail = self._words, self._words[self._sq_tail]
+        words, tail = self._words, self._free_sqe()
         _SQE.pack_into(
             self._sqes, (tail & self._sq_mask) * self._sqe_size,
             operation, 0, 0, fd, offset, address, length, flags, token, path,
@@ -150,13 +152,19 @@ class IoUring:
     def submit_command(
         self, fd: int, command: int, token: int, commit_id: int, queue: int, *, address: int = 0, length: int = 0
     ) -> None:
-        """Have a command of FUSE's done from the next `enter` on; in a wide ring."""
-        words, tail = self._words, self._words[self._sq_tail]
+        """Have a command of FUSE's done from the next `enter` on; in a wide ring. Raises  OSError: as `_free_sqe`"""
+        words, tail = self._words, self._free_sqe()
         _WIDE_SQE.pack_into(
             self._sqes, (tail & self._sq_mask) * self._sqe_size,
             _COMMAND, 0, 0, fd, command, address, length, 0, token, 0, commit_id, queue,
         )  # fmt: skip
         words[self._sq_tail] = (tail + 1) & _ONES
+
+    def _free_sqe(self) -> int:
+        """Return the tail. Raises  OSError EBUSY: the queue is full; one more would overwrite the oldest submission."""
+        if self.is_full():
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        return self._words[self._sq_tail]
 
     def is_empty(self) -> bool:
         """Whether nothing was submitted since the last `enter`."""

@@ -36,6 +36,7 @@ RESTORED_XATTRS = ("trusted.trashd.restored", "user.trashd.restored")
 IDENTITY_XATTR = "user.trashd.fresh"
 """A mark on a directory, for filesystems where nothing else tells whether it is the one that was there before."""
 _N_MARK_DIGITS = 32
+_NAMES_BYTES = 32768
 _FEW_BYTES = 4096
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -246,6 +247,11 @@ class Kernel:
         with self.scan(dir_fd) as entries:
             return {os.fsencode(entry.name): entry.inode() for entry in entries}
 
+    def first_names(self, dir_fd: int) -> bytes:
+        """What one getdents64(2) tells of a directory that was opened just now: its names, each ended by a NUL."""
+        self._hook("getdents")
+        return syscalls.getdents64(dir_fd, _NAMES_BYTES)
+
     def scan(self, dir_fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
         """A directory's entries one by one, for a directory that is too large for `list`.
 
@@ -431,15 +437,20 @@ class Kernel:
         self._hook("chown")
         os.chown(fd, uid, gid)
 
-    def xattrs(self, of: int | bytes) -> dict[str, bytes]:
-        """All extended attributes that may be read; empty where the filesystem has none. of: an fd, or a magic link"""
+    def xattr_names(self, of: int | bytes) -> Iterable[str]:
+        """The names of all extended attributes; empty where the filesystem has none. of: an fd, or a magic link"""
         self._hook("listxattr")
         try:
-            return {name: os.getxattr(of, name) for name in os.listxattr(of)}
+            return os.listxattr(of)
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
-                return {}
+                return []
             raise
+
+    def read_xattr(self, of: int | bytes, name: str) -> bytes:
+        """getxattr of an fd, or a magic link. Raises  OSError ENODATA if it is not there"""
+        self._hook("getxattr")
+        return os.getxattr(of, name)
 
     def get_xattr(self, fd: int, name: str) -> bytes | None:
         """fgetxattr; None if it is not there, or the filesystem has none."""

@@ -23,7 +23,7 @@ AT_STATX_FORCE_SYNC, AT_STATX_DONT_SYNC = 0x2000, 0x4000
 STATX_BASIC_STATS = 0x7FF
 STATX_BTIME = 0x800
 STATX_MNT_ID = 0x1000
-STATX_ATTR_MOUNT_ROOT = 0x2000
+STATX_ATTR_ENCRYPTED, STATX_ATTR_MOUNT_ROOT = 0x800, 0x2000
 STATX_SIZE = 256
 MAX_HANDLE_SZ = 128
 HANDLE_HEAD = struct.Struct("=Ii")
@@ -187,12 +187,15 @@ def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: i
 
 
 class Statx(NamedTuple):
-    """What statx tells that stat does not: birth time (0 if there is none, or none is known) and the mount's id."""
+    """What statx tells that stat does not: birth time (0 if there is none, or none is known), the mount's id, and the
+    attributes, whose bits are those of inode flags.
+    """
 
     ino: int
     btime_ns: int
     mnt_id: int
     dev: int
+    attributes: int
 
 
 def statx_fields(*wanted: str) -> struct.Struct:
@@ -214,7 +217,7 @@ device_number: Callable[[int], int] = _DeviceNumbers().__getitem__
 """A device as os.stat tells it, of a struct statx's."""
 
 
-_TOLD = statx_fields("mask", "ino", "btime_s", "btime_ns", "dev", "mnt_id")
+_TOLD = statx_fields("mask", "attributes", "ino", "btime_s", "btime_ns", "dev", "mnt_id")
 
 
 def statx(fd: int, path: bytes = b"", *, asks: bool = False) -> Statx:
@@ -225,8 +228,9 @@ def statx(fd: int, path: bytes = b"", *, asks: bool = False) -> Statx:
     buffer = ctypes.create_string_buffer(STATX_SIZE)
     flags = AT_SYMLINK_NOFOLLOW | (0 if asks else AT_STATX_DONT_SYNC) | (0 if path else AT_EMPTY_PATH)
     checked(_libc.statx(fd, path, flags, STATX_BASIC_STATS | STATX_BTIME | STATX_MNT_ID, buffer), path)
-    mask, ino, btime_s, btime_ns, dev, mnt_id = _TOLD.unpack_from(buffer)
-    return Statx(ino, btime_s * _NANO + btime_ns if mask & STATX_BTIME else 0, mnt_id, device_number(dev))
+    mask, attributes, ino, btime_s, btime_ns, dev, mnt_id = _TOLD.unpack_from(buffer)
+    btime_ns = btime_s * _NANO + btime_ns if mask & STATX_BTIME else 0
+    return Statx(ino, btime_ns, mnt_id, device_number(dev), attributes)
 
 
 def handle_of(dir_fd: int, name: bytes = b"") -> bytes:

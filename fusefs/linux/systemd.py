@@ -131,7 +131,7 @@ def properties(names: tuple[str, ...], units: tuple[str, ...], *, for_user: bool
 
 
 def make_handler(identifier: str, environment: Mapping[str, str] = os.environ) -> logging.Handler:
-    """A handler for where standard error goes: the journal itself, a terminal, or a reader of `<N>` before a line.
+    """A handler for where standard error goes: the journal itself, or anything else, which gets the time of each line.
 
     Source  systemd.exec(5), $JOURNAL_STREAM: device and inode of the stream that standard error is if it is unchanged
     """
@@ -141,20 +141,21 @@ def make_handler(identifier: str, environment: Mapping[str, str] = os.environ) -
         return logging.NullHandler()
     if environment.get("JOURNAL_STREAM") == f"{st.st_dev}:{st.st_ino}":
         return JournalHandler(identifier)
-    return StderrHandler(has_priorities=not os.isatty(2))
+    return StderrHandler(has_priorities=False)
 
 
 class StderrHandler(logging.Handler):
     """One line a message; more for a traceback."""
 
     def __init__(self, *, has_priorities: bool) -> None:
-        """has_priorities: `<4>` before each line (sd-daemon(3))."""
+        """has_priorities: `<4>` before each line (sd-daemon(3)), which journald reads; otherwise its time."""
         super().__init__()
         self._has_priorities = has_priorities
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write it at once."""
-        prefix = f"<{priority(record.levelno)}>" if self._has_priorities else ""
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        prefix = f"<{priority(record.levelno)}>" if self._has_priorities else f"{moment} "
         text = "".join(f"{prefix}{line}\n" for line in _lines(record))
         try:
             os.write(2, text.encode("utf-8", "backslashreplace"))

@@ -1,6 +1,7 @@
 """What the processes that we may look at have open: holders of a tree, and deleted files that are kept alive.
 
-Open fds, working and root directories, programs and mappings. A link in /proc to what may be deleted is looked at in
+Open fds, working and root directories, programs and mappings; and what the kernel itself has open for loop devices and
+swap, which no process's fds show. A link in /proc to what may be deleted is looked at in
 three steps, as a filesystem that never answers blocks the caller, beyond SIGKILL: its text; then the mount, through an
 O_PATH fd of our own, which asks no server; and only if that is a mount of the volume, the file.
 """
@@ -9,22 +10,29 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from glob import glob
+from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.core.freed_space import STAT_BLOCK_BYTES
 from fusefs.linux.fd import Fd, told_of
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_place, read_mounts
 
+SECTOR_BYTES = 512
+"""Of what /sys/block says, whatever the device's sectors are."""
 _DELETED = b" (deleted)"
 _LINKS = ("cwd", "root", "exe")
 
 
 class TreeHolder(NamedTuple):
-    """One hold of one process.
+    """One hold of one process, or of the kernel.
 
-    kind   fd, cwd, root, exe or map
+    pid    0: the kernel
+    command  of the process, or the kernel's device: loop0; swap
+    kind   fd, cwd, root, exe or map; loop or swap
     path   what it holds, relative to the tree; empty for the tree itself
     """
 
@@ -74,6 +82,44 @@ def find_holders(trees: list[FilesystemPath]) -> Iterator[tuple[FilesystemPath, 
             for tree in trees:
                 if place is not None and tree.holds(place):
                     yield tree, TreeHolder(int(pid), uid, command, kind, below(place.path, tree.path))
+    mounts = read_mounts()
+    for hold in kernel_holds():
+        place = find_place(hold.path, mounts)
+        for tree in trees:
+            if place is not None and tree.holds(place):
+                yield tree, TreeHolder(0, 0, hold.device, hold.kind, below(place.path, tree.path))
+
+
+class KernelHold(NamedTuple):
+    """A file that the kernel has open.
+
+    device  loop0; swap
+    kind    loop or swap
+    path    as this mount namespace shows it; where it was, if it is deleted
+    n_bytes  its length
+    """
+
+    device: str
+    kind: str
+    path: bytes
+    n_bytes: int
+    is_deleted: bool
+
+
+def kernel_holds() -> Iterator[KernelHold]:
+    """The files behind loop devices, and active swap files. Source  loop(4); proc_swaps(5)"""
+    for device in glob("loop*", root_dir="/sys/block"):
+        with suppress(OSError):  # most loop devices have no file
+            path = Path(f"/sys/block/{device}/loop/backing_file").read_bytes().rstrip(b"\n")
+            n_sectors = int(Path(f"/sys/block/{device}/size").read_text())
+            is_deleted = path.endswith(_DELETED)
+            yield KernelHold(device, "loop", path.removesuffix(_DELETED), n_sectors * SECTOR_BYTES, is_deleted)
+    with suppress(OSError):
+        for line in Path("/proc/swaps").read_bytes().splitlines()[1:]:
+            escaped, kind, n_kib, *_ = line.rsplit(maxsplit=4)
+            if kind == b"file":
+                path = re.sub(rb"\\([0-7]{3})", lambda octal: bytes((int(octal[1], 8),)), escaped)
+                yield KernelHold("swap", "swap", path, int(n_kib) << 10, is_deleted=False)
 
 
 def serves_fuse(pid: int) -> bool:
@@ -111,9 +157,9 @@ def _link(kind: str, link: str) -> Iterator[tuple[str, bytes]]:
 
 
 class DeletedFile(NamedTuple):
-    """A deleted file, or directory, that one process keeps.
+    """A deleted file, or directory, that one process keeps, or the kernel (pid 0).
 
-    inode    st_dev and st_ino; st_dev 0 if only its mapping could be seen
+    inode    st_dev and st_ino; None if only its path is known; st_dev 0 if only its mapping could be seen
     n_bytes  its blocks; what is mapped of it if only that could be seen
     path     where it was, as the kernel tells; empty if that is too long to tell
     """
@@ -121,7 +167,7 @@ class DeletedFile(NamedTuple):
     pid: int
     uid: int
     command: str
-    inode: tuple[int, int]
+    inode: tuple[int, int] | None
     n_bytes: int
     path: bytes
 
@@ -134,13 +180,16 @@ def device_of(fd: int) -> bytes | None:
 def find_deleted(device: bytes, is_wanted: Callable[[bytes], bool]) -> Iterator[DeletedFile]:
     """The deleted files of one filesystem that the processes that we may look at keep, once for each process.
 
-    device     as from `device_of`
+    device     as from `device_of`; of what the kernel has open only the path is known
     is_wanted  asked for each path; what has none is always wanted
     """
     for pid, uid, command, mounts in processes():
         with suppress(OSError):  # it ended meanwhile
             for inode, (n_bytes, path) in _kept_by(pid, device, mounts, is_wanted).items():
                 yield DeletedFile(int(pid), uid, command, inode, n_bytes, path)
+    for hold in kernel_holds():
+        if hold.is_deleted and is_wanted(hold.path):
+            yield DeletedFile(0, 0, hold.device, None, hold.n_bytes, hold.path)
 
 
 def _kept_by(

@@ -1,5 +1,8 @@
 """What a rule leaves alone: directories with a `.trashd-keep`, what is locked by flock(2), live sockets, devices.
 
+In a directory that many write in, anybody can make the file, and lock the directory who can read it. So a mark on a
+directory counts only if its owner or root made it; another user's is reported.
+
 Source  systemd-tmpfiles(8) and tmpreaper(8); docs/plan.md lists their exemptions, and what we do instead of some
 """
 
@@ -14,10 +17,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from fusefs.core.names import Name
+from fusefs.core.sweep_result import KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN, ReportedMark
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.file_locks import flock_holders, uids_of
+from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.restored_mark import restored_ns
-from fusefs.store.backing_and_mount import BackingAndMount, is_taken
+from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.request import Action, ActionPlace, ActionResult
 
 KEEP_FILE = Name(b".trashd-keep")
@@ -33,27 +38,78 @@ _NO_EXCLUSIVE = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR})
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
-def why_spared(kernel: Kernel, sides: BackingAndMount, *, holds: bool, since_ns: int | None = None) -> str | None:
+def why_spared(
+    kernel: Kernel, sides: BackingAndMount, *, holds: bool, since_ns: int | None = None
+) -> str | ReportedMark | None:
     """Why a directory is left alone (sweep.request.SparesDirectory); None if it isn't.
 
     holds  it stays locked while it is listed, so that a program which locks it first has it whole; otherwise it is
            only looked at
     since_ns  what was restored then or later is left alone
     """
-    why = why_kept(kernel, sides.fd) or why_restored(sides.fd, kernel.fstat(sides.fd), since_ns)
-    if why is not None:
-        return why
-    if not lock(kernel, sides.fd, holds=holds):
-        return LOCKED
-    return None if sides.mounted is None else why_locked(kernel, sides.mounted, Name(b"."))
+    kept = why_kept(kernel, sides.fd)
+    if isinstance(kept, str):
+        return kept
+    restored = why_restored(sides.fd, kernel.fstat(sides.fd), since_ns)
+    if restored is not None:
+        return restored
+    mark = find_lock(kernel, sides.fd, holds=holds)
+    if mark is None and sides.mounted is not None:
+        mark = _find_mounted_lock(kernel, sides.mounted)
+    return mark or kept
 
 
-def why_kept(kernel: Kernel, directory: Fd) -> str | None:
+def why_kept(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
     """Why an opened directory is left alone, with all that is in it, by what it is and holds; None if it isn't."""
-    if is_taken(kernel, directory, KEEP_FILE):
-        return KEPT
     is_lost_found = os.path.basename(os.readlink(directory.path())) == _LOST_FOUND
-    return _SYSTEMS if is_lost_found and kernel.fstat(directory).st_uid == 0 else None
+    if is_lost_found and kernel.fstat(directory).st_uid == 0:
+        return _SYSTEMS
+    return find_keep_file(kernel, directory)
+
+
+def find_keep_file(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
+    """Whether there is something of that name in a directory, whatever it is, and whether it counts. Raises  OSError"""
+    try:
+        st = kernel.stat(directory, KEEP_FILE)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return ReportedMark(KEPT_BY_OTHERS, is_left=False)  # users mount on files of their own, nobody else on this
+    above = kernel.fstat(directory)
+    # Who can write in the directory can link a file of its owner's there.
+    is_link = st.st_nlink > 1 and not stat.S_ISDIR(st.st_mode) and bool(above.st_mode & OTHERS_WRITE)
+    is_counted = _has_say(st.st_uid, above) and not is_link
+    return KEPT if is_counted else ReportedMark(KEPT_BY_OTHERS, is_left=False)
+
+
+def find_lock(kernel: Kernel, directory: Fd, *, holds: bool) -> str | ReportedMark | None:
+    """Whether another process has a lock on a directory, and whether it has a say there; see `lock`.
+
+    The list has the process that took a lock. One that is gone (flock(1) with a shell's fd) may have been anybody's.
+    """
+    if lock(kernel, directory, holds=holds):
+        return None
+    st = kernel.fstat(directory)
+    holders = [uids_of(pid) for pid in flock_holders(st.st_ino)]
+    if any(uids and all(_has_say(uid, st) for uid in uids) for uids in holders):
+        return LOCKED
+    is_seen = bool(holders) and all(holders)
+    return ReportedMark(LOCKED_BY_OTHERS, is_left=False) if is_seen else ReportedMark(LOCKED_BY_UNKNOWN, is_left=True)
+
+
+def _find_mounted_lock(kernel: Kernel, mounted: Fd) -> str | ReportedMark | None:
+    """Whether a process has a lock on a directory through a mount of ours; as `find_lock`."""
+    try:
+        with kernel.reopen(mounted, _READING) as fd:
+            return find_lock(kernel, fd, holds=False)
+    except OSError as error:
+        return _unsure(error)
+
+
+def _has_say(uid: int, directory: os.stat_result) -> bool:
+    return uid in (directory.st_uid, 0, os.geteuid())
 
 
 def why_exempt(found: Fd, st: os.stat_result, name: bytes) -> str | None:

@@ -1,6 +1,7 @@
 """Lists of what a plan will take, one for each user, written some time ahead.
 
-`<user>.list` belongs to that user, who alone may read it besides us. A line is a time, a tab and a path.
+`<user>.list` belongs to that user, who alone may read it besides us. A line is a time, a tab and a path. A user may
+write anything into their own list: what is in it decides nothing, and no error about it ends a plan.
 """
 
 from __future__ import annotations
@@ -8,16 +9,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from fusefs.core.errors import NotFound, Refused, from_os
+from fusefs.core.errors import Incomplete, NotFound, Refused, from_os
 from fusefs.core.names import Name
 from fusefs.core.printable_names import printable
 from fusefs.core.timestamps import in_calendar
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
+from fusefs.linux.subuid import read_subordinates
 from fusefs.sweep.open_directories import MeantDirectory, found_directory
 from fusefs.sweep.request import Identified, identify
 
@@ -25,9 +28,15 @@ _DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ENDING, _NEW = b".list", b".list.new"
 _MODE = 0o640
 _BUFFER_MAX_BYTES = 1 << 20
+_MOST_BYTES = 1 << 22
+"""In the lists of one user and of their subordinate uids: they are on root's disk."""
+_BYTES_OF_A_LIST = 1 << 12
+"""A block of a disk, however little is in it."""
 _HEAD = b"# What trashd plan takes then, if nobody uses it before. In paths \\\\ is a backslash, \\xNN a byte.\n"
 """By this first line a list of ours is known: one that begins otherwise is not ours."""
 _LACKING = b"# Not complete: not all could be looked at this time.\n"
+_HINT = "remove it, or name another directory for the purge lists"
+_MORE = b"# \xe2\x80\xa6 and %d more: this list is full.\n"
 
 
 class CountedPurges:
@@ -66,7 +75,10 @@ class PurgeLists(CountedPurges):
         self._kernel = kernel
         self._directory = directory
         self._path = path
+        self._holder_of = read_subordinates().holder_of
         self._lines: dict[int, list[bytes]] = {}
+        self._bytes_of: Counter[int] = Counter()
+        self._more_of: Counter[int] = Counter()
         self._begun: dict[int, Name] = {}
         self._n_bytes = 0
         self._error: OSError | None = None
@@ -80,9 +92,15 @@ class PurgeLists(CountedPurges):
             return
         when = in_calendar(goes_ns, "%Y-%m-%dT%H:%M:%SZ", "9999-12-31T23:59:59Z")  # UTC to the second
         line = b"%s\t%s\n" % (when.encode(), line_path(path))
+        self.n_entries += 1
+        is_begun = uid in self._begun or uid in self._lines
+        holder, n_bytes = self._holder_of(uid), len(line) + (0 if is_begun else _BYTES_OF_A_LIST)
+        if self._bytes_of[holder] + n_bytes > _MOST_BYTES:
+            self._more_of[uid] += 1
+            return
+        self._bytes_of[holder] += n_bytes
         self._lines.setdefault(uid, []).append(line)
         self._n_bytes += len(line)
-        self.n_entries += 1
         if self._n_bytes > _BUFFER_MAX_BYTES:
             try:
                 self._flush()
@@ -95,30 +113,38 @@ class PurgeLists(CountedPurges):
         While something is lacking, it can't be told which user has none any more: an earlier list stays.
 
         Raises  OSError: those that were there before are there still, or some are new
-                Refused: there is a file now that would be lost
+                Refused: there is a file of root's now that would be lost
+                Incomplete: all lists are in place but those that it names
         """
         if self._error is not None:
             raise self._error
-        _check_ours(self._kernel, self._directory, self._path)
+        left = _find_others(self._kernel, self._directory, self._path)
         self._flush()
+        published = set[bytes]()
         for uid, new in self._begun.items():
-            with self._open(new, os.O_WRONLY | os.O_APPEND) as fd:
-                if not self.is_whole:
-                    os.write(fd, _LACKING)
-                if os.geteuid() == 0:
-                    self._kernel.chown(fd, uid, -1)
-                os.fchmod(fd, _MODE)
-                self._kernel.fsync(fd)
-            self._kernel.rename(self._directory, new, self._directory, _file_name(uid) + _ENDING)
-        published = {_file_name(uid) + _ENDING for uid in self._begun}
+            name = _file_name(uid) + _ENDING
+            if name in left:
+                continue
+            try:
+                self._give(uid, new)
+            except OSError as error:
+                if error.errno != errno.EDQUOT:
+                    raise
+                left[name] = "its user's quota is used up"
+                continue
+            self._kernel.rename(self._directory, new, self._directory, name)
+            published.add(name)
         for name in self._kernel.list(self._directory):
             is_over = name.endswith(_NEW) or (self.is_whole and name.endswith(_ENDING))
-            if is_over and name not in published:
+            if is_over and name not in published and name not in left:
                 self._kernel.unlink(self._directory, name)
         self._kernel.fsync(self._directory)
-        n_users = len(self._begun)
         self._begun = {}
-        return n_users
+        if left:
+            name, why = min(left.items())
+            more = f", and {len(left) - 1} more" if len(left) > 1 else ""
+            raise Incomplete(f"{printable(os.path.join(self._path, name))} stays as it was{more}: {why}", _HINT)
+        return len(published)
 
     def drop(self) -> None:
         """Take away what is not published."""
@@ -126,6 +152,18 @@ class PurgeLists(CountedPurges):
             with suppress(FileNotFoundError):
                 self._kernel.unlink(self._directory, new)
         self._begun = {}
+
+    def _give(self, uid: int, new: Name) -> None:
+        """End a list, and make it its user's. Raises  OSError; EDQUOT is about that user alone"""
+        with self._open(new, os.O_WRONLY | os.O_APPEND) as fd:
+            if self._more_of[uid]:
+                os.write(fd, _MORE % self._more_of[uid])
+            if not self.is_whole:
+                os.write(fd, _LACKING)
+            if os.geteuid() == 0:
+                self._kernel.chown(fd, uid, -1)
+            os.fchmod(fd, _MODE)
+            self._kernel.fsync(fd)
 
     def _flush(self) -> None:
         """Write what is collected: many users have a few lines each, so that none keeps a file open."""
@@ -172,7 +210,7 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[Counted
         raise from_os(error, path) from error
     with fd:
         try:
-            _check_ours(kernel, fd, path)
+            _find_others(kernel, fd, path)
         except OSError as error:
             if writes or error.errno != errno.EACCES:  # a reader may read no list but its own
                 raise from_os(error, path) from error
@@ -238,22 +276,40 @@ def _found_above(kernel: Kernel, path: bytes) -> Iterator[MeantDirectory]:
         yield above
 
 
-def _check_ours(kernel: Kernel, directory: Fd, path: bytes) -> None:
-    """Check that no list's name is another user's: it would be replaced, or taken away. Raises  Refused, OSError"""
+def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]:
+    """Files that are called like lists but are none of ours, and why each stays: another user has them.
+
+    Raises  Refused: root has one, or we: it would be replaced, or taken away; OSError
+    """
+    others: dict[bytes, str] = {}
+    is_roots = kernel.fstat(directory).st_uid == 0
     for name in kernel.list(directory):
-        with suppress(FileNotFoundError):
-            if name.endswith((_ENDING, _NEW)) and not _is_list(kernel, directory, name):
+        if not name.endswith((_ENDING, _NEW)):
+            continue
+        with suppress(FileNotFoundError), kernel.open_beneath(directory, name) as found:
+            st = kernel.fstat(found)
+            # In root's directory only root can have given a file its user and that user's name. What is in it since is
+            # the user's.
+            if is_roots and stat.S_ISREG(st.st_mode) and name.startswith(_file_name(st.st_uid) + b"."):
+                continue
+            if _is_list(kernel, found, st, name):
+                continue
+            if _is_ours(st):
                 hint = "name another directory for the purge lists: what ends in .list there is replaced or removed"
                 raise Refused(f"{printable(os.path.join(path, name))} is no purge list of trashd's", hint)
+            others[name] = "it is no purge list of trashd's"
+    return others
 
 
-def _is_list(kernel: Kernel, directory: Fd, name: bytes) -> bool:
+def _is_list(kernel: Kernel, found: Fd, st: os.stat_result, name: bytes) -> bool:
     """Whether a file begins as ours do; one that was not published may end before. Raises  OSError"""
-    with kernel.open_beneath(directory, name) as found:
-        if not stat.S_ISREG(kernel.fstat(found).st_mode):
-            return False  # and it is not opened: a pipe would never answer
-        with kernel.reopen(found, os.O_RDONLY) as fd:
+    if not stat.S_ISREG(st.st_mode):
+        return False  # and it is not opened: a pipe would never answer
+    try:
+        with kernel.reopen(found, os.O_RDONLY | os.O_NONBLOCK) as fd:
             begins = kernel.read(fd, len(_HEAD))
+    except BlockingIOError:
+        return False  # its user has a lease on it
     return begins == _HEAD or (name.endswith(_NEW) and _HEAD.startswith(begins))
 
 

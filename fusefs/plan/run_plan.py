@@ -10,7 +10,7 @@ from functools import partial
 from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
-from fusefs.core.errors import NotFound, OtherFilesystem, Refused, TrashdError, from_os
+from fusefs.core.errors import AcrossUsers, NotFound, OtherFilesystem, Refused, TrashdError, errors_about, from_os
 from fusefs.core.plan_rules import (
     DeleteAction,
     MoveAction,
@@ -26,7 +26,7 @@ from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.report import Stops
 from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.core.slice_budget import AT_ONCE, Speed
-from fusefs.core.sweep_result import MATCHES_MAX, Match, Spared, SweepSums, Swept
+from fusefs.core.sweep_result import MATCHES_MAX, NOT_TAKEN, Match, ReportedMark, Spared, SweepSums, Swept
 from fusefs.core.timestamps import SECOND_NS
 from fusefs.engine.pressure_pacer import pacer_in
 from fusefs.engine.slice_pace import SetsSpeed
@@ -38,6 +38,7 @@ from fusefs.plan.units import Judged, Unit, Young, judge_units, open_quietly, ti
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.locate import scope_of
 from fusefs.store.stage import SwapOptions
+from fusefs.store.user_boundary import SeenDirectories, is_bounded, load_seen
 from fusefs.sweep.access_times import refuse_stale
 from fusefs.sweep.agenda import SliceCounts
 from fusefs.sweep.move_destination import rsync_line
@@ -49,6 +50,7 @@ from fusefs.sweep.request import (
     IfExists,
     Request,
     SweepWishes,
+    TakingBoundary,
     ToCount,
     ToDelete,
     ToMove,
@@ -91,9 +93,11 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
         lists = {path: owned.enter_context(open_lists(kernel, path, writes=how.runs)) for path in paths}
         pacers = _Pacers(kernel, how, owned)
         ways = {path: one.way for path, one in lists.items()}
+        with errors_about("which directories earlier runs saw can't be read"):
+            seen = owned.enter_context(load_seen()) if is_bounded() else None
         for rule in rules:
             listed = CountedPurges() if rule.purge is None else lists[rule.purge.directory]
-            for told in _carry_out(kernel, rule, how, pacers, listed, ways):
+            for told in _carry_out(kernel, rule, how, pacers, listed, ways, seen):
                 if rule.purge is not None and isinstance(told, RuleNotDone) and _hides_something(told):
                     listed.lack()
                 yield told
@@ -101,6 +105,9 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
                 return
         for path, one in lists.items():
             yield _publish(path, one)
+        if seen is not None and how.runs:
+            with errors_about("which directories this run saw can't be remembered"):
+                seen.save()
 
 
 def _hides_something(told: RuleNotDone) -> bool:
@@ -136,16 +143,28 @@ class _Pacers:
 
 
 def _carry_out(
-    kernel: Kernel, rule: Rule, how: PlanOptions, pacers: _Pacers, lists: CountedPurges, ways: _Ways
+    kernel: Kernel,
+    rule: Rule,
+    how: PlanOptions,
+    pacers: _Pacers,
+    lists: CountedPurges,
+    ways: _Ways,
+    seen: SeenDirectories | None,
 ) -> Iterator[RuleDone | RuleNotDone]:
     """One rule, in each of its directories."""
     is_any = False
-    for found in find_directories(kernel, rule.directory):
+    seen = None if seen is None else seen._replace(rule=rule.directory)
+    for found in find_directories(kernel, rule.directory, None, seen):
         if how.wishes.stops():
             return
         is_any = True
         if isinstance(found, PassedDirectory):
             yield RuleNotDone(rule, found.path, found.why)
+            continue
+        if is_bounded() and found.whose is None:
+            hint = "the next run takes from it; if it does not belong there, move it back before"
+            error = AcrossUsers(found.path, hint)
+            yield RuleNotDone(rule, found.path, NOT_TAKEN, error)
             continue
         try:
             with scope_of(kernel, found.fd, found.path) as scope:
@@ -154,7 +173,7 @@ def _carry_out(
                     key = "trusts_atime = true in the rule"
                     refuse_stale(scope, rule.times(), how.now_ns, takes_dirs=rule.takes_dirs(), key=key)
                 there = how._replace(wishes=how.wishes._replace(pacer=pacers.on(found.fd)))
-                one = _RuleRun(kernel, rule, there, lists, found, scope)
+                one = _RuleRun(kernel, rule, there, lists, found, scope, seen)
                 yield RuleDone(rule, one.units() if rule.is_unit else one.entries())
                 if rule.purge is not None and not rule.is_unit and not how.wishes.stops():
                     one.list_soon()
@@ -178,11 +197,24 @@ def _check_holds_none(kernel: Kernel, scope: Scope, ways: _Ways) -> None:
                 raise Refused(f"the purge lists of {printable(path)} lie in it", hint)
 
 
+def _why_unlisted(kernel: Kernel, sides: BackingAndMount, since_ns: int | None) -> str | ReportedMark | None:
+    """Why nothing of a directory will go. A mark that doesn't count is reported by the run: no list lacks anything."""
+    why = why_spared(kernel, sides, holds=False, since_ns=since_ns)
+    return why if not isinstance(why, ReportedMark) or why.is_left else None
+
+
 class _RuleRun:
     """One rule in one directory."""
 
     def __init__(
-        self, kernel: Kernel, rule: Rule, how: PlanOptions, lists: CountedPurges, found: MeantDirectory, scope: Scope
+        self,
+        kernel: Kernel,
+        rule: Rule,
+        how: PlanOptions,
+        lists: CountedPurges,
+        found: MeantDirectory,
+        scope: Scope,
+        seen: SeenDirectories | None,
     ) -> None:
         self._kernel = kernel
         self._rule = rule
@@ -193,7 +225,11 @@ class _RuleRun:
         self._ahead_ns = 0 if rule.purge is None else rule.purge.ahead_s * SECOND_NS
         # By this the engine knows that the path has not become another's meanwhile: it goes there once more.
         here = identify(kernel, scope.sides.names())
-        self._request = Request(found.path, rule.selection, _act(rule), most=rule.most, inode=here)
+        boundary = None if found.whose is None else TakingBoundary(found.whose, seen, is_judged=rule.is_unit)
+        self._boundary = boundary if is_bounded() else None
+        self._request = Request(
+            found.path, rule.selection, _act(rule), most=rule.most, inode=here, boundary=self._boundary
+        )
 
     def entries(self) -> Swept:
         """Each entry by itself, at any depth."""
@@ -207,7 +243,7 @@ class _RuleRun:
         """Note what of that goes soon."""
         listing = self._request._replace(selection=self._rule.soon(), act=ToPrint(self._list), most=None)
         since_ns = None if self._since_ns is None else self._since_ns + self._ahead_ns
-        listing = listing._replace(spares=partial(why_spared, holds=False, since_ns=since_ns))
+        listing = listing._replace(spares=partial(_why_unlisted, since_ns=since_ns))
         seen = run(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
         if seen.sums.n_failed or seen.why:
             self._lists.lack()
@@ -219,11 +255,15 @@ class _RuleRun:
         with open_quietly(self._kernel, sides.fd, b".") as fd:
             both, since_ns = BackingAndMount(fd, sides.mounted), self._since_ns
             why = why_spared(self._kernel, both, holds=self._how.runs, since_ns=since_ns)
-            if why is not None:
+            if isinstance(why, str):
                 return Swept(self._scope.path(), SweepSums(n_spared=1), spared=(Spared(b"", why),))
             sieve = _UnitSorter(self._scope.path(), age.before_ns, self._due_ns, self._lists)
+            if why is not None:
+                sieve.fail(b"", errno.EPERM, why.why)
+                if why.is_left:
+                    return sieve.told(Swept(self._scope.path(), SweepSums()))
             soon = age._replace(before_ns=age.before_ns + self._ahead_ns)
-            judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops)
+            judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops, self._boundary)
             swept = self._take(sieve, judged) if self._how.runs else sieve.would_take(judged, self._rule.most, stops)
             if swept.is_limited or swept.why:
                 self._lists.lack()  # those after it were not judged
@@ -316,13 +356,17 @@ class _UnitSorter:
                     self._tally.spare(name, why)
                 case Failure(name, number, call):
                     self._lists.lack()
-                    self._tally.fail(name, number, call)
+                    self.fail(name, number, call)
+
+    def fail(self, name: bytes, number: int, call: str) -> None:
+        """Report what could not be done."""
+        self._tally.fail(name, number, call)
 
     def told(self, swept: Swept) -> Swept:
         """What a sweep of the due ones did, with what it was not given."""
         vanished = swept.sums.n_vanished + swept.sums.n_missing  # each was there when it was judged
         return swept._replace(
-            sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0).plus(self._tally.sums),
+            sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0, n_unmatched=0).plus(self._tally.sums),
             failures=(*self._tally.failures, *swept.failures)[:MAX_FAILURES],
             spared=(*self._tally.spared, *swept.spared)[:MAX_FAILURES],
             looks=True,

@@ -19,13 +19,15 @@ from fusefs.core.record import Failure
 from fusefs.core.report import Stops
 from fusefs.core.selection import Matcher, letter_of
 from fusefs.core.stat_bounds import Field
-from fusefs.core.sweep_result import Spared
+from fusefs.core.sweep_result import NOT_TAKEN, ReportedMark, Spared
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.restored_mark import restored_ns
-from fusefs.plan.keep_guard import LOCKED, lock, why_exempt, why_held, why_kept, why_locked
+from fusefs.plan.keep_guard import find_lock, why_exempt, why_held, why_kept, why_locked
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.layout import is_stores_own
+from fusefs.store.user_boundary import whose_is
+from fusefs.sweep.request import TakingBoundary
 
 MOUNTED = "something is mounted in it"
 _PATH_MAX_BYTES = 1 << 16
@@ -69,13 +71,19 @@ def time_of(kernel: Kernel, fields: Sequence[Field], fd: Fd, st: os.stat_result)
 
 
 def judge_units(
-    kernel: Kernel, top: BackingAndMount, matcher: Matcher, age: RuleAge, stops: Stops = lambda: False
+    kernel: Kernel,
+    top: BackingAndMount,
+    matcher: Matcher,
+    age: RuleAge,
+    stops: Stops = lambda: False,
+    boundary: TakingBoundary | None = None,
 ) -> Iterator[Judged]:
     """Each unit of a directory in the order of its listing, judged when it is asked for.
 
     top      the directory (O_PATH)
     matcher  says which of its entries are units, and what is excluded, inside too
     stops    asked before each directory; the unit that is looked at is not told then, nor those after it
+    boundary  of root: a unit in which it can't enter all is not taken
     Raises   OSError: it can't be listed
     """
     is_unit, is_pruned = matcher.names_in(""), matcher.pruned_in("")
@@ -84,7 +92,7 @@ def judge_units(
             if is_stores_own(os.fsencode(entry.name)) or (is_pruned is not None and is_pruned(entry.name)):
                 continue
             if is_unit is None or is_unit(entry.name):
-                judged = _judge(_UnitLook(kernel, top, matcher, age, stops, Name(os.fsencode(entry.name))))
+                judged = _judge(_UnitLook(kernel, top, matcher, age, stops, boundary, Name(os.fsencode(entry.name))))
                 if stops():
                     return
                 if judged is not None:
@@ -118,7 +126,7 @@ def open_quietly(kernel: Kernel, top: Fd, path: bytes) -> Fd:
 class _Decided(Exception):
     """What a unit is; no more of it needs to be looked at."""
 
-    def __init__(self, judged: Young | Spared) -> None:
+    def __init__(self, judged: Young | Spared | Failure) -> None:
         super().__init__()
         self.judged = judged
 
@@ -127,7 +135,14 @@ class _UnitLook:
     """One look at all that is in a unit."""
 
     def __init__(
-        self, kernel: Kernel, top: BackingAndMount, matcher: Matcher, age: RuleAge, stops: Stops, name: Name
+        self,
+        kernel: Kernel,
+        top: BackingAndMount,
+        matcher: Matcher,
+        age: RuleAge,
+        stops: Stops,
+        boundary: TakingBoundary | None,
+        name: Name,
     ) -> None:
         self.name = name
         self._kernel = kernel
@@ -135,10 +150,13 @@ class _UnitLook:
         self._matcher = matcher
         self._age = age
         self._stops = stops
+        self._boundary = boundary
         self._newest_ns: int | None = None
+        self._is_across = False
         self._n_entries = 0
         self._n_bytes = 0
-        self._ahead: list[bytes] = []
+        self._ahead: list[tuple[bytes, int]] = []
+        """Directories, and whose that is which each is in."""
 
     def judge(self) -> Judged | None:
         """What it is; None: no unit. Raises  OSError"""
@@ -147,16 +165,18 @@ class _UnitLook:
         if letter_of(st.st_mode) not in self._matcher.types or not self._matcher.takes(st, None):
             return None
         try:
-            self._look(self.name, self._top.fd, self.name)
+            self._look(self.name, self._top.fd, self.name, 0 if self._boundary is None else self._boundary.whose)
             while self._ahead and not self._stops():
-                self._list(self._ahead.pop())
+                self._list(*self._ahead.pop())
         except _Decided as decided:
             return decided.judged
+        if self._is_across:
+            return Failure(self.name, errno.EPERM, NOT_TAKEN)
         if self._newest_ns is None:  # all that was in it went meanwhile
             return Young(self.name)
         return Unit(self.name, st.st_uid, self._newest_ns, self._n_entries, self._n_bytes)
 
-    def _list(self, path: bytes) -> None:
+    def _list(self, path: bytes, whose: int) -> None:
         """Look at all in a directory."""
         if len(path) > _PATH_MAX_BYTES:
             raise self._spared("too deep to be looked at")
@@ -166,14 +186,16 @@ class _UnitLook:
         except FileNotFoundError:
             return
         with fd:
-            st = self._kernel.fstat(fd)
-            time_ns = time_of(self._kernel, self._age.fields, fd, st)
+            time_ns = time_of(self._kernel, self._age.fields, fd, self._kernel.fstat(fd))
+            inside = self._whose(fd, whose)
+            if inside is None and not self._kernel.is_empty(fd):
+                self._is_across = True
+                return
             if at_ns := restored_ns(fd):
                 self._count(at_ns)
-            if (why := why_kept(self._kernel, fd)) is not None:
-                raise self._spared(why)
-            if not lock(self._kernel, fd, holds=False):
-                raise self._spared(LOCKED)
+            mark = why_kept(self._kernel, fd) or find_lock(self._kernel, fd, holds=False)
+            if mark is not None:
+                raise self._spared(mark)
             self._ask_mount(path)
             n_before = self._n_entries
             with self._kernel.scan(fd) as entries:
@@ -184,17 +206,21 @@ class _UnitLook:
                     if is_stores_own(name):
                         raise self._spared("holds a trash store")
                     with suppress(FileNotFoundError):
-                        self._look(join(path, name), fd, name)
+                        self._look(join(path, name), fd, name, inside or 0)
             if self._n_entries == n_before:
                 self._count(time_ns)
 
-    def _look(self, path: bytes, directory: Fd, name: Name) -> None:
+    def _whose(self, fd: Fd, whose: int) -> int | None:
+        """Whose it is what is in a directory; None if root must not take it from there."""
+        return 0 if self._boundary is None else whose_is(self._kernel, fd, whose, self._boundary.seen)
+
+    def _look(self, path: bytes, directory: Fd, name: Name, whose: int) -> None:
         """Look at one entry; a directory is remembered."""
         with self._kernel.open_beneath(directory, name) as found:
             st = self._kernel.fstat(found)
             self._n_entries += 1
             if stat.S_ISDIR(st.st_mode):
-                self._ahead.append(path)
+                self._ahead.append((path, whose))
                 return
             self._n_bytes += st.st_size if stat.S_ISREG(st.st_mode) else 0
             self._count(time_of(self._kernel, self._age.fields, found, st))
@@ -214,5 +240,8 @@ class _UnitLook:
             raise _Decided(Young(self.name))
         self._newest_ns = max(time_ns, self._newest_ns or time_ns)
 
-    def _spared(self, why: str) -> _Decided:
+    def _spared(self, why: str | ReportedMark) -> _Decided:
+        """A mark of whoever has no say is reported, but as anybody's new file does it keeps the unit."""
+        if isinstance(why, ReportedMark):
+            return _Decided(Failure(self.name, errno.EPERM, why.why))
         return _Decided(Spared(self.name, why))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fusefs.core.errors import NotFound
 from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId, VolumeId, join
+from fusefs.core.names import ContainerId, Name, VolumeId, join
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure, Record
 from fusefs.core.report import CAME_IN
@@ -49,7 +49,7 @@ class RemovalByRanks(NamedTuple):
     def look(self, folder: UserFolder) -> None:
         """See SharesRemovals."""
         store = folder.store
-        self.job.prepare(Look(partial(_look_at_store, store.base_path, folder.uid, store.volume.id)))
+        self.job.prepare(Look(partial(_look_at_store, store.path(), folder.uid, store.volume.id)))
 
     def crew(
         self, held: HeldContainer, wishes: RemovalWishes
@@ -58,7 +58,7 @@ class RemovalByRanks(NamedTuple):
         folder, kernel = held.folder, held.folder.store.kernel
         flags = wishes.by_force, wishes.without_doubt, wishes.with_stores
         called = held.called or held.id
-        recipe = RemovalRecipe(folder.store.base_path, folder.uid, called, held.record, wishes.n_workers, *flags)
+        recipe = RemovalRecipe(folder.store.path(), folder.uid, called, held.record, wishes.n_workers, *flags)
         return self.job.crew(recipe.opened_in(kernel, held.fd, self.job.n_ranks, is_first=True), recipe)
 
 
@@ -72,7 +72,7 @@ class RemovalRecipe(NamedTuple):
     by_force, without_doubt, with_stores  as for RemovalWishes
     """
 
-    base: bytes
+    store: bytes
     uid: int
     called: ContainerId
     record: Record
@@ -114,7 +114,7 @@ class RemovalRecipe(NamedTuple):
 
     def _container(self, kernel: Kernel, owned: ExitStack) -> Fd:
         """The container, readable; another machine's cache may tell for a while that it is where it was before."""
-        with _folder(kernel, self.base, self.uid) as folder:
+        with _folder(kernel, self.store, self.uid) as folder:
             fd = seen_in_time(lambda: self._claimed(kernel, folder), _PATIENCE_S, OSError, NotFound)
             return owned.enter_context(fd)
 
@@ -127,16 +127,17 @@ class RemovalRecipe(NamedTuple):
         return fd
 
 
-def _look_at_store(base: bytes, uid: int, volume: VolumeId, kernel: Kernel) -> None:
+def _look_at_store(path: bytes, uid: int, volume: VolumeId, kernel: Kernel) -> None:
     """Raises  TrashdError, OSError: a user's folder is not seen here, or in another volume's store"""
-    with _folder(kernel, base, uid) as folder:
+    with _folder(kernel, path, uid) as folder:
         if folder.store.volume.id != volume:
-            raise NotFound(f"the first rank's volume (another one is at {printable(base)})")
+            raise NotFound(f"the first rank's volume (another one is at {printable(path)})")
 
 
 @contextmanager
-def _folder(kernel: Kernel, base: bytes, uid: int) -> Iterator[UserFolder]:
-    store = open_at(kernel, base, read_mounts())
+def _folder(kernel: Kernel, path: bytes, uid: int) -> Iterator[UserFolder]:
+    base, name = os.path.split(path)
+    store = open_at(kernel, base, read_mounts(), Name(name))
     if store is None:
         raise NotFound(f"a trash store in {printable(base)}")
     with store:

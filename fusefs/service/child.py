@@ -123,7 +123,7 @@ class Child:
     def _tend(self, takeover_s: int) -> Tended:
         bases, problems = [], []
         for folder in self._served():
-            bases.append(folder.store.base_path)
+            bases.append(folder.store.path())
             for part in FOLDERS:
                 folder.open(part).close()  # what is missing could not be watched
             store = folder.store._replace(takeover_s=takeover_s)
@@ -138,7 +138,7 @@ class Child:
     def _in(self, base: bytes) -> Iterator[UserFolder]:
         """This user's folder in a store, which still is what it was."""
         for folder in self._served():
-            if folder.store.base_path == base:
+            if folder.store.path() == base:
                 yield _as_it_is(folder)
                 return
         raise FileNotFoundError(errno.ENOENT, "no such store any more")
@@ -249,10 +249,12 @@ class Child:
                         continue
                 with fd:
                     kernel = folder.store.kernel
-                    found = survey(kernel, fd, lambda _entries, _bytes: self._listen(), stops=self._stops)
+                    found = survey(
+                        kernel, fd, lambda _entries, _bytes: self._listen(), with_shared=True, stops=self._stops
+                    )
                     if state is State.ORPHANS and not self._is_stopped:
-                        keep_size(folder, container, size_of(kernel, fd, found, with_shared=False))
-                    return Measured(container, found.n_entries, found.n_bytes)
+                        keep_size(folder, container, size_of(kernel, fd, found))
+                    return Measured(container, *found.goes())
         return Measured(container, 0, 0)
 
     # What the engine asks (engine.slice_pace.SetsSpeed)
@@ -328,7 +330,7 @@ def _given(folder: UserFolder) -> list[str]:
     """What a killed root had under way for other users and can't be handed over; only root's folder has any."""
     if folder.uid or not folder.is_proven or not folder.list(State.STAGE):
         return []
-    with open_areas(folder.store.kernel, folder.store.fd) as areas:
+    with open_areas(folder.store.kernel, folder.store.fd, folder.store.name) as areas:
         return give_what_is_left(folder._replace(store=folder.store._replace(areas=areas)))
 
 
@@ -338,7 +340,7 @@ def _as_it_is(folder: UserFolder) -> UserFolder:
     Raises  OSError: ESTALE if it is another volume's; Untrusted
     """
     store = folder.store
-    volume = read_volume(store.kernel, store.fd, store.base_path)
+    volume = read_volume(store.kernel, store.fd, store.base_path, name=store.name)
     if volume.id != store.volume.id:
         raise OSError(errno.ESTALE, "another volume.json")
     return folder._replace(store=store._replace(volume=volume))

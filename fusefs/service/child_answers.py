@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
@@ -13,16 +14,19 @@ import trio
 
 from fusefs.core.events import EventKind
 from fusefs.core.names import ContainerId
+from fusefs.core.orphan_age import Clock
 from fusefs.core.policy import (
     Authority,
     KnownOrphan,
     OrphanSize,
     Quota,
     RetentionRules,
+    SpaceWanted,
     VolumePolicy,
     age_s,
     beyond_quota,
     due_at_s,
+    go_early,
     warning_in_s,
 )
 from fusefs.core.printable_names import printable
@@ -43,7 +47,7 @@ from fusefs.service.messages import (
     Tend,
     Tended,
 )
-from fusefs.service.open_volume import OpenVolume
+from fusefs.service.open_volume import OpenVolume, VolumeSpace
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.user_state import FolderPart, ReapProgress, UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
@@ -54,10 +58,14 @@ _LOG = logging.getLogger(__name__)
 
 _GONE = (errno.ESHUTDOWN, *DAEMON_GONE)
 TROUBLE = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.ESTALE, *_GONE})
-"""What says that the volume is not well, not one user's folder."""
+"""What a volume says that is not well. What a user can write may say it too: see `ChildAnswers.failed`."""
 _MOST_IO_ERRORS = 3
-"""Orphans in a row that met one of these inside: a disk that dies should be left alone."""
+"""Orphans of a user in a row that met one of these inside: a disk that dies should be left alone."""
 _MOST_TRIES = 3
+_MOST_KNOWN = 100_000
+"""Orphans of one user that count for a quota, or where space is low: some tens of megabytes."""
+_MEASURING_S = 10.0
+"""So long what there is is measured before anything goes because space is low."""
 _KINDS = {
     Method.EXCHANGE: EventKind.SWAPPED,
     Method.TWO_RENAME: EventKind.SWAPPED,
@@ -94,19 +102,28 @@ class ChildAnswers:
         tally: WorkTotals,
         room: SpaceTrend,
         new_parts: Callable[[], None],
+        holder_of: Callable[[int], int],
         grace: Grace = NO_GRACE,
     ) -> None:
-        """new_parts: called when a user has folders in stores that were not known."""
+        """Take in nothing yet.
+
+        new_parts  called when a user has folders in stores that were not known
+        holder_of  the user who has a subordinate uid
+        grace      what that keeps which expired while the volume was not served
+        """
         self._grace = grace
         self._context = context
         self._volume = opened.store.base_path
         self._is_own = opened.own is not None
+        self._owner = opened.store.owner
         self._policy = policy
         self._tally = tally
         self._room = room
         self._new_parts = new_parts
-        self._n_io_errors = 0
+        self._holder_of = holder_of
+        self._io_errors: Counter[int] = Counter()
         self.trouble = ""
+        self.is_in_doubt = False
         self.for_root: list[ForRoot] = []
 
     def check(self) -> None:
@@ -139,7 +156,7 @@ class ChildAnswers:
             case Measured():
                 known = _part_of(user, order).known
                 if answer.id in known:
-                    known[answer.id] = known[answer.id]._replace(size=OrphanSize(answer.n_entries, answer.n_bytes))
+                    known[answer.id] = known[answer.id]._replace(size=OrphanSize(answer.n_inodes, answer.n_bytes))
             case OrderDone():
                 pass
 
@@ -154,13 +171,12 @@ class ChildAnswers:
         identifier, sight, origin = ContainerId(seen.id), part.sight(seen, clock), self._policy.usual(seen.origin)
         known = KnownOrphan(identifier, seen.created_ns, seen.retention_s, origin, seen.is_claimed, sight=sight)
         rules = self._policy.rules_for(origin)
-        at_s = self._at_s(user, known, rules, early=self._room.hurries)
-        part.upcoming.add(DueContainer(seen.id, seen.retention_s), at_s)
+        part.upcoming.add(DueContainer(seen.id, seen.retention_s), self._at_s(user, known, rules))
         part.sizes.note(seen.id, seen.n_bytes)
         self._warn(user, part, known, rules, seen.origin)
-        if self.has_quota():
+        before = part.known.get(seen.id)
+        if self.must_measure() and (before is not None or len(part.known) * len(user.parts) < _MOST_KNOWN):
             # By what is measured alone: a size in a user's record would have others' orphans go.
-            before = part.known.get(seen.id)
             part.known[seen.id] = known if before is None else known._replace(size=before.size)
             if before is None:
                 part.to_measure.append(seen.id)
@@ -171,7 +187,7 @@ class ChildAnswers:
             kind = EventKind.FOUND if is_older else _KINDS[seen.method]
             self._context.tell(kind, volume=self._volume, uid=user.uid, identifier=seen.id, origin=seen.origin)
 
-    def _at_s(self, user: UserState, known: KnownOrphan, rules: RetentionRules, *, early: bool) -> float | None:
+    def _at_s(self, user: UserState, known: KnownOrphan, rules: RetentionRules, *, early: bool = False) -> float | None:
         """When an orphan may be reaped, in the service's time; None: not by itself."""
         clock, now_s = self._context.clock(), boot_s()
         wait_s = due_at_s(known, rules, clock, early=early)
@@ -245,20 +261,22 @@ class ChildAnswers:
             detail=why,
         )
         if not ended.n_failed:
-            self._n_io_errors = 0
+            del self._io_errors[user.uid]
             self._tally.reaped(all_of_it.n_removed)
             return
         part.n_quarantined += 1
         if ended.failure is not None and ended.failure.errno in TROUBLE:
-            self._n_io_errors += 1
-        if self._n_io_errors >= _MOST_IO_ERRORS:
-            self.trouble = f"{self._n_io_errors} orphans in a row could not be read or written: {why}"
+            self._io_errors[user.uid] += 1
+            if self._io_errors[user.uid] >= _MOST_IO_ERRORS:
+                del self._io_errors[user.uid]
+                what = f"{_MOST_IO_ERRORS} orphans in a row could not be read or written"
+                self.failed(user, ended.failure.errno, what, why)
         if not ended.is_kept:
             self._hand_over(user, part, ended.id, ended.origin)
 
-    def has_quota(self) -> bool:
-        """Whether the volume's trash may only be so large."""
-        return self._policy.quota != Quota()
+    def must_measure(self) -> bool:
+        """Whether something may have to go before its time: then it counts what each user holds."""
+        return self._room.hurries or self._policy.quota != Quota()
 
     def _hand_over(self, user: UserState, part: FolderPart, identifier: str, origin: bytes | None) -> None:
         """Have root take over what is in quarantine, where an administrator said so: into a store of root's own."""
@@ -269,18 +287,23 @@ class ChildAnswers:
         if user.uid and rules.authority is Authority.ROOT and rules.gives_root(user.uid, user_name(user.uid)):
             self.for_root.append(ForRoot(user.uid, part.base, ContainerId(identifier), rules.clears_flags))
 
-    async def enforce_quota(self, total_bytes: int, users: Iterable[UserState], limiter: trio.CapacityLimiter) -> None:
-        """Let the oldest go before their time where the trash is larger than it may be. Checkpoint
+    async def make_room(self, space: VolumeSpace, users: Iterable[UserState], limiter: trio.CapacityLimiter) -> None:
+        """Let orphans go before their time where space is low, or the trash larger than it may be. Checkpoint
 
-        total_bytes  that the volume has
-        limiter      of the threads of this volume: to sort a hundred thousand would hold up all others
+        Which, `go_early` says. Where space is low those that are not measured soon count as large as need be.
+        limiter  of the threads of this volume: to sort a hundred thousand would hold up all others
         """
-        if not self.has_quota():
+        if not self.must_measure():
             return
         parts = [(user, part) for user in users for part in user.parts.values()]
-        clock = self._context.clock()
-        trash = [known for _user, part in parts for known in part.known.values()]
-        going = set(await in_thread(limiter, partial(beyond_quota, trash, self._policy, clock, total_bytes)))
+        wanted = self._room.wanted(self._policy) if self._room.hurries else None
+        is_measured = all(part.is_known() for _user, part in parts)
+        if wanted is not None and not is_measured and boot_s() < self._room.hurries_since_s + _MEASURING_S:
+            wanted = None
+        trash: dict[int, list[KnownOrphan]] = {}
+        for user, part in parts:
+            trash.setdefault(self._holder_of(user.uid), []).extend(part.known.values())
+        going = await in_thread(limiter, partial(_going, trash, wanted, self._policy, self._context.clock(), space))
         now_s = boot_s()
         for user, part in parts:
             for identifier in going & part.known.keys() - part.pending.keys():
@@ -289,12 +312,17 @@ class ChildAnswers:
                 part.upcoming.add(DueContainer(identifier, known.retention_s), max(at_s or now_s, now_s))
 
     def failed(self, user: UserState, number: int, what: str, detail: str) -> None:
-        """Something of a user's went wrong."""
+        """Something of a user's went wrong: that user waits, and nobody else.
+
+        The volume rests only for errors of what no other user than its store's owner can write. What sounds like its
+        trouble and comes from another user's files puts it in doubt: the caller looks at the owner's directories.
+        """
         self._fault(user, what, detail)
-        if number in TROUBLE:
+        if number in TROUBLE and user.uid == self._owner:
             self.volume_failed(number, what)
-        else:
-            user.failed(boot_s())
+            return
+        user.failed(boot_s())
+        self.is_in_doubt |= number in TROUBLE
 
     def volume_failed(self, number: int, what: str) -> None:
         """The volume is not well."""
@@ -306,6 +334,23 @@ class ChildAnswers:
             return
         _LOG.warning("%s: uid %d: %s%s", printable(self._volume), user.uid, what, f": {detail}" if detail else "")
         self._tally.fault(self._context.clock().wall_ns, f"uid {user.uid}: {what}")
+
+
+def _going(
+    trash: dict[int, list[KnownOrphan]],
+    wanted: SpaceWanted | None,
+    policy: VolumePolicy,
+    clock: Clock,
+    space: VolumeSpace,
+) -> set[ContainerId]:
+    """What goes before its time. wanted: where space is low and all is measured that is soon; else None"""
+    excess = beyond_quota(trash, policy, space.total_bytes)
+    going = set() if excess.is_met() else set(go_early(trash, excess, policy, clock))
+    if wanted is not None and not wanted.is_met():
+        large = OrphanSize(max(wanted.n_inodes, 0), max(wanted.n_bytes, 0))
+        guessed = {uid: [one._replace(size=one.size or large) for one in known] for uid, known in trash.items()}
+        going.update(go_early(guessed, wanted, policy, clock, all_of_it=False))
+    return going
 
 
 def _part_of(user: UserState, order: Order) -> FolderPart:

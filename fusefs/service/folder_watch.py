@@ -1,18 +1,23 @@
-"""inotify watches on one user's folders, as things to look at: what came in, was restored, or was dropped."""
+"""inotify watches on users' folders, as things to look at: what came in, was restored, or was dropped."""
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 
 from fusefs.core.events import EventKind
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE, Name, is_container_id, join
+from fusefs.core.names import Name, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import below
+from fusefs.linux.subuid import read_subordinates
 from fusefs.service.shared_context import ServiceContext, boot_s
 from fusefs.service.user_state import FolderPart, UserState
 from fusefs.store.backing_and_mount import DIRECTORY
@@ -26,6 +31,64 @@ _ORPHANS, _RESTORING, _REAPING = (
 _COPY_S = 30.0
 """What is made in drop/, not moved there, may still be written to: it is taken in when nothing new came for so long."""
 
+_MOST_WATCHED = 1000
+"""Folders of one user's, and of his subordinate uids, in which inotify tells what happens; the others are polled."""
+
+
+class FolderWatches:
+    """Watches the folders of all users of a volume."""
+
+    def __init__(self, context: ServiceContext, volume: bytes, wake: Callable[[], None]) -> None:
+        """wake: called when there is something to do."""
+        self._context = context
+        self._volume = volume
+        self._wake = wake
+        self._watches: dict[int, FolderWatch] = {}
+        self._areas: list[int] = []
+        self._n_blind = 0
+        self.next_at_s = math.inf  # when to try again what could not be watched; later each time
+
+    def post(self, store: Store, users: Mapping[int, UserState]) -> None:
+        """Watch the folders of all users that are not watched yet."""
+        for uid in self._watches.keys() - users.keys():
+            self.dismiss(uid)
+        holder_of = read_subordinates().holder_of
+        n_left: defaultdict[int, int] = defaultdict(lambda: _MOST_WATCHED)
+        for uid, user in users.items():
+            watch = self._watches.get(uid)
+            if watch is None or watch.user is not user:
+                self.dismiss(uid)
+                watch = self._watches[uid] = FolderWatch(self._context, self._volume, user, self._wake)
+            watch.post(store, n_left[holder_of(uid)])
+            n_left[holder_of(uid)] -= len(watch)
+        self._n_blind = 0 if all(one.is_full() for one in self._watches.values()) else self._n_blind + 1
+        self.next_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
+
+    def is_complete(self, uid: int) -> bool:
+        """Whether all that happens in a user's folders will be told."""
+        return uid in self._watches and self._watches[uid].is_complete()
+
+    def dismiss(self, uid: int) -> None:
+        """Watch nothing of a user's any more."""
+        watch = self._watches.pop(uid, None)
+        if watch is not None:
+            watch.dismiss()
+
+    def post_areas(self, store: Store, notice: Callable[[InotifyEvent], None]) -> None:
+        """Watch where users' folders are made, as far as it can be, if that is not watched yet."""
+        if self._areas:
+            return
+        wanted = InotifyMask.CREATE | InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.DELETE
+        for _name, area in store.areas.all():
+            with suppress(OSError):
+                self._areas.append(self._context.watcher.add(area, wanted, notice))
+
+    def leave_areas(self) -> None:
+        """Watch no more where they are made."""
+        for number in self._areas:
+            self._context.watcher.remove(number)
+        self._areas.clear()
+
 
 class FolderWatch:
     """Watches the folders of one user in all stores that he uses."""
@@ -38,10 +101,14 @@ class FolderWatch:
         self._wake = wake
         self._watches: dict[bytes, list[int]] = {}
         self._blind: set[bytes] = set()
+        self._most = 0
 
-    def post(self, store: Store) -> None:
-        """Watch what is not watched yet, as far as it can be."""
+    def post(self, store: Store, most: int) -> None:
+        """Watch what is not watched yet, as far as it can be, in no more than so many stores."""
+        self._most = most
         for base in self.user.parts.keys() - self._watches.keys():
+            if len(self._watches) >= most:
+                break
             self._watches[base] = []
             try:
                 self._watch(store, self.user.parts[base])
@@ -57,9 +124,16 @@ class FolderWatch:
         for base in self._watches.keys() - self.user.parts.keys():
             self._leave(base)
 
+    def __len__(self) -> int:
+        return len(self._watches)
+
     def is_complete(self) -> bool:
         """Whether all that happens will be told."""
         return self._watches.keys() == self.user.parts.keys()
+
+    def is_full(self) -> bool:
+        """Whether no more is to be watched: where not all of it is, the user has too many stores."""
+        return len(self._watches) >= min(self._most, len(self.user.parts))
 
     def dismiss(self) -> None:
         """Watch nothing any more."""
@@ -129,18 +203,24 @@ class FolderWatch:
         )
 
     def _on_drop(self, _part: FolderPart, event: InotifyEvent) -> None:
-        wait_s = _COPY_S if event.happened & InotifyMask.CREATE else 0.0
-        self.user.tend_at_s = boot_s() + wait_s
+        now_s = boot_s()
+        if event.happened & InotifyMask.MOVED_TO:
+            self.user.tend_at_s = now_s
+        elif self.user.tend_at_s > now_s:  # what was moved there waits for no copy
+            self.user.tend_at_s = now_s + _COPY_S
 
 
-def open_part(store: Store, base: bytes, uid: int) -> Fd:
-    """A user's folder in that store or in one below it. The user's own pointer leads there: through no link.
+def open_part(store: Store, path: bytes, uid: int) -> Fd:
+    """A user's folder in the store with that path: this one, or one below it.
+
+    The user's own pointer leads there: through no link.
 
     Raises  OSError
     """
     kernel = store.kernel
-    with kernel.open_beneath(store.base.fd, join(below(base, store.base_path), STORE), DIRECTORY) as fd:
-        areas = open_areas(kernel, fd)
+    base, name = os.path.split(path)
+    with kernel.open_beneath(store.base.fd, join(below(base, store.base_path), name), DIRECTORY) as fd:
+        areas = open_areas(kernel, fd, Name(name))
     with areas:
         found = find_user(kernel, areas, uid)
     if found is None:

@@ -53,8 +53,9 @@ from fusefs.service.messages import (
 )
 from fusefs.service.open_volume import ROOTS, is_own
 from fusefs.store.backing_and_mount import BackingAndMount
+from fusefs.store.discover import mount_points
 from fusefs.store.layout import Areas, Store, UserFolder
-from fusefs.store.registry_targets import LineOf, stores_of_users
+from fusefs.store.registry_targets import LineOf, stores_at_roots, stores_of_users
 
 _PACKET_MAX = 1 << 16
 _MAX_FDS = 8
@@ -240,7 +241,8 @@ class Forker:
         """
         store = folder.store
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        spawn = Spawn(person, folder.area, folder.name, folder.is_proven, store.base_path, store.volume, store.owner)
+        of_store = store.base_path, store.volume, store.owner, store.name
+        spawn = Spawn(person, folder.area, folder.name, folder.is_proven, *of_store)
         fds = [theirs.fileno(), folder.fd, store.base.fd, store.fd]
         if store.base.mounted is not None:
             fds.append(store.base.mounted)
@@ -377,9 +379,8 @@ def _serve(parent: int, spawn: Spawn, fds: list[int]) -> None:
     is_wanted = die_with_parent(parent) if os.geteuid() == uid else become(spawn.person, parent)
     base = BackingAndMount(base_fd, mounted[0] if mounted else None)
     areas = Areas(Fd(-1))  # the child opens them when it needs them
-    store = Store(
-        Kernel(), base, spawn.base_path, store_fd, areas, spawn.volume, spawn.owner, Kernel().filesystem(store_fd)
-    )
+    kind, name = Kernel().filesystem(store_fd), Name(spawn.name)
+    store = Store(Kernel(), base, spawn.base_path, store_fd, areas, spawn.volume, spawn.owner, kind, name=name)
     with socket.socket(fileno=channel_fd) as channel:
         if is_wanted:
             folder = UserFolder(store, uid, Name(spawn.area), Name(spawn.folder), folder_fd, spawn.is_proven)
@@ -392,6 +393,11 @@ def tell_homes(channel: socket.socket, uids: Iterable[int]) -> None:
     homes: dict[int, list[LineOf]] = {}
     for word in stores_of_users(kernel, mounts, uids):
         homes.setdefault(word.uid, []).append(word)
+    for word in stores_at_roots(kernel, mount_points(mounts), mounts):
+        known = homes.setdefault(word.uid, [])
+        # What the user has registered elsewhere is a copy here, or there: that user says which it is.
+        if all(word.line.volume != one.line.volume for one in known):
+            known.append(word)
     for uid, words in homes.items():
         home = _home(uid, [word for word in words if is_own(kernel, word, mounts)])
         fds: list[int] = []

@@ -1,7 +1,8 @@
 """Programs that an administrator wants to run when something happened, such as a log writer's reload.
 
 They run as a user without rights, in a session of their own, for a limited time, a few at once; what they do or fail
-to do is logged and changes nothing in the service.
+to do is logged and changes nothing in the service. Each user's events wait in a queue of their own, and the queues have
+turns: a user with thousands of events delays nobody else's hook by more than one of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import pwd
 import signal
 import subprocess
+from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
@@ -22,10 +24,12 @@ from fusefs.core.events import TAKEN, Event, EventKind, encode, variables
 from fusefs.core.printable_names import show
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
+from fusefs.linux.subuid import read_subordinates
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 4
 _QUEUE_MAX = 1000
+"""Events of one user and of their subordinate uids."""
 _TOLD_BYTES = 2000
 """Of what a hook printed."""
 _CHUNK = 1 << 16
@@ -57,21 +61,26 @@ class HookRunner:
     def __init__(self, hooks: HooksConfig) -> None:
         """hooks: which programs, as whom, for how long."""
         self.hooks = hooks
-        self._send, self._receive = trio.open_memory_channel[Event](_QUEUE_MAX)
+        self._holder_of = read_subordinates().holder_of
+        self._queues: dict[int | None, deque[Event]] = {}  # whose turn is next, first; None: events of no user
+        self._n_waiting = trio.Semaphore(0)
         self.tally = HookCounts()
-        self._n_dropped_untold = 0
+        self._n_dropped_untold: Counter[int | None] = Counter()
 
     def __call__(self, event: Event) -> None:
-        """Queue an event that has a hook. If hooks are far behind, it is dropped: its loss is logged and counted."""
+        """Queue an event that has a hook. If its user's are far behind, it is dropped: that is logged and counted."""
         if not _argv(self.hooks, event.kind):
             return
-        try:
-            self._send.send_nowait(event)
-        except trio.WouldBlock:
-            self.tally = self.tally._replace(n_dropped=self.tally.n_dropped + 1)
-            if not self._n_dropped_untold:
-                _LOG.warning("hooks are %d events behind: more are dropped", _QUEUE_MAX)
-            self._n_dropped_untold += 1
+        user = None if event.uid is None else self._holder_of(event.uid)
+        queue = self._queues.setdefault(user, deque())
+        if len(queue) < _QUEUE_MAX:
+            queue.append(event)
+            self._n_waiting.release()
+            return
+        self.tally = self.tally._replace(n_dropped=self.tally.n_dropped + 1)
+        if not self._n_dropped_untold[user]:
+            _LOG.warning("hooks%s are %d events behind: more are dropped", _of(user), _QUEUE_MAX)
+        self._n_dropped_untold[user] += 1
 
     async def run(self) -> None:
         """Run hooks until cancelled; those that run then are killed."""
@@ -80,14 +89,28 @@ class HookRunner:
                 nursery.start_soon(self._work)
 
     async def _work(self) -> None:
-        async for event in self._receive.clone():
-            if self._n_dropped_untold and not self._receive.statistics().current_buffer_used:
-                _LOG.warning("hooks have caught up; %d events were dropped", self._n_dropped_untold)
-                self._n_dropped_untold = 0
+        while True:
+            await self._n_waiting.acquire()
+            event = self._next()
             if argv := _argv(self.hooks, event.kind):
                 is_well = await _run(argv, event, self.hooks.user, self.hooks.timeout_s)
                 n_run, n_failed, n_dropped = self.tally
                 self.tally = HookCounts(n_run + 1, n_failed + (not is_well), n_dropped)
+
+    def _next(self) -> Event:
+        """The next event of the user whose turn it is."""
+        user = next(iter(self._queues))
+        queue = self._queues.pop(user)
+        event = queue.popleft()
+        if queue:
+            self._queues[user] = queue
+        elif n_dropped := self._n_dropped_untold.pop(user, 0):
+            _LOG.warning("hooks%s have caught up; %d events were dropped", _of(user), n_dropped)
+        return event
+
+
+def _of(user: int | None) -> str:
+    return "" if user is None else f" for uid {user}"
 
 
 def _argv(hooks: HooksConfig, kind: EventKind) -> tuple[str, ...] | None:

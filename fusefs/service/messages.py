@@ -171,10 +171,10 @@ class OrphanEnded(msgspec.Struct, tag=True):
 
 
 class Measured(msgspec.Struct, tag=True):
-    """What is in one orphan."""
+    """What goes with one orphan."""
 
     id: str
-    n_entries: Count
+    n_inodes: Count
     n_bytes: Count
 
 
@@ -241,6 +241,7 @@ class Spawn(msgspec.Struct, tag=True):
     base_path: bytes
     volume: Volume
     owner: int
+    name: bytes
 
 
 class Forked(msgspec.Struct):

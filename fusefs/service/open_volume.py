@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
 from fusefs.core.errors import Busy, NoStore, NotPermitted, TrashdError, Untrusted
 from fusefs.core.identity import Likelihood, compare
-from fusefs.core.names import STORE
+from fusefs.core.names import STORE, Name, whose_store
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.service_status import UNSEEN, VolumePhase, VolumeStatus
 from fusefs.linux.disks import Disk, disk_of
@@ -29,16 +30,28 @@ from fusefs.service.node_files import HeldBeat, hold_beat
 from fusefs.service.status_file import served_volumes
 from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, READABLE, BackingAndMount
 from fusefs.store.discover import mount_points
-from fusefs.store.layout import REAPER_LOCK, USERS, Store, UserFolder, Volume, open_areas, open_store, trusted_owners
+from fusefs.store.layout import (
+    FOLDER_MODE,
+    REAPER_LOCK,
+    USERS,
+    Store,
+    UserFolder,
+    Volume,
+    open_areas,
+    open_own_store,
+    open_store,
+    read_volume,
+    trusted_owners,
+)
 from fusefs.store.make_folder import look_first
 from fusefs.store.mounted_paths import open_shown, refuse_mounted
 from fusefs.store.registry_lines import RegistryLine
 from fusefs.store.registry_targets import LineOf
 from fusefs.store.root_squash import refuse_squashed
+from fusefs.store.set_aside import discard_emptied
 from fusefs.store.store_maker import way_out
-from fusefs.store.store_registry import is_remembered
+from fusefs.store.store_registry import is_remembered, is_vouched
 from fusefs.store.swap_path import own_folder
-from fusefs.store.tidy_folder import look_over
 from fusefs.store.user_folders import NOT_MADE, FolderCensus, FolderRefusal, open_user, plain_name, take_census, why_not
 
 _LET_GO = (VolumePhase.ELSEWHERE, VolumePhase.GONE)
@@ -109,13 +122,29 @@ class OpenVolume(NamedTuple):
         """Let go of it, so that it can be unmounted."""
         self.owned.close()
 
-    def users(self) -> FolderCensus:
-        """Those who have a folder there, as far as they are ours to serve, and what is refused of theirs."""
+    def users(self, resting: Collection[int] = ()) -> FolderCensus:
+        """Those who have a folder there, as far as they are ours to serve, and what is refused of theirs.
+
+        resting  users whose new folders are not looked at now
+        Raises   OSError of what no other user can write
+        """
         if self.own is not None:
             return take_own_census(self.store, self.own.uid)
-        if self.store.is_roots_to_keep():
-            look_first(self.store)
-        return take_census(self.store, os.geteuid() or None)
+        unread = look_first(self.store, resting) if self.store.is_roots_to_keep() else []
+        census = take_census(self.store, os.geteuid() or None)
+        return census._replace(unread=census.unread + unread)
+
+    def check(self) -> None:
+        """Look whether what nobody but the store's owner can write still is what it was.
+
+        Raises  TrashdError; OSError: ESTALE if it is another volume's now
+        """
+        store, kernel = self.store, self.store.kernel
+        if read_volume(kernel, store.fd, store.base_path, (store.owner,)).id != store.volume.id:
+            raise OSError(errno.ESTALE, "another volume.json")
+        kernel.is_empty(store.areas.u_fd)
+        if kernel.is_read_only(store.fd):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     def folder(self, uid: int) -> UserFolder | None:
         """A user's folder; None if it is gone."""
@@ -133,16 +162,37 @@ def space_at(where: int | bytes) -> VolumeSpace:
     return VolumeSpace(st.f_bavail * st.f_frsize, st.f_blocks * st.f_frsize, *inodes)
 
 
+def split_place(path: bytes) -> tuple[bytes, Name]:
+    """The directory and the name of the store that a loop keeps by that path: a directory's own path means its first
+    one for us, that of a user's own store the store.
+    """
+    base, name = os.path.split(path)
+    return (path, STORE) if whose_store(name) is None else (base, Name(name))
+
+
+def _open_place(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
+    """The store of a place. Raises  Untrusted; NoBacking; BrokenStore; OSError"""
+    base, name = split_place(path)
+    try:
+        store = open_store(kernel, open_shown(kernel, base, mounts), base, name)
+    except Untrusted:
+        store = None if name != STORE else open_own_store(kernel, open_shown(kernel, base, mounts), base)
+        if store is None:
+            raise
+    if store is None and name == STORE:
+        store = open_own_store(kernel, open_shown(kernel, base, mounts), base)
+    return store
+
+
 def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
-    """The volume whose store is in a directory, locked.
+    """The volume whose store is in a directory, or has that path itself, locked.
 
     Raises  NoStore; Untrusted; NoBacking if only a mount of ours is seen there; Elsewhere; RootSquashed; OSError
     """
     mounts = read_mounts()
     with ExitStack() as owned:
         _let_sleep(path, mounts)
-        shown = open_shown(kernel, path, mounts)
-        store = open_store(kernel, shown, path)
+        store = _open_place(kernel, path, mounts)
         if store is None:
             raise NoStore(path)
         owned.enter_context(store)
@@ -150,7 +200,7 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
         _leave_to_root(store)
         refuse_squashed(store)
         _refuse_unproven(store)
-        look_over(store)
+        discard_emptied(store)
         hold = owned.enter_context(_open_hold(kernel, store))
         beat = None
         if kernel.is_local(store.fd):
@@ -211,7 +261,8 @@ def _refuse_unproven(store: Store) -> None:
     """
     if store.is_roots_to_keep() and store.is_unknown():
         raise Unproven(f"{printable(store.base_path)}: {NOT_MADE}", way_out(store.base_path))
-    if store.owner == os.geteuid() != 0 and not is_remembered(store):
+    is_own = not store.is_common() and store.owner == os.geteuid()
+    if is_own and not is_remembered(store) and (store.name == STORE or not is_vouched(store)):
         raise Unproven(store.base_path, f"if it is no copy: trashd init {shell_word(store.base_path)}")
 
 
@@ -281,19 +332,20 @@ def registered_paths(lines: Iterable[RegistryLine], mounts: list[Mount], seen: I
     return [path for path, place in places if place is not None and not any(one.holds(place) for one in shown)]
 
 
-def find_store(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, int] | None:
-    """What tells the store in a directory from others (its device and inode now); None if there is none for us."""
-    try:
-        _let_sleep(path, mounts)
-        shown = open_shown(kernel, path, mounts)
-        store = open_store(kernel, shown, path)
-    except (OSError, TrashdError):
-        return None  # `trashd doctor PATH` says why
-    if store is None:
-        return None
-    with store:
-        st = kernel.fstat(store.fd)
-        return st.st_dev, st.st_ino
+def find_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[bytes, tuple[int, int]]:
+    """The places of the stores in a directory that are ours to serve, each with what tells it from others (its device
+    and inode now): the first one by the directory's path, our own beside root's by its own.
+    """
+    found: dict[bytes, tuple[int, int]] = {}
+    for opener in (open_store, open_own_store):
+        with suppress(OSError, TrashdError):  # `trashd doctor PATH` says why
+            _let_sleep(path, mounts)
+            store = opener(kernel, open_shown(kernel, path, mounts), path)
+            if store is not None:
+                with store:
+                    st = kernel.fstat(store.fd)
+                    found[store.path() if found else path] = st.st_dev, st.st_ino
+    return found
 
 
 def find_id(kernel: Kernel, path: bytes, mounts: list[Mount]) -> str:
@@ -319,7 +371,7 @@ def is_own(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount]) -> bool:
     """
     try:
         with open_base(kernel, wanted, mounts) as base:
-            return kernel.stat(base, STORE).st_uid == wanted.uid
+            return kernel.stat(base, wanted.line.name).st_uid == wanted.uid
     except OSError:
         return False
 
@@ -331,8 +383,8 @@ def _open_vouched(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount], owned
     """
     base = owned.enter_context(open_base(kernel, wanted, mounts))
     try:
-        fd = owned.enter_context(kernel.open_beneath(base, STORE, READABLE))
-        areas = owned.enter_context(open_areas(kernel, fd))
+        fd = owned.enter_context(kernel.open_beneath(base, wanted.line.name, READABLE))
+        areas = owned.enter_context(open_areas(kernel, fd, wanted.line.name))
     except OSError as error:
         if error.errno == errno.EXDEV:
             raise Untrusted(wanted.line.path, "something is mounted over its store") from error
@@ -343,13 +395,16 @@ def _open_vouched(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount], owned
     for opened in (fd, *(area for _name, area in areas.all() if area is not areas.new_fd)):
         st = kernel.fstat(opened)
         if st.st_uid != wanted.uid or st.st_mode & OTHERS_WRITE or st.st_dev != dev:
-            raise Untrusted(wanted.line.path, f"uid {wanted.uid} registered it, and it is not his alone")
+            raise Untrusted(wanted.line.path, f"uid {wanted.uid} registered it, and it is not that user's alone")
+    if wanted.line.name != STORE and stat.S_IMODE(kernel.fstat(fd).st_mode) != FOLDER_MODE:
+        raise Untrusted(wanted.line.path, f"its mode is not {FOLDER_MODE:04o}")
     if compare(kernel.identify(fd), wanted.line.identity) is Likelihood.OTHER:
         raise NoStore(wanted.line.path, "another store is there now than the one that its owner registered")
     # What else its volume.json says his process reads (service/child.py).
     volume = Volume(wanted.line.volume, False, 0)
     kind = kernel.filesystem(fd)
-    return Store(kernel, BackingAndMount(base), wanted.line.path, fd, areas, volume, wanted.uid, kind)
+    sides, name = BackingAndMount(base), wanted.line.name
+    return Store(kernel, sides, wanted.line.path, fd, areas, volume, wanted.uid, kind, name=name)
 
 
 def unseen(wanted: LineOf) -> bytes:

@@ -7,6 +7,7 @@ looks twice a second whether it should end.
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -25,12 +26,15 @@ from fusefs.core.events import Event
 from fusefs.core.printable_names import printable
 from fusefs.core.service_status import Status, VolumePhase, VolumeStatus
 from fusefs.linux.atomic_files import replace_file
+from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.kernel import OTHERS_WRITE
 from fusefs.service.hooks import HookCounts
 
 _LOG = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
 _REQUEST_MAX = 8192
-_AT_ONCE = 8
+_AT_ONCE = 64
+"""Connections; with more, the oldest is closed. A scrape is over in milliseconds, so the oldest is a silent one."""
 _PATHS = (b"/", b"/metrics")
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """prometheus_client has a name for it since 0.22 (Debian 13 has 0.21)."""
@@ -128,8 +132,9 @@ class PrometheusMetrics(Collector):
         if self._textfile is None:
             return
         try:
-            # For node_exporter, which takes no name but `*.prom`.
-            replace_file(self._textfile, generate_latest(self.registry), 0o644, whatever_umask=True)
+            directory, name = os.path.split(self._textfile)
+            with _open_unshared(directory) as fd:
+                replace_file(name, generate_latest(self.registry), 0o644, whatever_umask=True, dir_fd=fd)
             self._is_broken = False
         except OSError as error:
             if not self._is_broken:
@@ -139,8 +144,9 @@ class PrometheusMetrics(Collector):
     def close(self) -> None:
         """Take the text file away: values of a service that is not there would be taken for its last word."""
         if self._textfile is not None:
-            with suppress(OSError):
-                os.unlink(self._textfile)
+            directory, name = os.path.split(self._textfile)
+            with suppress(OSError), _open_unshared(directory) as fd:
+                os.unlink(name, dir_fd=fd)
 
     def collect(self) -> Iterator[Metric]:
         """All metrics with their values of now."""
@@ -157,6 +163,15 @@ class PrometheusMetrics(Collector):
         for labels, n in sorted(self._events.items()):
             events.add_metric(labels, n)
         yield events
+
+
+def _open_unshared(path: bytes) -> Fd:
+    """A directory in which nobody but root and we can make, replace or take away a file. Raises  OSError"""
+    with closed_on_error(Fd(os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))) as fd:
+        st = os.fstat(fd)
+        if st.st_uid not in (0, os.geteuid()) or st.st_mode & OTHERS_WRITE:
+            raise PermissionError(errno.EACCES, "others can write in its directory: chown it to root, chmod go-w")
+        return fd
 
 
 def _of_service(status: Status) -> Iterator[Metric]:
@@ -237,24 +252,25 @@ async def serve(
         _LOG.error("metrics: can't listen on %s port %d: %s", host, port, error)
         task_status.started([])
         return
-    limit = trio.CapacityLimiter(_AT_ONCE)
-    await trio.serve_listeners(partial(_answer, registry, limit), listeners, task_status=task_status)
+    open_ones: dict[trio.CancelScope, None] = {}
+    await trio.serve_listeners(partial(_answer, registry, open_ones), listeners, task_status=task_status)
 
 
-async def _answer(registry: CollectorRegistry, limit: trio.CapacityLimiter, stream: trio.SocketStream) -> None:
-    """One request, one answer; a slow client, or one of too many, is disconnected."""
-    async with stream:
+async def _answer(
+    registry: CollectorRegistry, open_ones: dict[trio.CancelScope, None], stream: trio.SocketStream
+) -> None:
+    """One request, one answer; a slow client is disconnected, and the oldest if there are too many."""
+    with trio.move_on_after(_PATIENCE_S) as scope:
+        open_ones[scope] = None
+        if len(open_ones) > _AT_ONCE:
+            next(iter(open_ones)).cancel()
         try:
-            limit.acquire_nowait()
-        except trio.WouldBlock:
-            return
-        try:
-            with trio.move_on_after(_PATIENCE_S):
+            async with stream:
                 await stream.send_all(_respond(registry, await _read(stream)))
         except trio.BrokenResourceError:
             return
         finally:
-            limit.release()
+            del open_ones[scope]
 
 
 async def _read(stream: trio.SocketStream) -> bytes:

@@ -19,7 +19,7 @@ from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount
 from fusefs.service.messages import UserRegistry
-from fusefs.service.open_volume import find_store
+from fusefs.service.open_volume import find_stores
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.store.registry_lines import STORES
 from fusefs.store.registry_targets import LineOf
@@ -55,12 +55,12 @@ class MountPointStores:
         self._asked: set[bytes] = set()  # by threads that have not come back
 
     async def find(self, paths: Sequence[bytes], mounts: list[Mount]) -> list[bytes]:
-        """Those of the paths that hold a store, each store once, by the first path that leads to it.
+        """The places of the stores in directories, each store once, by the first path that leads to it.
 
         What does not answer is passed over; it keeps one thread, not one for each look.
         Checkpoint  yes
         """
-        found: dict[bytes, _Which | None] = {}
+        found: dict[bytes, dict[bytes, _Which]] = {}
         limiter = trio.CapacityLimiter(_AT_ONCE)
         with trio.move_on_after(_HUNG_S):
             async with trio.open_nursery() as nursery:
@@ -69,20 +69,19 @@ class MountPointStores:
                         nursery.start_soon(self._look, path, mounts, limiter, found)
         stores: dict[_Which, bytes] = {}
         for path in paths:
-            which = found.get(path)
-            if which is not None:
-                stores.setdefault(which, path)
+            for place, which in found.get(path, {}).items():
+                stores.setdefault(which, place)
         return list(stores.values())
 
     async def _look(
-        self, path: bytes, mounts: list[Mount], limiter: trio.CapacityLimiter, found: dict[bytes, _Which | None]
+        self, path: bytes, mounts: list[Mount], limiter: trio.CapacityLimiter, found: dict[bytes, dict[bytes, _Which]]
     ) -> None:
         found[path] = await in_thread(limiter, partial(self._ask, path, mounts))
 
-    def _ask(self, path: bytes, mounts: list[Mount]) -> _Which | None:
+    def _ask(self, path: bytes, mounts: list[Mount]) -> dict[bytes, _Which]:
         self._asked.add(path)
         try:
-            return find_store(self._kernel, path, mounts)
+            return find_stores(self._kernel, path, mounts)
         finally:
             self._asked.discard(path)
 
@@ -123,7 +122,7 @@ class RegisteredStores:
         def take(home: UserRegistry, directory: Fd | None) -> None:
             heard.add(home.uid)
             self._forget(home.uid)
-            self.words |= {(home.uid, word.line.path): word for word in home.words if word.uid == home.uid}
+            self.words |= {(home.uid, word.line.store()): word for word in home.words if word.uid == home.uid}
             self._n_more[home.uid] = home.n_more
             self._watch(home.uid, directory)
 

@@ -36,7 +36,7 @@ from fusefs.service.event_outlets import EventOutlets
 from fusefs.service.forker import Forker, ForkerLost
 from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.known_volumes import KnownVolumes
-from fusefs.service.open_volume import all_views, find_id, registered_paths, volume_paths
+from fusefs.service.open_volume import all_views, find_id, registered_paths, split_place, volume_paths
 from fusefs.service.pause_files import Pause, pause_dir, read_pauses
 from fusefs.service.served_stores import Key, MountPointStores, OwnStoreLimits, RegisteredStores
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
@@ -52,6 +52,7 @@ _IMPORTED_LATE = (
     "hashlib", "statistics",
 )  # fmt: skip
 """By functions that commands share, or that not everybody needs. After an upgrade they would be the new version's."""
+_WITHOUT_STORE = (VolumePhase.UNPROVEN, VolumePhase.GONE, VolumePhase.BROKEN)
 _TELL_S = 1.0
 """Between two status files, at work."""
 _BREATH_S = 0.05
@@ -153,7 +154,7 @@ class _Service:
 
     def tell(self, event: Event) -> None:
         """Something happened."""
-        is_own = event.uid is not None and (event.uid, event.volume) in self._own
+        is_own = any((loop.owner, loop.path) == (event.uid, event.volume) for loop in self._own.values())
         self.outlets.tell(event, is_own=is_own)
 
     def changed(self) -> None:
@@ -237,7 +238,7 @@ class _Service:
             seen = self._look_through(mounts)
             paths = (*named, *volume_paths(mounts, seen), *registered_paths(known, mounts, seen))
         for path in await self._finder.find(paths, mounts):
-            if context.config.may_serve(path):
+            if context.config.may_serve(split_place(path)[0]):
                 self._keep(context, nursery, path, stays=path in named)
         for path in named:
             self._keep(context, nursery, path, stays=True)
@@ -289,7 +290,7 @@ class _Service:
         mounts, pauses = read_mounts(), read_pauses(self._runtime, time.time())
         seen = self._look_through(mounts)
         for key, word in own_stores.words.items():
-            uid, path = key
+            uid, path = word.uid, word.line.path
             own = OwnStore(word, find_rule_path(path, mounts, seen))
             if key in self._own:
                 self._own[key].renew(own)
@@ -314,7 +315,7 @@ class _Service:
             try:
                 await loop.run()
                 if loop.owner is not None:
-                    del self._own[loop.owner, loop.path]
+                    del self._own[loop.key()]
                     if self._own_stores is not None:
                         self._own_stores.look()  # it may be registered again already
                 else:
@@ -344,13 +345,13 @@ class _Service:
         return any(view.mount.mnt_id not in standing for view in self._views)
 
     async def _obey_nudges(self, context: ServiceContext, nursery: trio.Nursery) -> None:
-        """Look for volumes when a store was made, or is vouched for (`trashd init`)."""
+        """Look for volumes when a store was made, mended, or is vouched for (`trashd init`)."""
         while True:
             await self._nudged.wait()
             self._nudged = trio.Event()
             for loop in self._all_loops():
-                if loop.phase is VolumePhase.UNPROVEN:
-                    loop.look_again()
+                if loop.phase in _WITHOUT_STORE:
+                    loop.retry()
             await self._find(context, nursery)
 
     # Pauses
@@ -383,7 +384,7 @@ class _Service:
             known = {path: pause for path, pause in pauses.items() if path is not None}
             above = (pause for path, pause in known.items() if any(is_inside(one, path) for one in loop.paths()))
             return next(above, pauses.get(None))
-        return pauses.get(loop.path) or pauses.get(None)
+        return pauses.get(*loop.paths()) or pauses.get(None)
 
     # Telling
 

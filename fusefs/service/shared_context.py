@@ -16,6 +16,7 @@ from fusefs.core.events import Event, EventKind
 from fusefs.core.orphan_age import Clock, jumped
 from fusefs.linux.clocks import clocks_ns
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.subuid import read_subordinates
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.known_volumes import KnownVolumes
@@ -30,11 +31,12 @@ T = TypeVar("T")
 class EventLimit:
     """A rate limit on events: one user may rename containers all day, and each rename would be reported.
 
-    Counts events by user; what is beyond is counted, and told as a number.
+    Counts events by user, who has those of their subordinate uids; what is beyond is counted, and told as a number.
     """
 
     def __init__(self) -> None:
         self._since_s = 0.0
+        self._holder_of = read_subordinates().holder_of
         self._counts: dict[int, int] = {}
 
     def lets_pass(self, uid: int, now_s: float) -> bool:
@@ -44,8 +46,9 @@ class EventLimit:
                 if count > _MOST:
                     _LOG.warning("%d more events and faults of uid %d were not told", count - _MOST, one)
             self._since_s, self._counts = now_s, {}
-        self._counts[uid] = self._counts.get(uid, 0) + 1
-        return self._counts[uid] <= _MOST
+        holder = self._holder_of(uid)
+        self._counts[holder] = self._counts.get(holder, 0) + 1
+        return self._counts[holder] <= _MOST
 
 
 class ServiceContext:

@@ -23,6 +23,8 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 3600.0
 _FIRST_PAUSE_S, _GRUDGE_S = 1.0, 300.0
 _FIRST_TEND_S = 5.0
 _MOST_REMEMBERED = 1000
+_LEAST_OF_PART = 20
+"""Orphans that are remembered of each store of a user who has folders in many."""
 _SLACK_NS = 5_000_000_000
 """What was made while a page was read may be on it or not."""
 
@@ -315,6 +317,28 @@ class FolderPart:
         self.pending = {}
 
 
+class RetryClock:
+    """When something of one user's that failed is tried again: later each time."""
+
+    def __init__(self, first_s: float, last_s: float) -> None:
+        """Wait for so long the first time, and at most."""
+        self._first_s = first_s
+        self._last_s = last_s
+        self._n_failed = 0
+        self.at_s = 0.0
+
+    def failed(self, now_s: float) -> float:
+        """It failed, once more: for how long to leave it alone."""
+        wait_s = min(self._first_s * 2.0**self._n_failed, self._last_s)
+        self._n_failed = min(self._n_failed + 1, 20)
+        self.at_s = now_s + wait_s
+        return wait_s
+
+    def succeeded(self) -> None:
+        """The next failure is the first again."""
+        self._n_failed = 0
+
+
 class UserState:
     """What is known of one user, and what went wrong with him."""
 
@@ -337,8 +361,7 @@ class UserState:
         self._told_until_ns = told_until_ns
         self.most_remembered = most
         self._base = base
-        self._retry_at_s = 0.0
-        self._n_strikes = 0
+        self._retry = RetryClock(_FIRST_PAUSE_S, _LAST_RETRY_S)
         self._n_untended = 0
         self._n_parked: dict[str, int] = {}
         self._n_tries: dict[str, int] = {}
@@ -349,8 +372,9 @@ class UserState:
         """The user's folders are in order, and in these stores; whether some were not known."""
         wanted = set(bases) | {self._base}
         new = wanted - self.parts.keys()
+        most = max(self.most_remembered() // len(wanted), _LEAST_OF_PART)
         for base in new:
-            self.parts[base] = FolderPart(base, self.most_remembered(), self._told_until_ns)
+            self.parts[base] = FolderPart(base, most, self._told_until_ns)
         for base in self.parts.keys() - wanted:
             del self.parts[base]
         return bool(new)
@@ -370,7 +394,7 @@ class UserState:
 
     def next_order(self, now_s: float) -> Order | None:
         """What is to be done for the user now, if anything."""
-        if now_s < self._retry_at_s:
+        if now_s < self._retry.at_s:
             return None
         if now_s >= self.tend_at_s:
             self.tend_at_s = math.inf
@@ -396,7 +420,7 @@ class UserState:
 
     def next_at_s(self) -> float:
         """When he wants something next, as far as is known; infinity for never."""
-        return max(min([self.tend_at_s, *(part.next_at_s() for part in self.parts.values())]), self._retry_at_s)
+        return max(min([self.tend_at_s, *(part.next_at_s() for part in self.parts.values())]), self._retry.at_s)
 
     def due_at_s(self) -> float:
         """When the user's next orphan is due, or was; infinity for never."""
@@ -473,15 +497,12 @@ class UserState:
 
     def failed(self, now_s: float) -> float:
         """The user's process or folder failed: for how long to wait now, longer each time."""
-        wait_s = min(_FIRST_PAUSE_S * 2.0**self._n_strikes, _LAST_RETRY_S)
-        self._n_strikes = min(self._n_strikes + 1, 20)
-        self._retry_at_s = now_s + wait_s
-        return wait_s
+        return self._retry.failed(now_s)
 
     def succeeded(self, now_s: float) -> None:
         """Something went well; after a while there is no grudge."""
-        if now_s > self._retry_at_s + _GRUDGE_S:
-            self._n_strikes = 0
+        if now_s > self._retry.at_s + _GRUDGE_S:
+            self._retry.succeeded()
 
     def retry_at_s(self, identifier: str, now_s: float) -> float:
         """When to try an orphan again that a process holds, or that failed; later each time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from fusefs.core.policy import VolumePolicy, hurries
+from fusefs.core.policy import SpaceWanted, VolumePolicy, hurries
 from fusefs.core.service_status import MOST_FAULTS, StatusFault
 from fusefs.service.open_volume import VolumeSpace
 
@@ -22,6 +22,7 @@ class SpaceTrend:
     def __init__(self) -> None:
         self.space: VolumeSpace | None = None
         self.hurries = False
+        self.hurries_since_s = 0.0
         self.trend_bytes_per_s: float | None = None
         self._since_s = 0.0
         self._since_bytes = 0
@@ -40,7 +41,21 @@ class SpaceTrend:
         before = self.hurries
         wants_blocks = hurries(policy.blocks, space.free_share(), before)
         self.hurries = wants_blocks or hurries(policy.inodes, space.free_inode_share(), before)
+        if self.hurries and not before:
+            self.hurries_since_s = now_s
         return self.hurries != before
+
+    def wanted(self, policy: VolumePolicy) -> SpaceWanted:
+        """How much has to be given up until a volume that hurries need not."""
+        space = self.space
+        if space is None:
+            return SpaceWanted()
+        n_inodes = n_bytes = 0
+        if policy.blocks is not None:
+            n_bytes = max(int(policy.blocks.high * space.total_bytes) - space.free_bytes, 0)
+        if policy.inodes is not None and space.total_inodes and space.free_inodes is not None:
+            n_inodes = max(int(policy.inodes.high * space.total_inodes) - space.free_inodes, 0)
+        return SpaceWanted(n_inodes, n_bytes)
 
 
 class WorkTotals:

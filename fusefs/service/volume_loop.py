@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -11,8 +12,9 @@ from typing import NamedTuple
 
 import trio
 
-from fusefs.core.errors import NoStore, RootSquashed, TrashdError, from_os
+from fusefs.core.errors import NoBacking, NoStore, NotADirectory, NotFound, RootSquashed, TrashdError, from_os
 from fusefs.core.events import EventKind
+from fusefs.core.names import whose
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.printable_names import printable
 from fusefs.core.record import quote
@@ -20,7 +22,7 @@ from fusefs.core.service_status import PassedOver, VolumePhase, VolumeStatus
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import RulePath
 from fusefs.service.child_answers import TROUBLE, Trouble
-from fusefs.service.folder_watch import FolderWatch
+from fusefs.service.folder_watch import FolderWatches
 from fusefs.service.forker import ForkerLost
 from fusefs.service.known_volumes import ServedVolume
 from fusefs.service.open_volume import (
@@ -32,12 +34,14 @@ from fusefs.service.open_volume import (
     open_volume,
     own_space,
     space_at,
+    split_place,
     unseen,
 )
 from fusefs.service.other_nodes import OtherNodes
 from fusefs.service.pause_files import Pause
-from fusefs.service.served_stores import OwnStoreLimit
+from fusefs.service.served_stores import Key, OwnStoreLimit
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread, in_time
+from fusefs.service.unread_users import UnreadUsers
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
 from fusefs.service.volume_status import status_of
@@ -45,7 +49,7 @@ from fusefs.service.work_session import WorkSession
 from fusefs.store.layout import Store
 from fusefs.store.registry_targets import LineOf
 from fusefs.store.tidy_folder import tell
-from fusefs.store.user_folders import FolderCensus, whose
+from fusefs.store.user_folders import FolderCensus
 
 _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
@@ -90,6 +94,7 @@ class VolumeLoop:
         limit  what that may take; None of any other
         """
         self.path = path
+        self._base_path = split_place(path)[0] if own is None else path
         self._told_path = path if own is None else unseen(own.word)
         self.owner = None if own is None else own.word.uid
         self._own = own
@@ -102,7 +107,7 @@ class VolumeLoop:
         self.users: dict[int, UserState] = {}
         self.session: WorkSession | None = None
         self._volume_id = ""
-        self._served = ServedVolume(context.known, path, self.owner)
+        self._served = ServedVolume(context.known, self._base_path, self.owner)
         self._filesystem = ""
         self.phase = VolumePhase.LOOKING
         self._why = self._warned = ""
@@ -113,13 +118,12 @@ class VolumeLoop:
         self._pause: Pause | None = None
         self._must_find = True
         self._must_open = False
-        self._watches: dict[int, FolderWatch] = {}
+        self._watches = FolderWatches(context, path, self.wake)
         self._folders: dict[int, int] = {}
         self._refused: tuple[PassedOver, ...] = ()
-        self._area_watches: list[int] = []
+        self._unread = UnreadUsers()
         self._n_breaks = 0
-        self._n_blind = 0
-        self._watch_at_s = math.inf  # when to try again what could not be watched; later each time
+        self._n_fresh = 0
         self._rests_until_s = 0.0
         self._polled_at_s = 0.0
         self._looked_at_s = 0.0
@@ -155,9 +159,19 @@ class VolumeLoop:
                 self.session.stop()
             self.look_again()
 
+    def retry(self) -> None:
+        """Somebody may have mended it, or made it again: look now."""
+        self._rests_until_s = 0.0
+        self.look_again()
+
+    def key(self) -> Key:
+        """Of a user's own store."""
+        assert self._own is not None
+        return self._own.word.uid, self._own.word.line.store()
+
     def paths(self) -> tuple[bytes, ...]:
         """By what people may know it."""
-        return (self.path,) if self._own is None else (self.path, self._own.by_rules.path)
+        return (self._base_path,) if self._own is None else (self.path, self._own.by_rules.path)
 
     def status(self) -> VolumeStatus:
         """What is known of it now; costs no system call."""
@@ -222,6 +236,7 @@ class VolumeLoop:
             held_s = self._held_back_s(policy)
             if held_s > 0:
                 wait_s = min(wait_s, held_s)
+                self._tell_unread_orphans()
             else:
                 try:
                     await self._work(policy)
@@ -232,9 +247,18 @@ class VolumeLoop:
                 await self._woken.wait()
             self._woken = trio.Event()
 
+    def _tell_unread_orphans(self) -> None:
+        """Have the status say how many came while nothing may be done."""
+        n_fresh = sum(len(part.fresh) for user in self.users.values() for part in user.parts.values())
+        if n_fresh != self._n_fresh:
+            self._n_fresh = n_fresh
+            self._context.changed()
+
     def _policy(self) -> VolumePolicy:
         config = self._context.config
-        return config.volume(self.path, self._volume_id) if self._own is None else config.inside(*self._own.by_rules)
+        if self._own is not None:
+            return config.inside(*self._own.by_rules)
+        return config.volume(self._base_path, self._volume_id)
 
     async def _watch_room(self, policy: VolumePolicy) -> float:
         """Look at the free space where nothing is open; until when that need not be done again."""
@@ -251,6 +275,7 @@ class VolumeLoop:
                 space = await self._space()
                 if space is not None:
                     self._look_at_space(space)
+            self._must_open |= self._room.hurries  # what was too young for it may be so no more
         return self._looked_at_s + _ROOM_S - now_s
 
     def _look_at_space(self, space: VolumeSpace) -> None:
@@ -260,7 +285,7 @@ class VolumeLoop:
             return
         if self._room.hurries:
             share = space.free_share() or 0.0
-            detail = f"{share:.1%} of it are free: the oldest go before their time"
+            detail = f"{share:.1%} of it are free: of the largest holders the oldest go before their time"
             self._context.tell(EventKind.LOW_SPACE, volume=self.path, uid=self.owner, detail=detail)
         for user in self.users.values():
             for part in user.parts.values():
@@ -275,7 +300,7 @@ class VolumeLoop:
             self._be(VolumePhase.PAUSED, self._pause.why)
             return max(self._pause.left_s(time.time()), 0.1)
         is_unknown = self._own is None and (self._must_open or not self._volume_id)
-        may_serve = is_unknown and self._context.config.may_serve(self.path)
+        may_serve = is_unknown and self._context.config.may_serve(self._base_path)
         if not policy.is_served and not may_serve:
             self._be(VolumePhase.PAUSED, "the configuration says: serve = false")
             return _NEVER_S
@@ -298,7 +323,7 @@ class VolumeLoop:
         """Open the volume and do all that is due. Raises  Trouble; TrashdError; OSError; ForkerLost"""
         now_s = boot_s()
         is_poll = now_s >= self._polled_at_s + self._context.config.poll_s
-        must_open = self._must_find or self._must_open or is_poll or now_s >= self._watch_at_s
+        must_open = self._may_find() or self._must_open or is_poll or now_s >= self._watches.next_at_s
         if not must_open and self._nodes.is_due():
             must_open = not await self._look_at_others()
         if not must_open and not any(user.wants(now_s) for user in self.users.values()):
@@ -361,7 +386,7 @@ class VolumeLoop:
                 self._room,
                 self._limiter,
                 self._look_at_space,
-                partial(self._post_watches, opened.store),
+                partial(self._watches.post, opened.store, self.users),
                 partial(self._around, opened),
                 self._served.grace,
             )
@@ -411,79 +436,68 @@ class VolumeLoop:
             self._forget()
             self._volume_id = store.volume.id
             self._filesystem = opened.filesystem
-        config, look_again = self._context.config, self.copy_changed
-        self._served.recognise(self._volume_id, opened.disk, config, look_again)
+        self._served.recognise(self._volume_id, opened.disk, self._context.config, self.copy_changed)
         self._nodes.begin(opened)
         if is_poll:
             self._polled_at_s = boot_s()
             for uid, user in self.users.items():
-                watch = self._watches.get(uid)
                 # Other hosts' doings come by no inotify, nor what is in a folder that could not be watched.
-                if not store.kernel.is_local(store.fd) or watch is None or not watch.is_complete():
+                if not store.kernel.is_local(store.fd) or not self._watches.is_complete(uid):
                     user.look_again()
         self._must_find |= is_poll
-        if self._must_find:
+        if self._may_find():
             await self._find_users(opened)
         else:
-            self._post_watches(store)  # where a watch was lost
+            self._watches.post(store, self.users)  # where a watch was lost
         await self._nodes.look(opened, self.users, VolumePhase.LOOKING.value)
+
+    def _may_find(self) -> bool:
+        """Whether there may be users whom we don't know, or one of them is to be looked at again."""
+        return self._must_find or boot_s() >= self._unread.next_at_s()
 
     async def _find_users(self, opened: OpenVolume) -> None:
         """See which users the volume has, if there may be new ones."""
-        if not self._must_find:
+        if not self._may_find():
             return
         self._must_find = False
-        if not self._area_watches:
-            wanted = InotifyMask.CREATE | InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.DELETE
-            for _name, area in opened.store.areas.all():
-                with suppress(OSError):
-                    self._area_watches.append(self._context.watcher.add(area, wanted, self._on_users))
+        self._watches.post_areas(opened.store, self._on_users)
         try:
-            census = await in_thread(self._limiter, opened.users)
+            resting = self._unread.resting(boot_s())
+            census = await in_thread(self._limiter, partial(opened.users, resting))
         except BaseException:
             self._must_find = True  # the session ended meanwhile: the next one finds them
             raise
-        self._tell_refused(census)
+        self._unread.note(census.unread, resting, boot_s())
+        self._tell_refused(census, opened.store)
         for uid in self.users.keys() - census.inos.keys():
-            self._drop(uid)
+            if uid not in self._unread:
+                self._drop(uid)
         for uid, ino in census.inos.items():
             if uid not in self.users:
-                self.users[uid] = UserState(uid, self.path, self._most_remembered, self._context.since_ns)
+                self.users[uid] = UserState(uid, opened.store.path(), self._most_remembered, self._context.since_ns)
             elif self._folders.get(uid, ino) != ino:
                 self.users[uid].look_again()  # another folder: all that is known of the old one is void
                 self._leave(uid)
         self._folders = census.inos
-        self._post_watches(opened.store)
+        self._watches.post(opened.store, self.users)
 
-    def _tell_refused(self, census: FolderCensus) -> None:
-        """Note what is no user's folder though it is called so; it is not served."""
-        refused = tuple(PassedOver(*problem) for problem in tell(self._told_path, census.refused))
+    def _tell_refused(self, census: FolderCensus, store: Store) -> None:
+        """Note what is no user's folder though it is called so, or can't be read; it is not served."""
+        where = os.path.join(split_place(self._told_path)[0], store.name)
+        every = census.refused + self._unread.refused()
+        refused = tuple(PassedOver(*problem) for problem in tell(where, every))
         if refused == self._refused:
             return
         self._refused = refused
         self._context.changed()
-        if refused and self._context.lets_tell(census.refused[0].owner or 0):
+        if refused and self._context.lets_tell(every[0].owner or 0):
             told = "; ".join(f"{one.where}: {one.what}" for one in refused)
             _LOG.warning("%s", told)
-
-    def _post_watches(self, store: Store) -> None:
-        """Watch the folders of all users that are not watched yet."""
-        for uid in self._watches.keys() - self.users.keys():
-            self._watches.pop(uid).dismiss()
-        for uid, user in self.users.items():
-            watch = self._watches.get(uid)
-            if watch is None or watch.user is not user:
-                if watch is not None:
-                    watch.dismiss()
-                watch = self._watches[uid] = FolderWatch(self._context, self.path, user, self.wake)
-            watch.post(store)
-        self._n_blind = 0 if all(one.is_complete() for one in self._watches.values()) else self._n_blind + 1
-        self._watch_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
 
     def _on_users(self, event: InotifyEvent) -> None:
         """Perhaps a new user, or another folder of one. Anybody makes names there: they say nothing."""
         if event.happened & (InotifyMask.IGNORED | InotifyMask.UNMOUNT):
-            self._leave_areas()
+            self._watches.leave_areas()
         elif not event.happened & InotifyMask.OVERFLOW and whose(event.name) is None:
             return
         self._may_have_users()
@@ -510,11 +524,8 @@ class VolumeLoop:
             return 0.0
         now_s = boot_s()
         poll_s = self._polled_at_s + self._context.config.poll_s
-        return max(
-            min([poll_s, self._watch_at_s, self._nodes.at_s(), *(user.next_at_s() for user in self.users.values())])
-            - now_s,
-            0.0,
-        )
+        own = [poll_s, self._watches.next_at_s, self._unread.next_at_s(), self._nodes.at_s()]
+        return max(min([*own, *(user.next_at_s() for user in self.users.values())]) - now_s, 0.0)
 
     def _failed(self, error: Exception) -> float:
         """What went wrong, and how long to leave it alone."""
@@ -534,13 +545,24 @@ class VolumeLoop:
                 _LOG.warning("%s", self._why)
             self._warned = self._why
             return float(self._context.config.poll_s)
-        if isinstance(known, TrashdError) and (isinstance(known, NoStore) or known.errno not in TROUBLE):
+        if self._is_gone(known):
             self._forget()
             self._served.is_gone()
             self._n_gone += 1
             self._be(VolumePhase.GONE, why)
             return float(self._context.config.poll_s)
+        if isinstance(known, TrashdError) and known.errno not in TROUBLE:
+            self._served.end()  # somebody has to mend it, who knows when: what expires until then has grace
         return self.broke(why)
+
+    def _is_gone(self, error: Exception) -> bool:
+        """Whether an error says that there is no store; one that is there and can't be used needs somebody.
+
+        A user's own store is gone with whatever is wrong with it: its owner can bring that about when he likes.
+        """
+        if self._own is not None:
+            return isinstance(error, TrashdError) and (isinstance(error, NoStore) or error.errno not in TROUBLE)
+        return type(error) in (NoStore, NoBacking, NotFound, NotADirectory)
 
     def broke(self, why: str) -> float:
         """Leave the volume alone for a while, longer each time; how long."""
@@ -557,16 +579,12 @@ class VolumeLoop:
         """Nothing of what is known is true any more."""
         self._served.end()
         self._refused = ()
+        self._unread = UnreadUsers()
         self._nodes.forget()
         for uid in list(self.users):
             self._drop(uid)
-        self._leave_areas()
+        self._watches.leave_areas()
         self._must_find = True
-
-    def _leave_areas(self) -> None:
-        for number in self._area_watches:
-            self._context.watcher.remove(number)
-        self._area_watches.clear()
 
     def _drop(self, uid: int) -> None:
         del self.users[uid]
@@ -574,7 +592,6 @@ class VolumeLoop:
 
     def _leave(self, uid: int) -> None:
         """End all watching and work in the folder that a user had; he may make another one at once."""
-        if uid in self._watches:
-            self._watches.pop(uid).dismiss()
+        self._watches.dismiss(uid)
         if self.session is not None:
             self.session.renew(uid)

@@ -38,6 +38,8 @@ def status_of(
         kept,
         phase=phase,
         why=why,
+        is_known=bool(kept.id),
+        n_unread=sum(len(part.fresh) for part in parts),
         n_users=len(users),
         n_orphans=sum(part.n_orphans for part in parts),
         n_due=n_due,

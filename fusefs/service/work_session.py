@@ -13,9 +13,9 @@ from functools import partial
 import trio
 
 from fusefs.core.durations import format_duration
-from fusefs.core.errors import NotFound, TrashdError
+from fusefs.core.errors import NotFound, TrashdError, from_os
 from fusefs.core.events import EventKind
-from fusefs.core.names import ContainerId
+from fusefs.core.names import ContainerId, Name
 from fusefs.core.pacing import Backlog, Pressure, RateCaps, WorkDone
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.slice_budget import HOLD, Speed
@@ -102,7 +102,8 @@ class WorkSession:
         self._pacer = PressurePacer(context.kernel, opened.hold, caps, may_write=opened.own is None, write=beat)
         self.tempo = HOLD
         order = order_of_node(own_name()) if opened.is_shared() else by_number
-        self._turns = FairTurns(read_subordinates().holder_of, order)
+        holder_of = read_subordinates().holder_of
+        self._turns = FairTurns(holder_of, order)
         self._children: dict[int, ChildHandle] = {}
         self._busy: set[int] = set()
         self._counted: dict[int, Heartbeat] = {}
@@ -112,7 +113,7 @@ class WorkSession:
         self._is_stopping = False
         self._is_probing = self._is_writing_back = False
         self._by_force: set[str] = set()
-        self._intake = ChildAnswers(context, opened, policy, tally, room, new_parts, grace)
+        self._intake = ChildAnswers(context, opened, policy, tally, room, new_parts, holder_of, grace)
 
     # From outside
 
@@ -179,6 +180,9 @@ class WorkSession:
     async def _take_turns(self, nursery: trio.Nursery) -> None:
         worked_at_s = boot_s()
         while not (self._is_stopping or self._intake.trouble):
+            if self._intake.is_in_doubt:
+                await self._look_at_volume()
+                continue
             await self._serve_root()
             now_s = boot_s()
             wanting = [uid for uid, user in self._users.items() if uid in self._busy or user.wants(now_s)]
@@ -206,7 +210,7 @@ class WorkSession:
             if taken is not None and wanted.by_force:
                 self._by_force.add(taken)
             if 0 not in self._users:
-                self._users[0] = UserState(0, self._opened.store.base_path, lambda: _ROOTS_MOST, self._context.since_ns)
+                self._users[0] = UserState(0, self._opened.store.path(), lambda: _ROOTS_MOST, self._context.since_ns)
             self._users[0].look_again()
 
     async def _wait(self, seconds: float) -> None:
@@ -221,7 +225,7 @@ class WorkSession:
         if child is None:
             return
         began_s = last_s = boot_s()
-        while not (self._is_stopping or self._intake.trouble):
+        while not (self._is_stopping or self._intake.trouble or self._intake.is_in_doubt):
             if user.uid not in self._busy:
                 order = user.next_order(boot_s())
                 if order is None:
@@ -333,8 +337,10 @@ class WorkSession:
                         self._intake.take(user, order, answer)
             # What was looked at again is due by its own term alone, whatever the quota had said before.
             has_looked = isinstance(order, Measure | ReadRecords) and user.parts[order.base].is_known()
-            if (has_looked and self._intake.has_quota()) or (isinstance(order, Reap) and self._room.hurries):
+            if has_looked and self._intake.must_measure():
                 await self._look_at_space()
+            elif isinstance(order, Reap) and self._room.hurries:
+                self._tell_space(await in_thread(self._limiter, self._opened.space))
             user.succeeded(boot_s())
         except ChildGone as lost:
             user.give_back(order)
@@ -418,11 +424,19 @@ class WorkSession:
                 await self._may_be_news.wait()
             self._may_be_news = trio.Event()
 
+    async def _look_at_volume(self) -> None:
+        """See whether the volume is well, of which a user's process said that it is not."""
+        self._intake.is_in_doubt = False
+        try:
+            await in_thread(self._limiter, self._opened.check)
+        except (TrashdError, OSError) as error:
+            self._intake.trouble = from_os(error, self._opened.store.base_path).message()
+
     async def _look_at_space(self) -> None:
         """See what is free, and whether something has to go before its time."""
         space = await in_thread(self._limiter, self._opened.space)
         self._tell_space(space)
-        await self._intake.enforce_quota(space.total_bytes, self._users.values(), self._limiter)
+        await self._intake.make_room(space, self._users.values(), self._limiter)
 
 
 async def _listen(child: ChildHandle) -> None:
@@ -449,13 +463,14 @@ def take_over(opened: OpenVolume, wanted: ForRoot) -> ContainerId | None:
         return None if isinstance(seized, ClaimLost) else seized.id
 
 
-def _store_of(upper: Store, base: bytes, owned: ExitStack) -> Store:
-    """The store with that base: the one that is open, or one below it."""
-    if base == upper.base_path:
+def _store_of(upper: Store, path: bytes, owned: ExitStack) -> Store:
+    """The store with that path: the one that is open, or one below it."""
+    if path == upper.path():
         return upper
+    base, name = os.path.split(path)
     way = below(base, upper.base_path)
     sides = upper.base.beneath(upper.kernel, way)
-    lower = open_store(upper.kernel, sides, base)
+    lower = open_store(upper.kernel, sides, base, Name(name))
     if lower is None:
         raise NotFound(base)
     return owned.enter_context(lower)

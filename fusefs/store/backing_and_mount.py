@@ -80,6 +80,11 @@ class BackingAndMount(NamedTuple):
         """Where its names are to be changed."""
         return self.fd if self.mounted is None else self.mounted
 
+    def again(self, kernel: Kernel) -> BackingAndMount:
+        """This directory, opened once more. Raises  OSError"""
+        with closed_on_error(kernel.open_beneath(self.fd, b".", DIRECTORY)) as fd:
+            return BackingAndMount(fd, self.mounted and kernel.open_beneath(self.mounted, b".", DIRECTORY))
+
     def beneath(self, kernel: Kernel, path: bytes, flags: int = DIRECTORY) -> BackingAndMount:
         """A directory beneath it; without a mounted side if the mount shows another one there, or none now.
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from fusefs.core.errors import SETTLE, WAY_OUT, TrashdError
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE, ContainerId, is_container_id
+from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -38,9 +38,10 @@ from fusefs.store.layout import (
     WATCH_PREFIXES,
     Store,
     UserFolder,
+    open_own_store,
     open_store,
 )
-from fusefs.store.pointers import pointed
+from fusefs.store.pointers import MOST_READ, pointed
 from fusefs.store.registry_lines import registered, why_unread
 from fusefs.store.registry_targets import LineOf, RegistryTarget, follow
 from fusefs.store.reserve import has_spare_space, is_stocked, is_used
@@ -212,24 +213,33 @@ def _check_loan(held: HeldContainer, where: str) -> Iterator[AdoptionProblem]:
 
 def _check_pointers(folder: UserFolder) -> Iterator[AdoptionProblem]:
     kernel = folder.store.kernel
-    for name, lower in pointed(folder):
+    for number, (name, lower) in enumerate(pointed(folder)):
         where = _told(folder.path(), b"pointers", name)
+        if number == MOST_READ:
+            more = f"no pointer beyond the first {MOST_READ:,} is followed"
+            yield AdoptionProblem(_told(folder.path(), b"pointers"), more, "remove those that lead to no store")
+            return
         if lower is None:
             yield AdoptionProblem(where, "not a relative path", "remove it")
             continue
-        try:
-            base_fd = kernel.open_beneath(folder.store.base.fd, lower, DIRECTORY)
-            store = open_store(kernel, BackingAndMount(base_fd), os.path.join(folder.store.base_path, lower))
-        except TrashdError as error:
-            yield AdoptionProblem(where, error.message(), error.hint)
-            continue
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                yield AdoptionProblem(where, "leads through a link or to no directory", "remove it")
-            store = None  # that directory was removed or swapped away, its store with it: nothing is lost by it
-        if store is not None:
-            with store:
-                yield from passed_over(store, folder.uid)
+        problems, n_there = list[AdoptionProblem](), 0
+        for opener in (open_store, open_own_store):
+            try:
+                base = BackingAndMount(kernel.open_beneath(folder.store.base.fd, lower, DIRECTORY))
+                store = opener(kernel, base, os.path.join(folder.store.base_path, lower))
+            except TrashdError as error:
+                problems.append(AdoptionProblem(where, error.message(), error.hint))
+                continue
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                    yield AdoptionProblem(where, "leads through a link or to no directory", "remove it")
+                break  # that directory was removed or swapped away, its store with it: nothing is lost by it
+            if store is not None:
+                n_there += 1
+                with store:
+                    yield from passed_over(store, folder.uid)
+        if not n_there:  # another user's store beside the caller's own is no problem
+            yield from problems
 
 
 def check_registry(kernel: Kernel, directory: bytes) -> Iterator[AdoptionProblem]:
@@ -241,7 +251,7 @@ def check_registry(kernel: Kernel, directory: bytes) -> Iterator[AdoptionProblem
     words = [LineOf(os.geteuid(), line) for line in registered() if is_inside(line.path, directory)]
     for word, lead in follow(kernel, words, read_mounts()):
         if lead is RegistryTarget.GONE:
-            where = os.path.join(word.line.path, STORE)
+            where = word.line.store()
             yield AdoptionProblem(printable(where), "the registry of stores names it, and it is gone", _GONE)
 
 
@@ -250,6 +260,6 @@ def check_vouched(folder: UserFolder) -> list[AdoptionProblem]:
     store = folder.store
     if is_vouched(store):
         return []
-    where, owner_does = os.path.join(store.base_path, STORE), f"trashd init {shell_word(store.base_path)}"
+    where, owner_does = store.path(), f"trashd init {shell_word(store.base_path)}"
     what = "its owner's registry does not name it, as if it were a copy: nothing in it is reaped but by its ID"
     return [AdoptionProblem(printable(where), what, f"its owner vouches for it by: {owner_does}")]

@@ -11,13 +11,13 @@ from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from fusefs.core.errors import BrokenStore, NoBacking, NotPermitted, TrashdError, Untrusted
-from fusefs.core.names import STORE
+from fusefs.core.names import STORE, Name, whose_store
 from fusefs.core.printable_names import printable
 from fusefs.linux.answer_timeout import ask_each
 from fusefs.linux.fd import closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, covering, read_mounts
-from fusefs.store.layout import Store, UserFolder, open_store, trusted_owners
+from fusefs.store.layout import Store, UserFolder, names_of_users, open_store, own_names, trusted_owners
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.pointers import lower_stores
 from fusefs.store.registry_lines import registered
@@ -71,38 +71,38 @@ def _named(kernel: Kernel, asked: list[bytes]) -> Iterator[Store]:
 
 
 def _unbroken(
-    opened: Callable[[Place], Store | None], places: Iterable[Place], broken: list[BrokenStore]
+    opened: Callable[[Place], Iterator[Store]], places: Iterable[Place], broken: list[BrokenStore]
 ) -> Iterator[Store]:
     """The stores at some places, each had by `opened`; what is wrong with the others is kept for later."""
     for place in places:
         try:
-            store = opened(place)
+            yield from opened(place)
         except BrokenStore as error:
             broken.append(error)
-            continue
-        if store is not None:
-            yield store
 
 
-def _nearest(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
-    """The store in a directory, or the nearest above it on the same mount: what is renamed there leaves no mount."""
+def _nearest(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store]:
+    """The stores in a directory, or in the nearest above it on the same mount that has any: what is renamed there
+    leaves no mount.
+    """
     mount = covering(path, mounts)
     for above in _upwards(path):
         if covering(above, mounts) != mount:
-            return None
+            return
+        n_there = 0
         try:
-            store = open_at(kernel, above, mounts)
+            for store in stores_at(kernel, above, mounts):
+                n_there += 1
+                yield store
         except BrokenStore:
             raise
         except (NoBacking, Untrusted):
             if above == path:
                 raise
-            continue
         except (OSError, TrashdError):
-            continue  # nothing there for us; `trashd doctor PATH` says why
-        if store is not None:
-            return store
-    return None
+            pass  # nothing there for us; `trashd doctor PATH` says why
+        if n_there:
+            return
 
 
 def _everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
@@ -110,7 +110,7 @@ def _everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
     users: set[int] = set()
     broken: list[BrokenStore] = []
     for store in _unbroken(partial(_open_place, kernel, mounts), _places(kernel, mounts, users, silent), broken):
-        if store.owner == 0 == os.geteuid():
+        if store.is_roots_to_keep():
             with suppress(OSError):  # it is gone by now
                 users |= named_users(store)
         yield store
@@ -147,20 +147,23 @@ def _places(kernel: Kernel, mounts: list[Mount], users: set[int], silent: list[b
     kernel.discovered = _Discovered(for_whom, time.monotonic() + _BELIEVED_S, places, silent[n_silent:])
 
 
-def _open_place(kernel: Kernel, mounts: list[Mount], place: bytes | LineOf) -> Store | None:
+def _open_place(kernel: Kernel, mounts: list[Mount], place: bytes | LineOf) -> Iterator[Store]:
     """Raises  BrokenStore"""
     if isinstance(place, LineOf):
-        return open_registered(kernel, place, mounts)
+        registered_one = open_registered(kernel, place, mounts)
+        if registered_one is not None:
+            yield registered_one
+        return
     try:
-        return open_at(kernel, place, mounts)
+        yield from stores_at(kernel, place, mounts)
     except BrokenStore:
         with suppress(OSError):
             # A user must not keep root's commands from being content.
             if os.lstat(os.path.join(place, STORE)).st_uid not in trusted_owners(os.geteuid()):
-                return None
+                return
         raise
     except (OSError, TrashdError):
-        return None  # it is gone by now
+        pass  # it is gone by now
 
 
 def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iterator[bytes]:
@@ -168,12 +171,11 @@ def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iter
 
     def ask(path: bytes) -> bytes:
         try:
-            store = open_at(kernel, path, mounts)
+            return _FOUND if next(stores_at(kernel, path, mounts), None) is not None else b""
         except BrokenStore:
             return _FOUND
         except (OSError, TrashdError):
             return b""
-        return _FOUND if store is not None else b""
 
     paths = mount_points(mounts)
     with suppress(FileNotFoundError):  # where we are was removed
@@ -193,20 +195,46 @@ def _words(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterato
         yield from stores_of_users(kernel, mounts, users)
 
 
-def open_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
-    """The store in a directory; None if there is none. Root opens a user's own one for that user alone.
+def stores_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store]:
+    """The stores in a directory: root's, the caller's own, and for root all users'; the caller closes each.
+
+    Raises  OSError; NoBacking; BrokenStore, of another user's only after all others; Untrusted if none but untrusted
+            ones is there
+    """
+    uid, n_there = os.geteuid(), 0
+    wrong: list[Untrusted | BrokenStore] = []
+    with open_shown(kernel, path, mounts) as shown:
+        own = names_of_users(kernel, shown.fd) if uid == 0 else own_names(kernel, shown.fd, uid)
+        names = [STORE, *own]
+    for name in names:
+        try:
+            store = open_at(kernel, path, mounts, name)
+        except (Untrusted, BrokenStore) as error:
+            if name == STORE or (isinstance(error, BrokenStore) and whose_store(name) == uid):
+                wrong.append(error)  # a user must not keep root's commands from being content
+            continue
+        if store is not None:
+            n_there += 1
+            yield store
+    for one in wrong:
+        if isinstance(one, BrokenStore) or not n_there:
+            raise one
+
+
+def open_at(kernel: Kernel, path: bytes, mounts: list[Mount], name: Name = STORE) -> Store | None:
+    """A store by its name in a directory; None if there is none. Root opens a user's own one for that user alone.
 
     Raises  OSError; Untrusted; NoBacking; BrokenStore
     """
     shown = open_shown(kernel, path, mounts)
     try:
-        return open_store(kernel, shown, path)
+        return open_store(kernel, shown, path, name)
     except Untrusted:
         if os.geteuid() != 0:
             raise
     with closed_on_error(open_shown(kernel, path, mounts)) as shown:
-        owner = kernel.stat(shown.fd, STORE).st_uid  # it may be gone by now
-    return open_store(kernel, shown, path, of=owner or None)
+        owner = kernel.stat(shown.fd, name).st_uid  # it may be gone by now
+    return open_store(kernel, shown, path, name, of=owner or None)
 
 
 def mount_points(mounts: Iterable[Mount]) -> list[bytes]:
@@ -226,13 +254,16 @@ def _upwards(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def folders(store: Store, refused: list[FolderRefusal] | None = None) -> Iterator[UserFolder]:
+def folders(
+    store: Store, refused: list[FolderRefusal] | None = None, unread: list[FolderRefusal] | None = None
+) -> Iterator[UserFolder]:
     """The users' folders of a store that concern the caller: root sees all; the caller closes each.
 
     A user's own store serves that user alone.
     refused  gets what is called so and is none
+    unread   gets what could not be read; None: `refused` does
     """
-    yield from all_users(store, [] if refused is None else refused, os.geteuid() or store.owner or None)
+    yield from all_users(store, [] if refused is None else refused, os.geteuid() or store.owner or None, unread)
 
 
 def with_lower(folder: UserFolder) -> Iterator[UserFolder]:

@@ -9,12 +9,13 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from fusefs.core.errors import BrokenStore, NotFound, TrashdError, Untrusted, UsageError, from_os
+from fusefs.core.errors import BrokenStore, Incomplete, NotFound, TrashdError, Untrusted, UsageError, from_os
 from fusefs.core.lifecycle import State
-from fusefs.core.names import join
-from fusefs.core.orphan_age import Clock
+from fusefs.core.names import Name, join, whose_store
+from fusefs.core.orphan_age import Clock, Now
 from fusefs.core.orphan_sums import KeyedSum, OrphanSums, OrphanToSum
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.clocks import moment
@@ -35,6 +36,8 @@ from fusefs.store.victim_rename import DirectRename, VisibleRename
 
 ID_LEAST_CHARS = 4
 """Of an id that is cut short: what a script's empty variable begins is every orphan, perhaps the only one."""
+_MOST_LISTED = 100_000
+"""Orphans of another user: so many take some hundred megabytes in that user's process, and in ours."""
 T = TypeVar("T")
 
 
@@ -59,9 +62,10 @@ def each_folder(
     errors: list[TrashdError] = [] if lost is None else lost
     for store in _but_the_broken(stores, errors):
         strangers: list[FolderRefusal] = []
+        unread: list[FolderRefusal] = []
         with store:
             try:
-                for folder in folders(store, strangers):
+                for folder in folders(store, strangers, unread):
                     with folder:
                         if serves is not None and not serves(folder):
                             continue
@@ -71,12 +75,17 @@ def each_folder(
                             errors.append(from_os(error, folder.path()))
                         else:
                             yield from results
-                if refused is not None and store.owner == 0:
+                if refused is not None and store.is_common():
                     strangers += waiting(store, os.geteuid() or None)
             except OSError as error:
                 errors.append(from_os(error, store.base_path))
+        for one in unread:
+            where = os.path.join(store.path(), one.area, one.name)
+            errors.append(
+                Incomplete(f"{printable(where)}: {one.why}", "its user can look into it; all others are done")
+            )
         if refused is not None:
-            refused += tell(store.base_path, strangers)
+            refused += tell(store.path(), strangers)
     if lost is None and errors:
         raise errors[0]
 
@@ -106,15 +115,36 @@ def all_entries(
     lost, Raises  as for `each_folder`
     silent        as for `discover`
     """
-    now = moment(kernel, clocks)
+    listing = _FolderListing(moment(kernel, clocks))
     found = {
         (entry.path.rsplit(b"/", 2)[0], entry.id): entry
-        for part in each_folder(
-            discover(kernel, volumes, silent), lambda folder: list(entries(folder, now)), list[ListedContainer], lost
-        )
+        for part in each_folder(discover(kernel, volumes, silent), listing.of, list[ListedContainer], lost)
         for entry in part
     }
     return sorted(found.values(), key=lambda entry: entry.id)
+
+
+class _FolderListing:
+    """Lists folders, of another user no more in all stores than an answer has room for.
+
+    Each user's process has a copy of its own, so that it counts for that user alone.
+    """
+
+    def __init__(self, now: Now) -> None:
+        self._now = now
+        self._asker = os.geteuid()
+        self._n_left = _MOST_LISTED
+
+    def of(self, folder: UserFolder) -> list[ListedContainer]:
+        """The entries of a folder. Raises  Incomplete"""
+        if folder.uid == self._asker:
+            return list(entries(folder, self._now))
+        found = list(islice(entries(folder, self._now), self._n_left + 1))
+        self._n_left -= len(found)
+        if self._n_left < 0:
+            text = f"{printable(folder.path())}: more than {_MOST_LISTED:,} orphans of one user"
+            raise Incomplete(text, "their owner can list them; trashd list --sum-by user counts them")
+        return found
 
 
 class _FolderSums(NamedTuple):
@@ -212,20 +242,20 @@ def _prepared(store: Store, lost: list[TrashdError]) -> Store:
 
 def _prepare_lower(folder: UserFolder, lost: list[TrashdError]) -> None:
     if folder.list(POINTERS):
-        for base in as_owner(folder, partial(_lower_bases, folder), list[bytes]):
+        for path in as_owner(folder, partial(_lower_paths, folder), list[bytes]):
             with suppress(Untrusted):  # its owner's alone
-                lower = _beneath(folder.store, base)
+                lower = _beneath(folder.store, path)
                 if lower is not None:
                     with lower:
                         prepare(lower, lost)
 
 
-def _lower_bases(folder: UserFolder, _visible: VisibleRename | None) -> list[bytes]:
-    bases = []
+def _lower_paths(folder: UserFolder, _visible: VisibleRename | None) -> list[bytes]:
+    paths = []
     for store in lower_stores(folder):
         with store:
-            bases.append(store.base_path)
-    return bases
+            paths.append(store.path())
+    return paths
 
 
 def _is_tended(folder: UserFolder, asker: int) -> bool:
@@ -240,21 +270,33 @@ def _is_tended(folder: UserFolder, asker: int) -> bool:
 def find_container(
     kernel: Kernel, volumes: Sequence[bytes], identifier: str, clocks: tuple[Clock, ...] = ()
 ) -> ListedContainer:
-    """The one container with that id, or whose id begins or ends with it.
+    """The one container with that id; arguments and errors as for `find_containers`."""
+    return find_containers(kernel, volumes, [identifier], clocks)[0]
+
+
+def find_containers(
+    kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str], clocks: tuple[Clock, ...] = ()
+) -> list[ListedContainer]:
+    """The container with each of some ids, or whose id begins or ends with it; the stores are read once.
 
     clocks  what is remembered of the wall clock
     Raises  NotFound; UsageError if several have it, or it is too short to be meant
     """
-    if len(identifier) < ID_LEAST_CHARS:
-        raise UsageError(
-            f"'{printable(os.fsencode(identifier))}' is no id", f"give at least {ID_LEAST_CHARS} characters of it"
-        )
+    for identifier in identifiers:
+        if len(identifier) < ID_LEAST_CHARS:
+            raise UsageError(
+                f"'{printable(os.fsencode(identifier))}' is no id", f"give at least {ID_LEAST_CHARS} characters of it"
+            )
     lost: list[TrashdError] = []
     silent: list[bytes] = []
-    found = the_one_called(volumes, identifier, all_entries(kernel, volumes, lost, clocks, silent))
-    if found is None:
-        raise lost[0] if lost else NotFound(os.fsencode(identifier), not_looked_at(silent))
-    return found
+    listed = all_entries(kernel, volumes, lost, clocks, silent)
+    containers = []
+    for identifier in identifiers:
+        found = the_one_called(volumes, identifier, listed)
+        if found is None:
+            raise lost[0] if lost else NotFound(os.fsencode(identifier), not_looked_at(silent))
+        containers.append(found)
+    return containers
 
 
 def the_one_called(
@@ -313,7 +355,7 @@ def act_on(
     def in_its_folder(folder: UserFolder, names: VisibleRename | None) -> list[T]:
         for one in with_lower(folder):
             # Not by its path: root may have moved the folder to where it is proven since.
-            if one.store.base_path == entry.base_path():
+            if one.store.path() == entry.store_path():
                 if needs_proof and not one.is_served_by(asker):
                     raise not_proven(one)
                 return [body(one, names)]
@@ -336,32 +378,35 @@ def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContain
 
     Raises  NotFound if it is not there any more; Untrusted if its owner's pointer leads to a store that we don't trust
     """
-    base = entry.base_path()
+    path = entry.store_path()
     for upper in discover(kernel, volumes):
         with upper:
-            store = _beneath(upper, base) if is_inside(base, upper.base_path) else None
+            store = _beneath(upper, path) if is_inside(path, upper.base_path) else None
         if store is None:
             continue
         with store:
             for folder in folders(store):
                 with folder:
-                    if folder.uid == entry.uid and folder.store.base_path == base:
+                    if folder.uid == entry.uid and folder.store.path() == path:
                         yield folder
                         return
     raise NotFound(entry.id)
 
 
-def _beneath(upper: Store, base: bytes) -> Store | None:
-    """The store in the directory of another one's or beneath it; None: none there."""
+def _beneath(upper: Store, path: bytes) -> Store | None:
+    """The store with that path, in the directory of another one's or beneath it; None: none there."""
+    base, name = os.path.split(path)
     way = below(base, upper.base_path)
     try:
         sides = upper.base.beneath(upper.kernel, way)
     except OSError:
         return None  # another volume is mounted on the way, or it was moved
     try:
-        return open_store(upper.kernel, sides, base)
+        return open_store(upper.kernel, sides, base, Name(name))
     except Untrusted as error:
-        hint = f"root takes it over, with what is in it, by: trashd init {shell_word(base)}"
+        hint = f"root sets it aside in a new one, with what is in it, by: trashd init --replace {shell_word(base)}"
+        if whose_store(name) is not None:
+            hint = "only its owner's commands act in it"
         raise Untrusted(error.detail, hint) from error
 
 
@@ -394,24 +439,30 @@ def came_from(
             found.append(CameFrom(entry, None))
         elif wanted is not None and is_inside(b"/" + wanted, b"/" + origin):
             found.append(CameFrom(entry, below(b"/" + wanted, b"/" + origin)))
-    return sorted(_there(kernel, volumes, found), key=lambda one: one.entry.created_ns, reverse=True)
+    there = _there(kernel, volumes, found, directory=path.endswith(b"/"))
+    return sorted(there, key=lambda one: one.entry.created_ns, reverse=True)
 
 
-def _there(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom]) -> list[CameFrom]:
-    """Without those that don't have what is wanted of them; each folder's owner looks once."""
+def _there(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom], *, directory: bool) -> list[CameFrom]:
+    """Without those that don't have what is wanted of them; each folder's owner looks once.
+
+    directory  only a directory is wanted
+    """
     parts: dict[bytes, list[tuple[str, bytes]]] = {}
     for entry, inside in found:
-        if inside is not None:
-            parts.setdefault(entry.path.rsplit(b"/", 2)[0], []).append((entry.id, inside))
+        if inside is not None or directory:
+            parts.setdefault(entry.path.rsplit(b"/", 2)[0], []).append((entry.id, inside or b""))
     if not parts:
         return list(found)
 
+    flags = os.O_PATH | os.O_NOFOLLOW | (os.O_DIRECTORY if directory else 0)
+
     def look(folder: UserFolder) -> list[str]:
-        return [name for name, inside in parts.get(folder.path(), ()) if _has(folder, name, inside)]
+        return [name for name, inside in parts.get(folder.path(), ()) if _has(folder, name, inside, flags)]
 
     stores = discover(kernel, volumes)
     there = {name for part in each_folder(stores, look, list[str], []) for name in part}
-    return [one for one in found if one.inside is None or one.entry.id in there]
+    return [one for one in found if one.entry.id in there or (one.inside is None and not directory)]
 
 
 def _ways(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[tuple[int, int] | None, bytes]:
@@ -439,10 +490,11 @@ def _identity(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, in
     return st.st_dev, st.st_ino
 
 
-def _has(folder: UserFolder, name: str, inside: bytes) -> bool:
-    kernel = folder.store.kernel
+def _has(folder: UserFolder, name: str, inside: bytes, flags: int) -> bool:
+    """Whether a part of an orphan can be opened with some flags."""
+    kernel, path = folder.store.kernel, join(name.encode(), TREE, inside)
     try:
-        with folder.open(State.ORPHANS) as orphans, kernel.open_beneath(orphans, join(name.encode(), TREE, inside)):
+        with folder.open(State.ORPHANS) as orphans, kernel.open_beneath(orphans, path, flags):
             return True
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""`trashd init`: the store of a directory is made, mended, or taken over from an untrusted owner."""
+"""`trashd init`: the store of a directory is made, mended, or put in the place of what only has its name."""
 
 from __future__ import annotations
 
@@ -8,18 +8,28 @@ import stat
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
-from fusefs.core.errors import BrokenStore, Busy, NoStore, Untrusted
+from fusefs.core.errors import BrokenStore, Busy, NoStore, NotPermitted, Untrusted
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import STORE, VolumeId
-from fusefs.core.printable_names import printable
+from fusefs.core.names import STORE, Name, VolumeId, join, whose
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import FILE_TO_READ, OUT_OF_REACH, READABLE, BackingAndMount
+from fusefs.store.backing_and_mount import (
+    ABSENT,
+    FILE_TO_READ,
+    OUT_OF_REACH,
+    READABLE,
+    BackingAndMount,
+    is_taken,
+    suppress_errno,
+)
 from fusefs.store.layout import (
     NEW,
     NODES,
     OLD,
+    PLANTED,
     UNMOUNT,
+    USERS,
     VOLUME,
     VOLUME_MAX_BYTES,
     Store,
@@ -28,6 +38,7 @@ from fusefs.store.layout import (
     is_regular,
     is_roots_own,
     open_store,
+    own_names,
     read_volume,
     refuse_unknown_format,
 )
@@ -41,6 +52,8 @@ from fusefs.store.make_store import (
     is_being_replaced,
     is_wrong,
     make_area,
+    mode_of,
+    name_for_new,
     own,
     owner_of,
     prove,
@@ -49,11 +62,10 @@ from fusefs.store.make_store import (
     write_volume,
 )
 from fusefs.store.registry_lines import registered
-from fusefs.store.store_maker import StoreMaker, is_noted, what_unnoted_means, who_made
+from fusefs.store.store_maker import StoreMaker, is_noted, makes_common, way_out, what_unnoted_means, who_made
 from fusefs.store.tidy_folder import look_over
-from fusefs.store.user_folders import MOUNTED, whose
+from fusefs.store.user_folders import MOUNTED
 
-_PLANTED = b".planted-"
 _KEPT_OF_NAME = 200
 
 
@@ -76,33 +88,39 @@ def initialise(
     base_path: bytes,
     *,
     is_known: bool = False,
+    replaces: bool = False,
 ) -> tuple[Store, Initialised]:
-    """Make the store of a directory, or check and repair the one that is there; takes over that directory.
+    """Make the caller's store in a directory, or check and repair the one that is there; takes over that directory.
 
-    What another user could change, or could have made of root's directories, root sets aside as it is, and makes a new
-    one: who moved what into the old one, or moved it as a whole, can't be told. Each owner's next command takes their
-    own folder out of it.
+    What another user could change, or could have made of root's directories, is refused; or replaced if root says so:
+    then it is set aside as it is, in a new store. Which user moved what into it, or moved it as a whole, can't be told.
+    Each owner's next command takes their own folder out of it.
     is_known  root says that it made the store which is there, where nothing shows that (another machine's, a copy)
-    Raises    NoStore if `.trashd` is something else than a directory; Busy if another command mends it; UnknownFormat
+    replaces  root says that what has the name of root's store, and is none, is to be replaced
+    Raises    NoStore if `.trashd` is something else than a directory; Untrusted; NotPermitted; Busy if another command
+              mends it; UnknownFormat
     """
     repaired: list[str] = []
     with closed_on_error(base):
-        done = _see_to_it(kernel, base, base_path, repaired, is_known=is_known)
-    store = open_store(kernel, base, base_path)
+        if replaces and not makes_common():
+            raise NotPermitted(base_path, "root replaces what has the name .trashd, outside of containers")
+        name = _name_of(kernel, base, base_path, is_known=is_known)
+        done = _see_to_it(kernel, base, base_path, name, repaired, is_known=is_known, replaces=replaces)
+    store = open_store(kernel, base, base_path, name)
     if store is None:
-        raise Untrusted(os.path.join(base_path, STORE))
+        raise Untrusted(os.path.join(base_path, name))
     store = vouched(store, done.identity)
     with closed_on_error(store):
         for _area, fd in store.areas.all():
             discard_dead(kernel, fd, os.geteuid() or None)
-        if os.geteuid() == 0 and store.areas.new_fd is not None:
+        if store.is_roots_to_keep() and store.areas.new_fd is not None:
             repaired += _name_rightly(kernel, store.areas.new_fd)
         look_over(store)
-        if os.geteuid() == 0:
+        if store.is_roots_to_keep():
             repaired += register_again(store)
         lacks = store.is_roots_to_keep() and not is_noted(kernel, store.fd)
-    done_to, unnoted = os.path.join(base_path, STORE), what_unnoted_means(base_path) if lacks else ""
-    return store, Initialised(done_to, store.volume, done.is_new, tuple(repaired), unnoted)
+    unnoted = what_unnoted_means(base_path) if lacks else ""
+    return store, Initialised(store.path(), store.volume, done.is_new, tuple(repaired), unnoted)
 
 
 class _InitStep(NamedTuple):
@@ -112,27 +130,66 @@ class _InitStep(NamedTuple):
     identity: Identity | None
 
 
+def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_known: bool) -> Name:
+    """The name of the store that is to be made or mended for the caller: root's; a user's is the one that their swaps
+    go to, or would.
+
+    Raises  OSError
+    """
+    if makes_common():
+        return STORE
+    with suppress(Untrusted):
+        try:
+            store = open_store(kernel, base.again(kernel), base_path)
+        except BrokenStore:
+            return STORE
+        if store is not None:
+            with store:
+                if is_known or not store.is_unknown():
+                    return STORE
+    for name in own_names(kernel, base.fd, os.geteuid()):
+        with suppress_errno(*OUT_OF_REACH):
+            st = kernel.stat(base.fd, name)
+            is_ours = (st.st_uid, stat.S_IMODE(st.st_mode)) == (os.geteuid(), mode_of(name))
+            if is_ours and is_taken(kernel, base.fd, Name(join(name, USERS))):
+                return name
+    return name_for_new(kernel, base) or STORE
+
+
 def _see_to_it(
-    kernel: Kernel, base: BackingAndMount, base_path: bytes, repaired: list[str], *, is_known: bool
+    kernel: Kernel,
+    base: BackingAndMount,
+    base_path: bytes,
+    name: Name,
+    repaired: list[str],
+    *,
+    is_known: bool,
+    replaces: bool,
 ) -> _InitStep:
     """See to it that there is a store of ours. repaired: gets what was"""
     repaired += discard_abandoned(kernel, base)
-    fd = _open_anyones(kernel, base, base_path)
+    where = os.path.join(base_path, name)
+    fd = _open_anyones(kernel, base, where, name, replaces=replaces)
     if fd is None:
         if is_being_replaced(kernel, base):
-            raise Busy(os.path.join(base_path, STORE))
-        return _InitStep(True, build_store(kernel, base))
+            raise Busy(where)
+        return _InitStep(True, build_store(kernel, base, name))
     with fd, ExitStack() as owned:
-        old = _read_anyones(kernel, fd, base_path)
         places = {base_path, os.readlink(base.fd.path())}
-        identifier = _noted_id(kernel, fd, places) if old is None else old.id
-        why = _why_not_kept(kernel, fd, places, is_known=is_known)
+        if stat.S_ISDIR(kernel.fstat(fd).st_mode):
+            old = _read_anyones(kernel, fd, where)
+            identifier = _noted_id(kernel, fd, places) if old is None else old.id
+            why = _why_not_kept(kernel, fd, places, is_known=is_known) if name == STORE else ""
+        else:
+            identifier, why = None, "which is no directory"
         if not why:
             if not take_store(kernel, fd, owned):
-                raise Busy(os.path.join(base_path, STORE))
-            _mend(kernel, fd, base_path, identifier, repaired)
+                raise Busy(where)
+            _mend(kernel, fd, base_path, name, identifier, repaired)
             return _InitStep(False, kernel.identify(fd))
-        made = build_store(kernel, base, identifier, replaces=fd)
+        if not replaces:
+            raise Untrusted(f"{printable(where)}, {why}", way_out(base_path))
+        made = build_store(kernel, base, name, identifier, replaces=fd)
     repaired.append(f"set the old store aside, {why}: its owners' next commands empty it")
     return _InitStep(True, made)
 
@@ -144,16 +201,21 @@ def _noted_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | None:
     return next((one.volume for one in known), None)
 
 
-def _open_anyones(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Fd | None:
+def _open_anyones(kernel: Kernel, base: BackingAndMount, where: bytes, name: Name, *, replaces: bool) -> Fd | None:
+    """What has the name of a store; None: nothing. replaces: it may be something else than a directory"""
     try:
-        return kernel.open_beneath(base.fd, STORE, READABLE)
+        return kernel.open_beneath(base.fd, name, READABLE)
     except FileNotFoundError:
         return None
     except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise NoStore(where, UNMOUNT) from error
         if error.errno not in OUT_OF_REACH:
             raise
-        where = os.path.join(base_path, STORE)
-        raise NoStore(where, "it is not a directory of this filesystem; move it away") from error
+        if replaces:
+            return kernel.open_beneath(base.fd, name)
+        hint = f"trashd init --replace {shell_word(os.path.dirname(where))} sets it aside in a new store"
+        raise NoStore(f"{printable(where)}: it is no directory", hint) from error
 
 
 def _why_not_kept(kernel: Kernel, fd: Fd, places: set[bytes], *, is_known: bool) -> str:
@@ -193,26 +255,28 @@ def _is_roots(st: os.stat_result, *, sticky: bool) -> bool:
     return st.st_uid == 0 and not shared
 
 
-def _mend(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None, repaired: list[str]) -> None:
+def _mend(
+    kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None, repaired: list[str]
+) -> None:
     """Make a store that no other user could change what it should be."""
     if not kernel.is_read_only(fd):
         discard_trials(kernel, fd)
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and name == STORE:
         if is_wrong(kernel, fd, STORE_MODE):
             own(kernel, fd, STORE_MODE)
             repaired.append("took back .trashd")
         _make_way(kernel, fd, repaired)
         names = kernel.list(fd)
-        for name, mode in AREA_MODES.items():
-            if name not in names:
-                make_area(kernel, fd, name, mode)
-                repaired.append(f"made .trashd/{name.decode()}")
+        for area_name, mode in AREA_MODES.items():
+            if area_name not in names:
+                make_area(kernel, fd, area_name, mode)
+                repaired.append(f"made .trashd/{area_name.decode()}")
                 continue
-            with kernel.open_dir(fd, name) as area:
+            with kernel.open_dir(fd, area_name) as area:
                 if is_wrong(kernel, area, mode):
                     own(kernel, area, mode)
-                    repaired.append(f"took back .trashd/{name.decode()}")
-    repaired += _renew_volume(kernel, fd, base_path, identifier)
+                    repaired.append(f"took back .trashd/{area_name.decode()}")
+    repaired += _renew_volume(kernel, fd, base_path, name, identifier)
 
 
 def _name_rightly(kernel: Kernel, area_fd: Fd) -> list[str]:
@@ -221,7 +285,7 @@ def _name_rightly(kernel: Kernel, area_fd: Fd) -> list[str]:
     for name in kernel.list_anew(area_fd):
         if owner_of(kernel, area_fd, name) is None:
             continue  # its user mounted something there; the kernel would not let us move it either
-        with suppress(FileNotFoundError):  # another init has moved it
+        with suppress_errno(*ABSENT, errno.EBUSY):  # another init has moved it, or its user did something to it
             told += _name_as_owned(kernel, area_fd, name)
     return told
 
@@ -231,7 +295,7 @@ def _name_as_owned(kernel: Kernel, area_fd: Fd, name: bytes) -> list[str]:
     is_directory = stat.S_ISDIR(st.st_mode)
     if not name.isdigit() or whose(name) is None or (is_directory and name == b"%d" % st.st_uid):
         return []
-    aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else _PLANTED[:-1]))
+    aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else PLANTED[:-1]))
     kernel.rename_free(area_fd, name, area_fd, aside)
     return [f"moved new/{name.decode()}, which belongs to uid {st.st_uid}, to new/{aside.decode()}"]
 
@@ -244,13 +308,13 @@ def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
         st = kernel.stat(fd, name)
         if name == NODES and stat.S_ISDIR(st.st_mode) and _is_roots(st, sticky=False):
             continue
-        if not (stat.S_ISREG(st.st_mode) and st.st_uid == 0) and _PLANTED not in name:
-            aside = name[:_KEPT_OF_NAME] + _PLANTED + os.urandom(6).hex().encode()
+        if not (stat.S_ISREG(st.st_mode) and st.st_uid == 0) and PLANTED not in name:
+            aside = name[:_KEPT_OF_NAME] + PLANTED + os.urandom(6).hex().encode()
             kernel.rename_free(fd, name, fd, aside)
             repaired.append(f"moved {printable(name)} to {printable(aside)}")
 
 
-def _read_anyones(kernel: Kernel, fd: Fd, base_path: bytes) -> Volume | None:
+def _read_anyones(kernel: Kernel, fd: Fd, where: bytes) -> Volume | None:
     """volume.json whatever its owner: its id is worth keeping, as the records of this store name it.
 
     Raises  OSError: a file that can't be read now may say an id, and with another one all records are another store's;
@@ -268,15 +332,15 @@ def _read_anyones(kernel: Kernel, fd: Fd, base_path: bytes) -> Volume | None:
         if not is_sound:
             return None
         text = kernel.read(file, VOLUME_MAX_BYTES)
-    refuse_unknown_format(text, base_path)
+    refuse_unknown_format(text, where)
     return decode_volume(text)
 
 
-def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, identifier: VolumeId | None) -> list[str]:
+def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:
     """Write volume.json where it is missing, untrusted, not understood or a copy's, and prove again elsewhere."""
     cache_s = None
     with suppress(FileNotFoundError, Untrusted, BrokenStore):
-        known = read_volume(kernel, fd, base_path)
+        known = read_volume(kernel, fd, base_path, name=name)
         cache_s = known.cache_s
         is_same = known.filesystem == kernel.filesystem(fd) and known.store == kernel.identify(fd)
         if is_same and None not in (known.unnamed, known.strangers_refused, known.noreplace):

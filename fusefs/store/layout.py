@@ -6,17 +6,26 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, Self
 
 from fusefs.core.errors import BrokenStore, UnknownFormat, Untrusted
 from fusefs.core.identity import Identity
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join
+from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, user_store, whose_store
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel, is_local_kind
-from fusefs.store.backing_and_mount import DIRECTORY, FILE_TO_LOCK, FILE_TO_READ, READABLE, BackingAndMount
+from fusefs.store.backing_and_mount import (
+    DIRECTORY,
+    FILE_TO_LOCK,
+    FILE_TO_READ,
+    READABLE,
+    BackingAndMount,
+    is_taken,
+    suppress_errno,
+)
 from fusefs.store.store_maker import StoreMaker, who_made
 
 FORMAT = 2
@@ -28,6 +37,10 @@ COPY_PREFIX = NEW_PREFIX + b"copy-"
 """Of a directory that only its maker can enter, where what is made for the one above is completed before it goes there.
 What a killed maker leaves in it is never the only copy.
 """
+SWAP_PREFIX = NEW_PREFIX + b"swap-"
+"""Of one that is to take the place of what has the name of root's store: once it has, of that."""
+PLANTED = b".planted-"
+"""In the name of what was in the way in a store of root's."""
 OLD = b"old-"
 """Prefix of a store's name, in the one that took its place, that root set aside when taking the volume over."""
 VOLUME = Name(b"volume.json")
@@ -144,6 +157,7 @@ class Store(NamedTuple):
     made       who made a store of root's, as far as root has looked: no other user's command needs to know
     takeover_s  as the service's configuration states it, 0: by the type of the filesystem; None: the configuration
                files are read (store/take_over.py)
+    name       in the directory that holds it: root's for all users, or a user's own
     """
 
     kernel: Kernel
@@ -157,6 +171,7 @@ class Store(NamedTuple):
     is_named: bool = False
     made: StoreMaker = StoreMaker.BY_ROOT
     takeover_s: int | None = None
+    name: Name = STORE
 
     def __enter__(self) -> Self:
         """Own its fds for the block."""
@@ -166,6 +181,14 @@ class Store(NamedTuple):
         """Close them."""
         with self.areas, self.fd, self.base:
             pass
+
+    def path(self) -> bytes:
+        """Where it is, for people; no other store has the same."""
+        return os.path.join(self.base_path, self.name)
+
+    def is_common(self) -> bool:
+        """Whether it is root's for all users, and not what one user, root among them, has alone."""
+        return self.owner == 0 and self.name == STORE
 
     def keeps_unnamed(self) -> bool:
         """Whether files made without a name were seen to last on this filesystem."""
@@ -177,7 +200,7 @@ class Store(NamedTuple):
 
     def judged(self) -> Store:
         """This store, with its maker looked up if it is root's. Raises  OSError"""
-        if self.owner != 0:
+        if not self.is_common():
             return self
         places = {self.base_path, os.readlink(self.base.fd.path())} if os.geteuid() == 0 else ()
         return self._replace(made=who_made(self.kernel, self.fd, places))
@@ -188,7 +211,7 @@ class Store(NamedTuple):
 
     def is_roots_to_keep(self) -> bool:
         """Whether it is root's, and we are root: what is in doubt in it is ours to look at."""
-        return self.owner == 0 == os.geteuid()
+        return self.is_common() and os.geteuid() == 0
 
 
 class UserFolder(NamedTuple):
@@ -221,7 +244,7 @@ class UserFolder(NamedTuple):
 
     def way(self) -> RelPath:
         """Its path relative to the directory that holds the store."""
-        return RelPath(join(STORE, self.area, self.name))
+        return RelPath(join(self.store.name, self.area, self.name))
 
     def way_to(self, state: State, container: bytes) -> RelPath:
         """The path of a container in it, relative to the directory that holds the store."""
@@ -295,7 +318,7 @@ def take_lock(kernel: Kernel, dir_fd: Fd, owned: ExitStack) -> bool:
 
 def drop_acls(kernel: Kernel, fd: Fd) -> None:
     """Take back what a parent's default ACL gave to others."""
-    for name in kernel.xattrs(fd):
+    for name in kernel.xattr_names(fd):
         if name.startswith("system.posix_acl_"):
             kernel.remove_xattr(fd, name)
 
@@ -306,8 +329,30 @@ def is_own_file(name: bytes) -> bool:
 
 
 def is_stores_own(name: bytes) -> bool:
-    """Whether a name is that of a store, or of one being made."""
-    return name == STORE or name.startswith(NEW_PREFIX)
+    """Whether a name is that of a store, whichever user's, or of one being made."""
+    return name.startswith(STORE) and (name == STORE or name.startswith(NEW_PREFIX) or whose_store(name) is not None)
+
+
+def own_names(kernel: Kernel, base_fd: Fd, uid: int) -> Iterator[Name]:
+    """The names in a directory that may be those of a user's own stores, the plain one first.
+
+    The directory is listed only where something has that one: a store has another where the plain one was taken.
+    Raises  OSError
+    """
+    plain = user_store(uid)
+    if is_taken(kernel, base_fd, plain):
+        yield plain
+        yield from (name for name in names_of_users(kernel, base_fd) if name != plain and whose_store(name) == uid)
+
+
+def names_of_users(kernel: Kernel, base_fd: Fd) -> list[Name]:
+    """All names of users' own stores that there are in a directory; none if the caller may not list it.
+
+    Raises  OSError
+    """
+    with suppress_errno(errno.EACCES), kernel.open_dir(base_fd) as fd, kernel.scan(fd) as entries:
+        return sorted(Name(name) for entry in entries if whose_store(name := os.fsencode(entry.name)) is not None)
+    return []
 
 
 def encode_volume(volume: Volume) -> bytes:
@@ -345,15 +390,14 @@ def decode_volume(text: bytes) -> Volume | None:
     return Volume(VolumeId(identifier), exchange, filesystem, store=store, **seen)
 
 
-def refuse_unknown_format(text: bytes, base_path: bytes) -> None:
+def refuse_unknown_format(text: bytes, store: bytes) -> None:
     """Refuse a volume.json of trashd's in any other format than today's.
 
-    base_path  the directory that holds the store
-    Raises     UnknownFormat
+    store   the path of the store
+    Raises  UnknownFormat
     """
     written = volume_fields(text).get("format", FORMAT)
     if written != FORMAT:
-        store = os.path.join(base_path, STORE)
         aside = f"mv {shell_word(store)} {shell_word(store + b'-old')}"
         hint = f"use the version of trashd that made the store, or move the store aside: {aside}"
         raise UnknownFormat(
@@ -371,9 +415,27 @@ def decode_identity(fields: object) -> Identity | None:
     return None
 
 
-def open_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, of: int | None = None) -> Store | None:
+def open_own_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Store | None:
+    """The caller's own store in a directory, or None if there is none; takes over that, closing it if there is none.
+
+    What has its name and is none, or not the caller's alone, counts for nothing.
+    Raises  BrokenStore; OSError
+    """
+    with base:
+        for name in own_names(kernel, base.fd, os.geteuid()):
+            with suppress(Untrusted):
+                store = open_store(kernel, base.again(kernel), base_path, name)
+                if store is not None:
+                    return store
+    return None
+
+
+def open_store(
+    kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name = STORE, *, of: int | None = None
+) -> Store | None:
     """The store in a directory, or None if there is none; takes over that, closing it if there is none.
 
+    name    root's for all users, which may be a user's own that 0.3.0 made; or that of a user's own
     of      the user whose own it must be: root opens it for that user alone, and trusts nothing that it says of others
     Raises  Untrusted if it belongs to a user whom we don't trust: root trusts root, others root and themselves;
             BrokenStore if it is a trusted one's, and its volume.json says nothing
@@ -382,49 +444,61 @@ def open_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, of: i
     with ExitStack() as owned:
         owned.enter_context(base)
         try:
-            fd = owned.enter_context(kernel.open_beneath(base.fd, STORE, READABLE))
-            store = store_of(kernel, base, base_path, fd, owned, owners)
+            fd = owned.enter_context(kernel.open_beneath(base.fd, name, READABLE))
+            store = store_of(kernel, base, base_path, fd, owned, owners, name)
             if os.geteuid() == 0:
                 store = store.judged()
         except OSError as error:
             if error.errno in _NO_STORE:
                 return None
             if error.errno == errno.EXDEV:
-                raise Untrusted(b"something is mounted over " + os.path.join(base_path, STORE), UNMOUNT) from error
+                raise Untrusted(b"something is mounted over " + os.path.join(base_path, name), UNMOUNT) from error
             raise
         owned.pop_all()
         return store
 
 
 def store_of(
-    kernel: Kernel, base: BackingAndMount, base_path: bytes, fd: Fd, owned: ExitStack, owners: tuple[int, ...]
+    kernel: Kernel,
+    base: BackingAndMount,
+    base_path: bytes,
+    fd: Fd,
+    owned: ExitStack,
+    owners: tuple[int, ...],
+    name: Name = STORE,
 ) -> Store:
-    """The store of an opened `.trashd`, by whatever name; what it opens is owned by `owned`.
+    """The store of an opened directory; what it opens is owned by `owned`.
 
     owners  the users whose it may be
+    name    the one that it has, or is to have: of a user's own it says whose it is
     Raises  Untrusted; BrokenStore; OSError
     """
-    dev = kernel.fstat(base.fd).st_dev
-    owner = _check(kernel, fd, base_path, owners, dev)
+    dev, path, whom = kernel.fstat(base.fd).st_dev, os.path.join(base_path, name), whose_store(name)
+    if whom is not None:
+        owners = tuple(one for one in owners if one == whom)
+    owner = _check(kernel, fd, path, owners, dev, closed=whom is not None)
     try:
-        volume = read_volume(kernel, fd, base_path, owners)
+        volume = read_volume(kernel, fd, base_path, owners, name)
     except FileNotFoundError:
-        with open_areas(kernel, fd):  # it raises as well where this is another's directory of that name
-            raise _broken(base_path, "is gone") from None
-    areas = owned.enter_context(open_areas(kernel, fd))
+        with open_areas(kernel, fd, name):  # it raises as well where this is another's directory of that name
+            raise _broken(path, "is gone") from None
+    areas = owned.enter_context(open_areas(kernel, fd, name))
     for _name, area in areas.all():
-        _check(kernel, area, base_path, owners, dev, sticky=area is areas.new_fd)
+        _check(kernel, area, path, owners, dev, sticky=area is areas.new_fd)
     if areas.registry_fd is not None:
-        _check(kernel, areas.registry_fd, base_path, owners, dev)
-    return Store(kernel, base, base_path, fd, areas, volume, owner, kernel.filesystem(fd))
+        _check(kernel, areas.registry_fd, path, owners, dev)
+    return Store(kernel, base, base_path, fd, areas, volume, owner, kernel.filesystem(fd), name=name)
 
 
-def open_areas(kernel: Kernel, store_fd: Fd) -> Areas:
-    """The areas of an opened `.trashd`, trusted or not. Raises  OSError; FileNotFoundError without an `u/`"""
+def open_areas(kernel: Kernel, store_fd: Fd, name: Name = STORE) -> Areas:
+    """The areas of an opened store with that name, trusted or not.
+
+    Raises  OSError; FileNotFoundError without an `u/`
+    """
     with ExitStack() as owned:
         u_fd = owned.enter_context(kernel.open_beneath(store_fd, USERS, READABLE))
         new_fd = registry_fd = None
-        if kernel.fstat(store_fd).st_uid == 0:
+        if name == STORE and kernel.fstat(store_fd).st_uid == 0:
             new_fd = _open_area(kernel, store_fd, NEW, owned)
             registry_fd = _open_area(kernel, store_fd, REGISTRY, owned)
         owned.pop_all()
@@ -443,18 +517,29 @@ def trusted_owners(uid: int) -> tuple[int, ...]:
     return (0,) if uid == 0 else (0, uid)
 
 
-def _check(kernel: Kernel, fd: Fd, base_path: bytes, owners: tuple[int, ...], dev: int, *, sticky: bool = False) -> int:
+def _check(
+    kernel: Kernel,
+    fd: Fd,
+    path: bytes,
+    owners: tuple[int, ...],
+    dev: int,
+    *,
+    sticky: bool = False,
+    closed: bool = False,
+) -> int:
     """The owner of a directory of the store's own; Untrusted if any other user can change it.
 
-    dev  of the directory that holds the store: openat2 stops at no btrfs subvolume
+    path    of the store
+    dev     of the directory that holds the store: openat2 stops at no btrfs subvolume
+    closed  its mode must be exactly 0700: then no other user can have moved it to where it is from another directory
     """
     st = kernel.fstat(fd)
     if st.st_dev != dev:
-        raise Untrusted(os.path.join(base_path, STORE), _SUBVOLUME)
-    shared = st.st_mode & 0o022 and not (sticky and st.st_mode & stat.S_ISVTX)
+        raise Untrusted(path, _SUBVOLUME)
+    mode = stat.S_IMODE(st.st_mode)
+    shared = mode != FOLDER_MODE if closed else mode & 0o022 and not (sticky and mode & stat.S_ISVTX)
     if st.st_uid not in owners or shared:
-        where = printable(os.path.join(base_path, STORE))
-        raise Untrusted(f"{where} (owner {st.st_uid}, mode {st.st_mode & 0o7777:04o})")
+        raise Untrusted(f"{printable(path)} (owner {st.st_uid}, mode {mode:04o})")
     return st.st_uid
 
 
@@ -473,14 +558,16 @@ def is_roots_own(kernel: Kernel, fd: Fd, dir_fd: int) -> bool:
     return stat.S_ISREG(st.st_mode) and st.st_uid == 0 == above.st_uid and not above.st_mode & 0o022
 
 
-def read_volume(kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[int, ...] | None = None) -> Volume:
+def read_volume(
+    kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[int, ...] | None = None, name: Name = STORE
+) -> Volume:
     """volume.json of an opened `.trashd`.
 
     owners  the users whose it may be; None: those whom we trust
     Raises  FileNotFoundError if there is none; Untrusted if it is another user's, or no regular file; BrokenStore;
             UnknownFormat
     """
-    where = os.path.join(base_path, STORE, VOLUME)
+    where = os.path.join(base_path, name, VOLUME)
     with kernel.open_beneath(store_fd, VOLUME, FILE_TO_READ) as fd:
         st = kernel.fstat(fd)
         trusted = trusted_owners(os.geteuid()) if owners is None else owners
@@ -488,13 +575,15 @@ def read_volume(kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[i
         if not is_sound or st.st_uid not in trusted or st.st_mode & 0o022:
             raise Untrusted(where)
         text = kernel.read(fd, VOLUME_MAX_BYTES)
-    refuse_unknown_format(text, base_path)
+    store = os.path.join(base_path, name)
+    refuse_unknown_format(text, store)
     volume = decode_volume(text)
     if volume is None:
-        raise _broken(base_path, "is not what trashd wrote")
+        raise _broken(store, "is not what trashd wrote")
     return volume
 
 
-def _broken(base_path: bytes, why: str) -> BrokenStore:
-    mend = f"trashd init {shell_word(base_path)}, by whoever owns it, writes it anew; what is in the store stays"
-    return BrokenStore(f"{printable(os.path.join(base_path, STORE, VOLUME))} {why}", mend)
+def _broken(store: bytes, why: str) -> BrokenStore:
+    init = f"trashd init {shell_word(os.path.dirname(store))}"
+    mend = f"{init}, by whoever owns it, writes it anew; what is in the store stays"
+    return BrokenStore(f"{printable(os.path.join(store, VOLUME))} {why}", mend)

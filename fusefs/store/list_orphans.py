@@ -62,7 +62,11 @@ class ListedContainer(NamedTuple):
 
     def base_path(self) -> bytes:
         """The directory that holds the store."""
-        return self.path.rsplit(b"/", 5)[0] or b"/"  # BASE/.trashd/AREA/FOLDER/STATE/ID
+        return os.path.dirname(self.store_path())
+
+    def store_path(self) -> bytes:
+        """The path of the store."""
+        return self.path.rsplit(b"/", 4)[0]  # STORE/AREA/FOLDER/STATE/ID
 
     def left_s(self, now_ns: int) -> int | None:
         """Seconds until its term ends, negative if it has; None: never by itself."""

@@ -22,14 +22,19 @@ from fusefs.core.errors import (
     Untrusted,
     from_os,
 )
-from fusefs.core.names import STORE, Name, RelPath, join
+from fusefs.core.names import Name, RelPath, ends_in_dots, join
+from fusefs.core.printable_names import printable
 from fusefs.core.record import KeptEntries
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_mount, place_below, place_of, read_mounts
-from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, is_taken, suppress_errno, wholly_beneath
-from fusefs.store.layout import Store, is_stores_own, open_store
+from fusefs.linux.syscalls import STATX_ATTR_ENCRYPTED
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, Scope, suppress_errno, wholly_beneath
+from fusefs.store.layout import Store, is_stores_own, open_own_store, open_store
+from fusefs.store.store_maker import makes_common, way_out
+from fusefs.store.user_folders import NOT_MADE
 
+DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
 _OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
 """What may be said of a call, and not of what it was asked for; the last by the C library."""
 
@@ -73,8 +78,10 @@ class Victim(NamedTuple):
 def find_victim(kernel: Kernel, path: bytes) -> Victim:
     """The victim at a path; links in its parent are followed, as a person expects, its own name is not.
 
-    Raises  NotFound, IsMountPoint, NoStore, or what the kernel said
+    Raises  Refused for `.` and `..`; NotADirectory for a slash behind another kind of file; NotFound, IsMountPoint,
+            NoStore, or what the kernel said
     """
+    check_operand(path)
     directory, name = _split(path)
     try:
         with kernel.open_long(directory) as wanted:
@@ -108,6 +115,8 @@ def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
     """The victim that has a name in a directory; takes over that. Raises  IsMountPoint, OSError"""
     with closed_on_error(scope), closed_on_error(_open_victim(kernel, scope.sides.fd, name, path)) as fd:
         seen = kernel.fstat(fd)
+        if path.endswith(b"/") and not stat.S_ISDIR(seen.st_mode):
+            raise NotADirectory(path, "name it without the slash at its end")
         if scope.sides.mounted is not None:
             # Whether something is mounted on it there. What the mount remembers of it may be old, and doesn't matter.
             _open_victim(kernel, scope.sides.mounted, name, path).close()
@@ -130,7 +139,7 @@ def find_scope(kernel: Kernel, path: bytes) -> Scope:
     Raises  NotADirectory if it is a link or no directory; Refused for `/`; IsStore if it lies in a trash store;
             NotFound, NoStore, or what the kernel said
     """
-    directory, name = _split(path)
+    directory, name = _split(os.path.realpath(path) if ends_in_dots(path) else path)
     try:
         with kernel.open_long(directory) as above, _open_named(above, name, path) as wanted:
             scope = scope_of(kernel, wanted, os.path.join(directory, name))
@@ -204,16 +213,22 @@ class _Led(NamedTuple):
 
 
 def _split(path: bytes) -> tuple[bytes, Name]:
-    """Directory and last component; `.` and `..` are told by what they mean."""
-    stripped = path.rstrip(b"/")
-    directory, name = os.path.split(stripped)
-    if name in (b"", b".", b".."):
-        if not path:
-            raise NotFound(path, "the path is empty")
-        directory, name = os.path.split(os.path.realpath(path))
-        if not name:
-            raise Refused(path, "the root directory has no parent in which its name could stay")
+    """Split a path into the directory and the name in it. Raises  NotFound, Refused"""
+    directory, name = os.path.split(path.rstrip(b"/"))
+    if not path:
+        raise NotFound(path, "the path is empty")
+    if not name:
+        raise Refused(path, "the root directory has no parent in which its name could stay")
     return directory or b".", Name(name)
+
+
+def check_operand(path: bytes) -> None:
+    """Refuse `.`, `..` and paths that end in them, as rm(1) does: a shell makes them of `.*`, and nobody types them.
+
+    Raises  Refused
+    """
+    if ends_in_dots(path):
+        raise Refused(path, DOTS)
 
 
 def _real_path(fd: Fd, typed: bytes) -> bytes:
@@ -251,7 +266,7 @@ def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
 
 
 def ancestors(scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
-    """The directories that could hold the store of what is in a directory, highest first: relative and full path."""
+    """The directories that could hold a store above what is in a directory, highest first: relative and full path."""
     yield RelPath(b""), scope.root_path
     names = scope.relative.split(b"/") if scope.relative else []
     for count in range(1, len(names) + 1):
@@ -259,20 +274,45 @@ def ancestors(scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
         yield path, os.path.join(scope.root_path, path)
 
 
-def existing_stores(kernel: Kernel, scope: Scope, untrusted: list[Untrusted]) -> Iterator[tuple[RelPath, Store]]:
-    """The trusted stores among those directories, highest first; the caller closes each.
+def taking_ancestors(kernel: Kernel, scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
+    """Those whose store may take what is in the directory.
 
+    Names in an encrypted directory are secret, and a store has them in its records and ids: it is encrypted, too.
+    """
+    is_secret = _is_encrypted(kernel, scope.sides)
+    for relative, path in ancestors(scope):
+        if is_secret:
+            with wholly_beneath(kernel, scope.root, relative) as base:
+                if not _is_encrypted(kernel, base):
+                    continue
+        yield relative, path
+
+
+def _is_encrypted(kernel: Kernel, directory: BackingAndMount) -> bool:
+    return bool(kernel.statx(directory.fd).attributes & STATX_ATTR_ENCRYPTED)
+
+
+def existing_stores(
+    kernel: Kernel, scope: Scope, untrusted: list[Untrusted], *, to_take: bool = True
+) -> Iterator[tuple[RelPath, Store]]:
+    """The trusted stores in those directories, highest first, root's before the caller's own; the caller closes each.
+
+    to_take  only those that may take what is in the directory
     Raises  BrokenStore where one of them is: none is used below it, whose pointer nobody could leave in it
     """
-    for relative, path in ancestors(scope):
-        base = wholly_beneath(kernel, scope.root, relative)
-        try:
-            store = open_store(kernel, base, path)
-        except Untrusted as error:
-            untrusted.append(error)
-            continue
-        if store is not None:
-            yield relative, store
+    for relative, path in taking_ancestors(kernel, scope) if to_take else ancestors(scope):
+        for opener in (open_store, open_own_store):
+            base = wholly_beneath(kernel, scope.root, relative)
+            try:
+                store = opener(kernel, base, path)
+            except Untrusted as error:
+                untrusted.append(error)
+                continue
+            if store is not None and store.is_unknown() and not makes_common():
+                untrusted.append(Untrusted(f"{printable(store.path())}: {NOT_MADE}", way_out(path)))
+                store.__exit__()
+            elif store is not None:
+                yield relative, store
 
 
 class Offered(NamedTuple):
@@ -300,7 +340,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
         bases.add(relative)
         yield Offered(relative, store, is_made=False)
     last: TrashdError = untrusted[0] if untrusted else NoStore(wanted)
-    for relative, path in ancestors(scope):
+    for relative, path in taking_ancestors(kernel, scope):
         if relative in bases:
             continue
         try:
@@ -312,25 +352,26 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
         else:
             if made is not None:
                 yield Offered(relative, made, is_made=True)
-                unmake_at(kernel, scope, relative)
+                unmake_at(kernel, scope, relative, made.name)
     raise lacks_call() or last
 
 
 def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) -> Store | None:
     """A new store at an ancestor; None if there is another user's: not to be trusted, not to be made again."""
+    from fusefs.store.make_store import make_store, name_for_new  # a swap into a store that is there is spared it
+
     with ExitStack() as owned:
         base = owned.enter_context(wholly_beneath(kernel, scope.root, relative))
-        if is_taken(kernel, base.fd, STORE):
+        name = name_for_new(kernel, base)
+        if name is None:
             return None
         owned.pop_all()
-    from fusefs.store.make_store import make_store  # a swap into a store that is there is spared it
-
-    return make_store(kernel, base, path)
+    return make_store(kernel, base, path, name)
 
 
-def unmake_at(kernel: Kernel, scope: Scope, relative: RelPath) -> None:
+def unmake_at(kernel: Kernel, scope: Scope, relative: RelPath, name: Name) -> None:
     """Remove a store that was made for it, and was not needed: an empty one left behind is untidy, and no more."""
     from fusefs.store.make_store import unmake_store
 
     with suppress(OSError, TrashdError), wholly_beneath(kernel, scope.root, relative) as base:
-        unmake_store(kernel, base, os.path.join(scope.root_path, relative))
+        unmake_store(kernel, base, os.path.join(scope.root_path, relative), name)

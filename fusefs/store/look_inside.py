@@ -66,6 +66,8 @@ def inside(
 
     try:
         return act_on(kernel, volumes, entry, act, kind)
+    except BrokenPipeError:
+        raise  # of standard output, to which `look` may print
     except FileNotFoundError as error:
         raise NotFound(within or entry.id, f"trashd ls {entry.id} shows what it holds") from error
     except OSError as error:
@@ -191,17 +193,24 @@ def _have_same_content(kernel: Kernel, one: Fd, other: Fd, name: bytes) -> bool:
     ):
         if may_be_archived(kernel, before) or may_be_archived(kernel, after):
             raise OSError(errno.ENODATA, "its data may be in an archive only")
-        while True:
-            part = os.read(before, _CHUNK)
-            if part != _read_whole(after, len(part) or 1):
+        at, end = 0, kernel.fstat(before).st_size
+        if kernel.fstat(after).st_size != end:
+            return False
+        # A hole in both reads as zeros in both: of a sparse file only the data is read.
+        while (at := min(_next_data(before, at, end), _next_data(after, at, end))) < end:
+            one_part, other_part = os.pread(before, _CHUNK, at), os.pread(after, _CHUNK, at)
+            n_bytes = min(len(one_part), len(other_part))
+            if not n_bytes or one_part[:n_bytes] != other_part[:n_bytes]:
                 return False
-            if not part:
-                return True
+            at += n_bytes
+        return True
 
 
-def _read_whole(fd: Fd, n: int) -> bytes:
-    parts = []
-    while n and (part := os.read(fd, n)):
-        parts.append(part)
-        n -= len(part)
-    return b"".join(parts)
+def _next_data(fd: Fd, at: int, end: int) -> int:
+    """Where a file has data at or behind an offset; its end if it has none there. Source  lseek(2), SEEK_DATA"""
+    try:
+        return os.lseek(fd, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return end

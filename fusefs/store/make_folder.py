@@ -11,22 +11,23 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from fusefs.core.errors import Busy, NoStore
-from fusefs.core.names import Name
+from fusefs.core.names import N_HEX, Name, whose
 from fusefs.core.printable_names import shell_word
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.subuid import read_subordinates
 from fusefs.store.backing_and_mount import DIRECTORY, FULL, OUT_OF_REACH, is_taken, suppress_errno
-from fusefs.store.layout import FOLDERS, NEW_PART, Store, UserFolder, make_private, take_lock
+from fusefs.store.layout import FOLDERS, NEW, NEW_PART, Store, UserFolder, make_private, take_lock
 from fusefs.store.user_folders import (
+    MOST_REFUSED,
     MOUNTED,
-    N_HEX,
+    FolderRefusal,
     RegisteredFolder,
     ensure_spare,
     names_in,
@@ -34,9 +35,9 @@ from fusefs.store.user_folders import (
     open_user,
     plain_name,
     read_registered,
-    whose,
     why_not,
     why_not_deep,
+    why_unread,
     write_registered,
 )
 
@@ -238,39 +239,62 @@ class _StoreSeen(NamedTuple):
     dev: int
 
 
-def look_first(store: Store) -> None:
-    """Register what users made in a store of root's since the last look; needs root.
+def look_first(store: Store, resting: Collection[int] = ()) -> list[FolderRefusal]:
+    """Register what users made in a store of root's since the last look; what could not be looked at. Needs root.
 
     If another process of root's is at it, that one does it; on a full volume it is done later, on one that is
     read-only not at all.
-    Raises  OSError
+    resting  users at whom nobody looks now
+    Raises   OSError of root's own directories; what users made raises none
     """
     kernel, areas = store.kernel, store.areas
+    failed: list[FolderRefusal] = []
     if areas.new_fd is None or areas.registry_fd is None or store.is_unknown():
-        return
+        return failed
     if store.volume.strangers_refused is not True or kernel.is_empty(areas.new_fd) or kernel.is_read_only(store.fd):
-        return
+        return failed
     with suppress_errno(*FULL), ExitStack() as owned:
         if take_registry(kernel, areas.registry_fd, owned):
             dev = kernel.fstat(store.fd).st_dev
-            _register_new(_StoreSeen(kernel, areas.u_fd, areas.new_fd, areas.registry_fd, dev))
+            here = _StoreSeen(kernel, areas.u_fd, areas.new_fd, areas.registry_fd, dev)
+            _register_new(here, resting, failed)
+    return failed
 
 
-def _register_new(here: _StoreSeen) -> None:
-    """Register new folders while the caller has the registry's lock; if there are very many, the first of them."""
+def _register_new(here: _StoreSeen, resting: Collection[int], failed: list[FolderRefusal]) -> None:
+    """Register new folders while the caller has the registry's lock; if there are very many, the first of them.
+
+    failed  gets what could not be looked at, of users who have no folder yet
+    """
+    from fusefs.store.subordinate_folders import SubordinateFolders  # a look at what is new is seldom
+
     kernel, n_left = here.kernel, _MOST_A_LOOK
-    for uid, names in _in_order(names_in(kernel, here.new_fd)):
-        if uid == 0:
-            continue  # root makes its own in `u/`
+    named, registered = names_in(kernel, here.new_fd), names_in(kernel, here.u_fd)
+    subordinates = SubordinateFolders(len(named) + len(registered), registered)
+    for uid, names in _in_order(named):
+        if uid == 0 or uid in resting:  # root makes its own in `u/`
+            continue
+        if subordinates.is_one_too_many(uid):
+            continue
         entry = read_registered(kernel, here.registry_fd, uid)
+        unread: list[FolderRefusal] = []
         for name in names:
-            if entry.is_closed() or _has_folder(here, entry):
+            if entry.is_closed() or len(unread) >= MOST_REFUSED:
                 break
             if n_left == 0:
                 return
-            with suppress(_NotAFolder):
+            try:
+                if _has_folder(here, entry):
+                    unread.clear()
+                    break
                 entry = _look_at(here, entry, name)
                 n_left -= 1
+                if entry.name:
+                    subordinates.count(uid)
+            except _NotAFolder as no_folder:
+                if no_folder.why:
+                    unread.append(FolderRefusal(NEW, name, uid, uid, no_folder.why, is_used=True))
+        failed += unread
 
 
 def _in_order(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
@@ -284,61 +308,81 @@ def _in_order(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
 class _NotAFolder(Exception):
     """It is no user's folder, or can't be looked at; nothing needs to be remembered."""
 
+    def __init__(self, why: str = "") -> None:
+        """why: of what may be one, and can't be looked at now."""
+        super().__init__(why)
+        self.why = why
+
 
 def _has_folder(here: _StoreSeen, entry: RegisteredFolder) -> bool:
-    """Whether a user's registered folder is there, and is one."""
+    """Whether a user's registered folder is there, and is one. Raises  _NotAFolder if it can't be read now"""
     if not entry.name:
         return False
     kernel = here.kernel
-    with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(here.u_fd, entry.name, DIRECTORY) as fd:
-        return entry.proves(kernel.identify(fd)) and not why_not(kernel, fd, kernel.fstat(fd), entry.uid, here.dev)
+    try:
+        with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(here.u_fd, entry.name, DIRECTORY) as fd:
+            return entry.proves(kernel.identify(fd)) and not why_not(kernel, fd, kernel.fstat(fd), entry.uid, here.dev)
+    except OSError as error:
+        raise _NotAFolder(why_unread(error)) from error
     return False
 
 
 def _look_at(here: _StoreSeen, entry: RegisteredFolder, name: Name) -> RegisteredFolder:
-    """What root knows of a user after a look at one of that user's names. Raises  _NotAFolder; OSError"""
+    """What root knows of a user after a look at one of that user's names.
+
+    Raises  _NotAFolder; OSError of root's own directories
+    """
     kernel = here.kernel
-    try:
-        fd = kernel.open_beneath(here.new_fd, name, DIRECTORY)
-    except OSError as error:
-        if error.errno not in OUT_OF_REACH:
-            raise
-        raise _NotAFolder from error
-    with fd:
+    with ExitStack() as owned:
+        try:
+            fd = owned.enter_context(kernel.open_beneath(here.new_fd, name, DIRECTORY))
+        except OSError as error:  # anybody can have put it there: the census says what it is
+            raise _NotAFolder from error
         if kernel.fstat(fd).st_uid != entry.uid:
             raise _NotAFolder  # this uid could not have made it; and its maker can make thousands
-        found = kernel.identify(fd)
-        if not entry.is_same(found):
-            if entry.has_refused(found):
-                raise _NotAFolder
-            try:
+        try:
+            found = kernel.identify(fd)
+            is_registered, why = entry.is_same(found), ""
+            if not is_registered:
+                if entry.has_refused(found):
+                    raise _NotAFolder
                 why = why_not_deep(kernel, fd, entry.uid, here.dev)
-            except PermissionError as error:
-                raise _NotAFolder from error  # root of another host
-            if why.endswith(MOUNTED):
-                raise _NotAFolder  # what lies below it can't be seen now
-            if why:
-                entry = entry._replace(refused=(*entry.refused, found))
-                write_registered(kernel, here.registry_fd, entry)
-                return entry
+        except (FileNotFoundError, PermissionError) as error:
+            raise _NotAFolder from error  # it has gone; root of another host
+        except OSError as error:
+            raise _NotAFolder(why_unread(error)) from error
+        if why.endswith(MOUNTED):
+            raise _NotAFolder(why)  # what lies below it can't be seen now
+        if why:
+            entry = entry._replace(refused=(*entry.refused, found))
+            write_registered(kernel, here.registry_fd, entry)
+            return entry
         return _register(here, entry, name, fd)
 
 
 def _register(here: _StoreSeen, entry: RegisteredFolder, name: Name, fd: Fd) -> RegisteredFolder:
-    """Note a folder, then move it to where only root makes names. Raises  _NotAFolder if it has gone; OSError"""
+    """Note a folder, then move it to where only root makes names.
+
+    Raises  _NotAFolder if it has gone, or can't be moved; OSError of root's own directories
+    """
     kernel = here.kernel
     place = free_name(kernel, here.u_fd, entry.uid)
     entry = entry._replace(name=place, identity=kernel.identify(fd))
     write_registered(kernel, here.registry_fd, entry)
     try:
         kernel.rename_free(here.new_fd, name, here.u_fd, place)
+        if not kernel.is_named(fd, here.u_fd, place):
+            # Its owner put something else there at that moment: it is not what is registered, and goes back.
+            aside = Name(b"%d.%b" % (entry.uid, os.urandom(6).hex().encode()))
+            kernel.rename_free(here.u_fd, place, here.new_fd, aside)
+            raise _NotAFolder
     except FileNotFoundError as error:
         raise _NotAFolder from error
-    if not kernel.is_named(fd, here.u_fd, place):
-        # Its owner put something else there at that moment: it is not what is registered, and goes back.
-        aside = Name(b"%d.%b" % (entry.uid, os.urandom(6).hex().encode()))
-        kernel.rename_free(here.u_fd, place, here.new_fd, aside)
-        raise _NotAFolder
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        # Its owner mounted something on it, or gave it another project.
+        raise _NotAFolder(f"root can't move it to u/: {error.strerror}") from error
     return entry
 
 
@@ -359,8 +403,11 @@ def register_again(store: Store) -> list[str]:
         for uid, names in names_in(kernel, here.u_fd).items():
             entry = read_registered(kernel, here.registry_fd, uid)
             for name in sorted(names, key=entry.name.__ne__):
-                if _has_folder(here, entry):
-                    break
+                try:
+                    if _has_folder(here, entry):
+                        break
+                except _NotAFolder:
+                    break  # it can't be read now: no other name takes its place meanwhile
                 with suppress(OSError), kernel.open_beneath(here.u_fd, name, DIRECTORY) as fd:
                     if not why_not_deep(kernel, fd, uid, here.dev):
                         entry = entry._replace(name=name, identity=kernel.identify(fd))

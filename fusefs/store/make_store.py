@@ -8,24 +8,36 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from fusefs.core.errors import Untrusted
+from fusefs.core.errors import NoStore, Untrusted
 from fusefs.core.identity import Identity
-from fusefs.core.names import STORE, Name, VolumeId
+from fusefs.core.names import N_HEX, STORE, Name, VolumeId, user_store, whose_store
+from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.filesystem_probes import discard_trial, discard_trial_directory, keeps_unnamed, refuses_strangers
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.private_directory import is_nameless
-from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE, BackingAndMount, suppress_errno
+from fusefs.store.backing_and_mount import (
+    DIRECTORY,
+    FULL,
+    OUT_OF_REACH,
+    READABLE,
+    BackingAndMount,
+    is_taken,
+    suppress_errno,
+)
 from fusefs.store.layout import (
     CACHEDIR_TAG,
     CACHEDIR_TEXT,
     COPY_PREFIX,
+    FOLDER_MODE,
     FOLDERS,
     LOCK,
     NEW,
     NEW_PREFIX,
     OLD,
+    PLANTED,
     REGISTRY,
+    SWAP_PREFIX,
     USERS,
     VOLUME,
     Areas,
@@ -40,7 +52,7 @@ from fusefs.store.layout import (
     take_lock,
 )
 from fusefs.store.reserve import discard_reserve
-from fusefs.store.store_maker import StoreMaker, note_made
+from fusefs.store.store_maker import StoreMaker, is_noted, makes_common, note_made
 from fusefs.store.store_registry import vouch
 from fusefs.store.user_folders import open_user
 
@@ -51,26 +63,40 @@ _PROBE_STRANGERS = Name(b"probe-strangers")
 _ATTEMPTS = 8
 STORE_MODE = 0o755
 AREA_MODES = {USERS: 0o755, NEW: 0o1777, REGISTRY: 0o755}
-"""Of a store of root's; a user's own has the first alone."""
+"""Of a store of root's; a user's own is 0700, and has the first of these areas alone."""
 
 
-def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Store:
+def name_for_new(kernel: Kernel, base: BackingAndMount) -> Name | None:
+    """The name of the store that the caller would make in a directory; None if something has it that is not to go.
+
+    A user's own gets another one where something has the plain one, which anybody could put there. Raises  OSError
+    """
+    if makes_common():
+        return None if is_taken(kernel, base.fd, STORE) else STORE
+    plain = user_store(os.geteuid())
+    if is_taken(kernel, base.fd, plain):
+        return Name(b"%b.%b" % (plain, os.urandom(N_HEX // 2).hex().encode()))
+    return plain
+
+
+def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name) -> Store:
     """A new store in a directory, or the one that another process made meanwhile; takes over that.
 
     It is built under another name and appears complete by one rename: there is no store without a volume.json.
+    name    as `name_for_new` has it
     Raises  OSError from making it; Untrusted if the name is taken by something that is no store of ours
     """
     with closed_on_error(base):
-        made = build_store(kernel, base)
-    store = open_store(kernel, base, base_path)
+        made = build_store(kernel, base, name)
+    store = open_store(kernel, base, base_path, name)
     if store is None:
-        raise Untrusted(base_path)
+        raise Untrusted(os.path.join(base_path, name))
     return vouched(store, made)
 
 
 def vouched(store: Store, made: Identity | None) -> Store:
     """An opened store, for which root vouches if it is the one that was made now; takes it over. Raises  OSError"""
-    if os.geteuid() != 0 or made is None:
+    if not store.is_roots_to_keep() or made is None:
         return store
     with closed_on_error(store):
         is_ours = store.kernel.identify(store.fd) == made and vouch(store)
@@ -78,17 +104,23 @@ def vouched(store: Store, made: Identity | None) -> Store:
 
 
 def build_store(
-    kernel: Kernel, base: BackingAndMount, identifier: VolumeId | None = None, *, replaces: Fd | None = None
+    kernel: Kernel,
+    base: BackingAndMount,
+    name: Name,
+    identifier: VolumeId | None = None,
+    *,
+    replaces: Fd | None = None,
 ) -> Identity | None:
     """Make a store without opening it; the identity of what was made, None if another one is there.
 
+    name        of the store
     identifier  of the volume, if it has one already
     replaces    that store, which is there, lies in the new one from then on, as it is
     Raises      OSError
     """
     for attempt in range(_ATTEMPTS):
         try:
-            return _build(kernel, base, identifier, replaces=replaces)
+            return _build(kernel, base, name, identifier, replaces=replaces)
         except FileNotFoundError:
             # An init may take it for an abandoned one in the moment before it is locked: start again.
             if attempt == _ATTEMPTS - 1:
@@ -97,16 +129,22 @@ def build_store(
 
 
 def _build(
-    kernel: Kernel, base: BackingAndMount, identifier: VolumeId | None, *, replaces: Fd | None
+    kernel: Kernel, base: BackingAndMount, name: Name, identifier: VolumeId | None, *, replaces: Fd | None
 ) -> Identity | None:
     """A store under another name, then renamed. Raises  as `unfinished`"""
-    new = Name(NEW_PREFIX + os.urandom(6).hex().encode())
-    with unfinished(kernel, base, new, identifier) as fd:
+    new = Name((NEW_PREFIX if replaces is None else SWAP_PREFIX) + os.urandom(6).hex().encode())
+    with unfinished(kernel, base, name, new, identifier) as fd:
         for _attempt in range(_ATTEMPTS):
             if replaces is not None:
+                if _exchange(kernel, base, new):
+                    if not kernel.is_named(fd, base.names(), name):
+                        return None
+                    _set_aside(kernel, base, new, fd)
+                    sync_dir(kernel, base.fd)
+                    return kernel.identify(fd)
                 _take_in(kernel, base, new, replaces)
             with suppress(FileExistsError):
-                kernel.rename_free(base.names(), new, base.names(), STORE)
+                kernel.rename_free(base.names(), new, base.names(), name)
                 try:
                     sync_dir(kernel, base.fd)
                 except PermissionError:  # who may make names in a directory need not be allowed to read it
@@ -134,11 +172,12 @@ def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
 
 @contextmanager
 def unfinished(
-    kernel: Kernel, base: BackingAndMount, new: Name | None = None, identifier: VolumeId | None = None
+    kernel: Kernel, base: BackingAndMount, name: Name, new: Name | None = None, identifier: VolumeId | None = None
 ) -> Iterator[Fd]:
     """A whole store under a name that is never looked for, locked; gone again unless the block gives it another one, or
     moves an old one into it.
 
+    name    that it is to have
     Raises  OSError; FileNotFoundError if an init was faster than the lock
     """
     new = new or Name(NEW_PREFIX + os.urandom(6).hex().encode())
@@ -149,11 +188,62 @@ def unfinished(
         with kernel.open_dir(base.fd, new) as fd:
             if kernel.is_local(fd) and not kernel.lock(fd):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), new)
-            _fill(kernel, fd, identifier or VolumeId(os.urandom(16).hex()))
+            _fill(kernel, fd, name, identifier or VolumeId(os.urandom(16).hex()))
             yield fd
     finally:
         if not _has_taken_in(kernel, base, new):
             discard_unfinished(kernel, base, new)
+
+
+def _exchange(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
+    """Exchange a new store with whatever has the name of root's now, in one step: no user can put another thing there
+    in between. Where that is a store which another init has made meanwhile, both go back.
+
+    Returns  False where the filesystem exchanges nothing, or nothing has the name
+    Raises   OSError
+    """
+    names = base.names()
+    with suppress_errno(errno.EINVAL, errno.ENOENT):
+        kernel.exchange(names, new, names, STORE)
+        with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(names, new, READABLE) as old:
+            st = kernel.fstat(old)
+            if st.st_uid == 0 and not st.st_mode & OTHERS_WRITE and is_noted(kernel, old):
+                kernel.exchange(names, new, names, STORE)
+        return True
+    return False
+
+
+def _set_aside(kernel: Kernel, base: BackingAndMount, name: Name, store_fd: Fd) -> None:
+    """Move what had the name of root's store into the store that has it now. Raises  OSError"""
+    with suppress(FileNotFoundError):  # its owner took it away
+        is_directory = stat.S_ISDIR(kernel.stat(base.names(), name).st_mode)
+        unique = os.urandom(6).hex().encode()
+        kernel.rename_free(base.names(), name, store_fd, OLD + unique if is_directory else b"trashd" + PLANTED + unique)
+
+
+def _is_new(kernel: Kernel, base: BackingAndMount, name: Name) -> bool:
+    """Whether what has the name of a store that was to be exchanged is that one, or held nothing. Raises  OSError"""
+    with suppress_errno(*OUT_OF_REACH), kernel.open_dir(base.fd, name) as fd:
+        return kernel.fstat(fd).st_uid == 0 and all(_is_empty_in(kernel, fd, area) for area in (USERS, NEW))
+    return False
+
+
+def _finish_exchange(kernel: Kernel, base: BackingAndMount, name: Name) -> list[str]:
+    """Set aside what a killed `_exchange` left beside the new store; what was done. Raises  OSError"""
+    with kernel.open_beneath(base.names(), STORE, READABLE) as store_fd:
+        st = kernel.fstat(store_fd)
+        if st.st_uid != 0 or st.st_mode & OTHERS_WRITE:
+            return []  # the next init, when there is one of root's
+        _set_aside(kernel, base, name, store_fd)
+    return [f"set aside {printable(name)}"]
+
+
+def _is_empty_in(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
+    try:
+        with kernel.open_dir(dir_fd, name) as fd:
+            return kernel.is_empty(fd)
+    except FileNotFoundError:
+        return True
 
 
 def _take_in(kernel: Kernel, base: BackingAndMount, new: Name, judged: Fd) -> None:
@@ -161,6 +251,8 @@ def _take_in(kernel: Kernel, base: BackingAndMount, new: Name, judged: Fd) -> No
 
     Raises  OSError
     """
+    if not stat.S_ISDIR(kernel.fstat(judged).st_mode):
+        raise NoStore(judged.path(), "it is no directory, and this filesystem exchanges nothing: move it away")
     old = OLD + os.urandom(6).hex().encode()
     with kernel.open_beneath(base.names(), new, DIRECTORY) as place, suppress(FileNotFoundError):
         if not kernel.is_named(judged, base.fd, STORE):
@@ -235,6 +327,11 @@ def discard_abandoned(kernel: Kernel, base: BackingAndMount) -> list[str]:
     told = []
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
+            if name.startswith(SWAP_PREFIX) and makes_common():
+                with suppress_errno(*OUT_OF_REACH):
+                    if not _is_new(kernel, base, Name(name)):
+                        told += _finish_exchange(kernel, base, Name(name))
+                        continue
             if not name.startswith(NEW_PREFIX) or owner_of(kernel, base.fd, name) != os.geteuid():
                 continue
             with suppress(FileNotFoundError), kernel.open_dir(base.fd, name) as fd:
@@ -270,18 +367,24 @@ def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
     return None
 
 
-def _fill(kernel: Kernel, fd: Fd, identifier: VolumeId) -> None:
-    own(kernel, fd, STORE_MODE)
+def _fill(kernel: Kernel, fd: Fd, name: Name, identifier: VolumeId) -> None:
+    is_common = name == STORE
+    own(kernel, fd, mode_of(name))
     if not kernel.is_empty(fd):
         # A user who may write above it gave its name to another of ours: what is in that is not root's word.
         raise FileNotFoundError(errno.ENOENT, "another directory took its place")
-    for name in AREA_MODES if os.geteuid() == 0 else (USERS,):
-        make_area(kernel, fd, name, AREA_MODES[name])
+    for area in AREA_MODES if is_common else (USERS,):
+        make_area(kernel, fd, area, AREA_MODES[area])
     _write_new(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT)
     kernel.create(fd, LOCK).close()
-    if os.geteuid() == 0:
+    if is_common:
         note_made(kernel, fd)
     write_volume(kernel, fd, prove(kernel, fd, identifier))
+
+
+def mode_of(name: Name) -> int:
+    """The mode of a store that has such a name."""
+    return STORE_MODE if whose_store(name) is None else FOLDER_MODE
 
 
 def make_area(kernel: Kernel, fd: Fd, name: Name, mode: int) -> None:
@@ -326,12 +429,17 @@ def sync_dir(kernel: Kernel, fd: Fd) -> None:
 
 
 def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> None:
-    """Remove what a killed `make_store` left; a store that was finished has no such name."""
+    """Remove what a killed `make_store` left; a store that was finished has no such name, but for one that a new one
+    was exchanged with: that is another user's, or holds something, and stays.
+    """
     try:
         fd = kernel.open_dir(base.fd, name)
     except OSError:
         return
     with fd:
+        is_ours = kernel.fstat(fd).st_uid == os.geteuid()
+        if not is_ours or not all(_is_empty_in(kernel, fd, area) for area in (USERS, NEW)):
+            return
         discard_trials(kernel, fd)
         for entry in (VOLUME, CACHEDIR_TAG, LOCK, Name(VOLUME + b".new"), Name(CACHEDIR_TAG + b".new")):
             with suppress(FileNotFoundError):
@@ -375,26 +483,26 @@ def prove(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
 
 def is_wrong(kernel: Kernel, fd: Fd, mode: int) -> bool:
     st = kernel.fstat(fd)
-    acl = any(name.startswith("system.posix_acl_") for name in kernel.xattrs(fd))
+    acl = any(name.startswith("system.posix_acl_") for name in kernel.xattr_names(fd))
     return st.st_uid != os.geteuid() or stat.S_IMODE(st.st_mode) != mode or acl
 
 
-def unmake_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> None:
+def unmake_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name) -> None:
     """Remove a store of ours that is not used; one that is used by now stays as it is.
 
     Where all folders are gone it gets the name of an unfinished one, so that no process comes to it meanwhile; rmdir
     alone removes directories, so that a folder which appeared all the same is kept, and the store with it.
     """
-    if not _has_no_folder(kernel, base.fd, base_path):
+    if not _has_no_folder(kernel, base.fd, base_path, name):
         return
     hidden = Name(NEW_PREFIX + os.urandom(6).hex().encode())
     names = base.names()
-    kernel.rename_free(names, STORE, names, hidden)
+    kernel.rename_free(names, name, names, hidden)
     try:
-        with kernel.open_dir(base.fd, hidden) as fd, open_areas(kernel, fd) as areas:
+        with kernel.open_dir(base.fd, hidden) as fd, open_areas(kernel, fd, name) as areas:
             _remove_areas(kernel, fd, areas)
     except OSError:
-        kernel.rename_free(names, hidden, names, STORE)
+        kernel.rename_free(names, hidden, names, name)
         return
     discard_unfinished(kernel, base, hidden)
 
@@ -413,10 +521,10 @@ def _remove_areas(kernel: Kernel, fd: Fd, areas: Areas) -> None:
         raise
 
 
-def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes) -> bool:
+def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes, name: Name) -> bool:
     """Remove our own folder, if there is nothing in it; whether no user has one now."""
     base = BackingAndMount(kernel.open_beneath(base_fd, b".", DIRECTORY))
-    store = open_store(kernel, base, base_path)
+    store = open_store(kernel, base, base_path, name)
     if store is None:
         return False
     with store:

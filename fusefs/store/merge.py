@@ -13,9 +13,11 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from fusefs.core.errors import NotFound, Occupied, TrashdError
+from fusefs.core.identity import Identity
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import MAX_FAILURES, Failure
+from fusefs.core.sweep_result import NOT_GIVEN
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.restored_mark import mark_restored
 from fusefs.store.backing_and_mount import BackingAndMount, between, wholly_beneath
@@ -26,6 +28,7 @@ from fusefs.store.layout import TREE
 from fusefs.store.origin import Origin
 from fusefs.store.recover import keep_hoisted, retire_restored
 from fusefs.store.restore import RestoreClaim, Restored, RestoreDestination, closed, restore, settle, way_back
+from fusefs.store.user_boundary import may_give
 
 _IN_BOTH = errno.EISDIR
 
@@ -101,7 +104,7 @@ def _merge_all(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, origi
     except NotADirectoryError as error:
         raise Occupied(path) from error
     with target:
-        return merge(kernel, tree, target, RelPath(b""))
+        return merge(kernel, tree, target, RelPath(b""), held.record.parent)
 
 
 def _merge_part(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, inside: RelPath) -> Unmoved:
@@ -144,14 +147,17 @@ def bring(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name
     return Unmoved().plus(join(above, name), number) if number else _marked(kernel, target, name)
 
 
-def merge(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, start: RelPath) -> Unmoved:
+def merge(
+    kernel: Kernel, source: BackingAndMount, target: BackingAndMount, start: RelPath, recorded: Identity | None = None
+) -> Unmoved:
     """Move what is in a directory into the one that has the same path on the other side; what of it stays.
 
     start  that path; empty for the two themselves. The directory goes when it is empty, unless it is that; one that
            stays is told, if nothing that stays in it is.
+    recorded  what the target was when the source's entries were taken from it
     """
     with DeepOpener(kernel, source) as sources, DeepOpener(kernel, target) as targets:
-        merging = _Merging(kernel, sources, targets)
+        merging = _Merging(kernel, sources, targets, recorded)
         walk_inwards(start, merging.enter, merging.leave)
     return merging.left
 
@@ -159,8 +165,9 @@ def merge(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, star
 class _Merging:
     """One merge on its way."""
 
-    def __init__(self, kernel: Kernel, sources: DeepOpener, targets: DeepOpener) -> None:
+    def __init__(self, kernel: Kernel, sources: DeepOpener, targets: DeepOpener, recorded: Identity | None) -> None:
         self._kernel = kernel
+        self._recorded = recorded
         self._sources = sources
         self._targets = targets
         self.left = Unmoved()
@@ -169,6 +176,10 @@ class _Merging:
         """Move what can be moved of a directory; those in it that both have."""
         try:
             with self._sources.wholly(upper) as here, self._targets.wholly(upper) as there:
+                owner, recorded = self._kernel.fstat(here.fd).st_uid, None if upper else self._recorded
+                if not may_give(self._kernel, there.fd, owner, here.fd, recorded):
+                    self.left = self.left.plus(upper, errno.EPERM, NOT_GIVEN)
+                    return []
                 both, stays = _move_all(self._kernel, here, there, upper)
         except OSError as error:
             self._stays(upper, error, "openat2")

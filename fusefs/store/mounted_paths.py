@@ -9,13 +9,25 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, suppress
+from functools import cache
 
 from fusefs.core.errors import NoBacking, NotFound, from_os
 from fusefs.core.names import STORE, RelPath
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
-from fusefs.linux.mountinfo import DAEMON_GONE, FilesystemPath, Mount, below, find_mount, place_of, read_mounts, views
+from fusefs.linux.mountinfo import (
+    DAEMON_GONE,
+    FilesystemPath,
+    Mount,
+    below,
+    find_mount,
+    is_inside,
+    place_of,
+    read_mounts,
+    views,
+)
+from fusefs.linux.runtime_directories import HOME
 from fusefs.store.backing_and_mount import (
     DIRECTORY,
     FILE_TO_READ,
@@ -138,7 +150,9 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndM
             raise _no_backing(mount, "something else is mounted over it")
         try:
             backing = _open_backing(kernel, mount, mounted, mounts)
-        except (OSError, NoBacking):
+        except (OSError, NoBacking) as failure:
+            if isinstance(failure, OSError) and failure.errno in DAEMON_GONE:
+                raise
             from fusefs.linux.backing_fd_socket import door_of, knock  # who comes to the source by path is spared it
 
             door = door_of(mount.source)
@@ -147,6 +161,7 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndM
             try:
                 backing = knock(door, mounted)
             except OSError as error:
+                kernel.fstat(mounted)  # of a dead daemon it says so, and raises what tells how to bring it back
                 raise _no_backing(mount, f"its daemon does not give it ({error.strerror})") from error
         owned.pop_all()
         return BackingAndMount(backing, mounted)
@@ -169,6 +184,26 @@ def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]
         ):
             raise _no_backing(mount, f"{printable(mount.source)} is something else here")
         return Fd(os.dup(backing))
+
+
+def by_mount_point(path: bytes) -> bytes:
+    """The path by which users know a path in the private tree below a mount over itself; any other path as it is.
+
+    While the mount's daemon is dead, commands reach its store by the tree's own path.
+    """
+    from fusefs.linux.backing_fd_socket import TREE
+
+    home, tree, rest = path.partition(b"/" + TREE)
+    if not tree or not is_inside(home, HOME):
+        return path
+    return _point_of(home + tree) + rest
+
+
+@cache
+def _point_of(tree: bytes) -> bytes:
+    owners = trusted_owners(os.geteuid())
+    ours = (mount for mount in read_mounts() if mount.is_ours() and mount.owner in owners and mount.root == b"/")
+    return next((mount.point for mount in ours if mount.source == tree), tree)
 
 
 def _place_of_root(

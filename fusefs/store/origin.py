@@ -16,6 +16,7 @@ from fusefs.store.container import HeldContainer
 from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import FRESH, TREE
 from fusefs.store.stage import identify_at
+from fusefs.store.user_boundary import may_give
 from fusefs.store.victim_rename import DirectRename, VisibleMove, take_back
 
 _NOWHERE = (errno.ENAMETOOLONG, *OUT_OF_REACH)
@@ -80,10 +81,14 @@ class Origin:
                     self._kernel.unmark(fd)
 
     def place(self, move_to_it: VisibleMove) -> bool:
-        """Move something of the container to the name and end its loan; whether it could, the name being free."""
+        """Move something of the container to the name and end its loan; whether it could: see `may_give`."""
         if self.parent_fd is None:
             return False
         with self._kernel.open_beneath(self._held.fd, _MOVED[move_to_it]) as fd, self.visible() as visible:
+            if move_to_it is VisibleMove.BACK:
+                owner, recorded = self._kernel.fstat(fd).st_uid, self._held.record.parent
+                if not may_give(self._kernel, self.parent_fd, owner, None, recorded):
+                    return False
             try:
                 visible.make(move_to_it, self._held)
             except FileExistsError:

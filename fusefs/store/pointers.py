@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from itertools import islice
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import FILE_TO_READ, OUT_OF_REACH
-from fusefs.store.layout import POINTERS, Store, UserFolder, is_regular, open_store
+from fusefs.store.layout import POINTERS, Store, UserFolder, is_regular, open_own_store, open_store
 
 _POINTER_MAX_BYTES = 64 * 1024
-_MOST_READ = 1000
+MOST_READ = 1000
 _NEW = b".new"
 
 
@@ -68,7 +69,7 @@ def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
     """
 
     def read() -> bytes:
-        names = [name for name in kernel.list(pointers)[:_MOST_READ] if not name.endswith(_NEW)]
+        names = [name for name in kernel.list(pointers)[:MOST_READ] if not name.endswith(_NEW)]
         return b"\0".join(lower for name in names if (lower := _read(kernel, pointers, name)) is not None)
 
     if uid == os.geteuid():
@@ -101,16 +102,26 @@ def _read(kernel: Kernel, pointers: Fd, name: bytes) -> RelPath | None:
 def lower_stores(folder: UserFolder) -> Iterator[Store]:
     """The stores that this user's pointers lead to, beneath the volume and through no link; the caller closes each.
 
-    A pointer to a directory that is gone, or to a store that we don't trust, leads nowhere: `check` tells.
+    Each store once, whatever leads to it, and those of the first pointers alone: a pointer is a small file of a user's,
+    and what it leads to is read each time. A pointer to a directory that is gone, or to a store that we don't trust,
+    leads nowhere: `check` tells.
     """
     store = folder.store
-    for _name, lower in pointed(folder):
+    seen: set[tuple[int, int]] = set()
+    for _name, lower in islice(pointed(folder), MOST_READ):
         if lower is None:
             continue
-        try:
-            base = store.base.beneath(store.kernel, lower)
-            found = open_store(store.kernel, base, os.path.join(store.base_path, lower))
-        except (OSError, TrashdError):
-            continue
-        if found is not None:
+        for opener in (open_store, open_own_store):
+            try:
+                base = store.base.beneath(store.kernel, lower)
+                found = opener(store.kernel, base, os.path.join(store.base_path, lower))
+            except (OSError, TrashdError):
+                continue
+            if found is None:
+                continue
+            st = store.kernel.fstat(found.fd)
+            if (st.st_dev, st.st_ino) in seen:
+                with found:
+                    continue
+            seen.add((st.st_dev, st.st_ino))
             yield found._replace(is_named=True)

@@ -24,7 +24,7 @@ from fusefs.core.errors import (
     Untrusted,
     from_os,
 )
-from fusefs.core.names import STORE, Name, RelPath
+from fusefs.core.names import Name, RelPath
 from fusefs.linux.directory_metadata import (
     DirectoryMetadata,
     apply_likeness,
@@ -37,12 +37,12 @@ from fusefs.linux.kernel import OVERLAY_MAGIC, Kernel
 from fusefs.linux.mergerfs import check_rename
 from fusefs.linux.mountinfo import MERGERFS
 from fusefs.linux.refused_calls import RefusedCall, refused_calls
-from fusefs.store.backing_and_mount import FULL, is_taken, suppress_errno, wholly_beneath
+from fusefs.store.backing_and_mount import FULL, suppress_errno, wholly_beneath
 from fusefs.store.keep_entries import choose, hindrances
 from fusefs.store.layout import NEW_PREFIX, RECORD, Store, make_private, store_of, trusted_owners
-from fusefs.store.locate import Victim, ancestors, existing_stores, find_victim, lacks_call
+from fusefs.store.locate import Victim, existing_stores, find_victim, lacks_call, taking_ancestors
 from fusefs.store.make_folder import take_registry, unnamed_folder
-from fusefs.store.make_store import unfinished
+from fusefs.store.make_store import name_for_new, unfinished
 from fusefs.store.refusals import refusals
 from fusefs.store.reserve import is_stocked
 from fusefs.store.swap import Unlike, give_likeness, in_words
@@ -200,26 +200,25 @@ def _try_stores(kernel: Kernel, victim: Victim, *, unlike: bool) -> _Found:
         for relative, store in existing_stores(kernel, victim.parent, untrusted):
             bases.add(relative)
             with store:
-                tried = _try_store(store, victim, _Found(os.path.join(store.base_path, STORE), True), unlike=unlike)
+                tried = _try_store(store, victim, _Found(store.path(), True), unlike=unlike)
                 if not _is_crossed(tried.error):
                     return tried
                 crossed = tried
     except BrokenStore as error:
         return _Found(None, False, error=error)
     last: TrashdError = untrusted[0] if untrusted else NoStore(victim.path())
-    for relative, path in ancestors(victim.parent):
+    for relative, path in taking_ancestors(kernel, victim.parent):
         if relative in bases:
             continue
-        there = _Found(os.path.join(path, STORE), False)
         try:
-            made = _try_making(kernel, victim, relative, there, unlike=unlike)
+            made = _try_making(kernel, victim, relative, path, unlike=unlike)
         except Untrusted as error:
             last = error
             continue
         except (PermissionError, FileNotFoundError):
             continue  # as `stores_for`
         except (OSError, TrashdError) as error:
-            return there._replace(error=explain(error, victim))
+            return _Found(path, False, error=explain(error, victim))
         if made is not None and not _is_crossed(made.error):
             return made
         crossed = made or crossed
@@ -233,8 +232,7 @@ def _first_store(kernel: Kernel, victim: Victim) -> _Found:
     with suppress(OSError, BrokenStore):
         for _relative, store in existing_stores(kernel, victim.parent, []):
             with store:
-                there = os.path.join(store.base_path, STORE)
-                return _Found(there, True).described(store)
+                return _Found(store.path(), True).described(store)
     return _Found(None, False)
 
 
@@ -243,17 +241,19 @@ def _is_crossed(error: Exception | None) -> bool:
     return isinstance(error, OSError | CrossesBoundary) and error.errno == errno.EXDEV
 
 
-def _try_making(kernel: Kernel, victim: Victim, relative: RelPath, there: _Found, *, unlike: bool) -> _Found | None:
+def _try_making(kernel: Kernel, victim: Victim, relative: RelPath, path: bytes, *, unlike: bool) -> _Found | None:
     """Make a store there under a name that no process looks for, and the way to it; None if something has its name.
 
+    path    of the directory, for people
     Raises  OSError as making it is refused
     """
-    base_path = os.path.dirname(there.path or b"")
     with wholly_beneath(kernel, victim.parent.root, relative) as base:
-        if is_taken(kernel, base.fd, STORE):
+        name = name_for_new(kernel, base)
+        if name is None:
             return None
-        with _same_times(kernel, base.fd), unfinished(kernel, base) as fd, ExitStack() as owned:
-            store = store_of(kernel, base, base_path, fd, owned, trusted_owners(os.geteuid()))
+        there = _Found(os.path.join(path, name), False)
+        with _same_times(kernel, base.fd), unfinished(kernel, base, name) as fd, ExitStack() as owned:
+            store = store_of(kernel, base, path, fd, owned, trusted_owners(os.geteuid()), name)
             if store.areas.registry_fd is not None:  # what root's first folder takes besides
                 take_registry(kernel, store.areas.registry_fd, owned)
                 write_registered(kernel, store.areas.registry_fd, RegisteredFolder(os.geteuid()))

@@ -356,7 +356,7 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
             raise KeptContainer("what lies under `tree` is neither the old nor the fresh directory of its record")
         case RestoringAction.PLACE:
             if not origin.place(VisibleMove.BACK):
-                raise KeptContainer("its tree can't be put back: the name is taken or its directory is gone")
+                raise KeptContainer("its tree can't be put back: the name is taken, its directory gone or another's")
             retire_restored(held)
         case RestoringAction.RETIRE:
             with Origin(held, record.target) as reached:

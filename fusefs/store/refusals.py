@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator
 
 from fusefs.core.errors import CrossesBoundary, IsMountPoint, IsStore, MountInside, NotADirectory, TrashdError
-from fusefs.core.names import STORE, join
+from fusefs.core.names import STORE, Name, join, user_store, whose_store
 from fusefs.core.printable_names import shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import MERGERFS, FilesystemPath, Mount, every_place, mounts_inside, other_namespaces, views
-from fusefs.store.layout import VOLUME, is_stores_own, trusted_owners
+from fusefs.store.backing_and_mount import OUT_OF_REACH, READABLE, suppress_errno
+from fusefs.store.layout import FOLDER_MODE, VOLUME, is_stores_own, trusted_owners
 from fusefs.store.locate import Victim
 from fusefs.store.stores_inside import stores_below
 
@@ -30,13 +32,15 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
         yield IsStore(victim.path())
     if victim.is_directory():
         yield from _mounted(victim)
-        if holds_store(kernel, victim.fd, b""):
-            yield _holds(victim.path(), f", then rm -r {shell_word(os.path.join(victim.path(), STORE))}")
+        held = held_store(kernel, victim.fd, b"")
+        if held is not None:
+            then = f", then rm -r {shell_word(os.path.join(victim.path(), held))}"
+            yield _holds(os.path.join(victim.path(), held), then)
         above = victim.parent
         if above.mount.fstype == MERGERFS and _is_merged(victim):
             yield CrossesBoundary(victim.path(), _MERGED)
         for lower in stores_below(kernel, above.root.fd, above.root_path, join(above.relative, victim.name)):
-            yield _holds(os.path.join(victim.path(), lower))
+            yield _holds(os.path.join(victim.path(), lower, STORE))
 
 
 def _is_merged(victim: Victim) -> bool:
@@ -45,9 +49,10 @@ def _is_merged(victim: Victim) -> bool:
     return len(branches_with(victim.fd)) > 1
 
 
-def _holds(directory: bytes, then: str = "") -> IsStore:
-    hint = f"trashd list --volume {shell_word(directory)} shows what it holds: restore that, or reap it, first{then}"
-    return IsStore(os.path.join(directory, STORE), hint)
+def _holds(store: bytes, then: str = "") -> IsStore:
+    directory = shell_word(os.path.dirname(store))
+    hint = f"trashd list --volume {directory} shows what it holds: restore that, or reap it, first{then}"
+    return IsStore(store, hint)
 
 
 def _mounted(victim: Victim) -> Iterator[TrashdError]:
@@ -70,9 +75,11 @@ def _places(place: FilesystemPath, mounts: Iterable[Mount]) -> list[FilesystemPa
     return every_place(place, views(mounts, trusted_owners(os.geteuid())))
 
 
-def holds_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> bool:
-    """Whether a directory by its name in another one, or by no name that one itself, has a trash store in it.
+def held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
+    """The trash store in a directory by its name in another one, or by no name in that one itself; None: none is seen.
 
+    Of other users' names there those count that one system call tells, some hundreds: a swap takes as long whatever the
+    directory holds, and a reaper stops at stores anyway.
     Raises  OSError with ESTALE if that one itself is gone, as another node removed it
     """
     try:
@@ -80,5 +87,28 @@ def holds_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> bool:
     except OSError as error:
         if error.errno == errno.ESTALE and not name:
             raise
-        return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
-    return True
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP):
+            return STORE
+    else:
+        return STORE
+    with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(dir_fd, name or b".", READABLE) as fd:
+        for one in (user_store(os.geteuid()), *_names_like(kernel.first_names(fd), STORE + b"-")):
+            if whose_store(one) is not None and _is_users(kernel, fd, Name(one)):
+                return Name(one)
+    return None
+
+
+def _names_like(names: bytes, begin: bytes) -> Iterator[bytes]:
+    """What of some names, each ended by a NUL, begins so; the ends of others, too."""
+    at = names.find(begin)
+    while at >= 0:
+        yield names[at : names.index(0, at)]
+        at = names.find(begin, at + 1)
+
+
+def _is_users(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
+    """Whether something with the name of a user's store is one, as far as it can be seen from outside."""
+    with suppress_errno(*OUT_OF_REACH):
+        st = kernel.stat(dir_fd, name)
+        return stat.S_ISDIR(st.st_mode) and stat.S_IMODE(st.st_mode) == FOLDER_MODE
+    return False

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fusefs.core.escaped_bytes import unescape
 from fusefs.core.identity import Identity, from_words, in_words, is_marked
-from fusefs.core.names import VolumeId, is_hex, is_volume_id, split
+from fusefs.core.names import STORE, Name, VolumeId, is_hex, is_volume_id, split, whose_store
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE
 from fusefs.linux.runtime_directories import lasting_dir
@@ -24,21 +24,28 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 class RegistryLine(NamedTuple):
     """A line: a store, as it was when it was used last.
 
-    identity    of `.trashd`
+    identity    of the store
     volume      its id
     filesystem  f_fsid of what it is on, as far as that has one; 0 for none
     path        of the directory that holds it, without links
+    name        of the store; a line has the path of a user's own, and for any other that of the directory
     """
 
     identity: Identity
     volume: VolumeId
     filesystem: int
     path: bytes
+    name: Name = STORE
+
+    def store(self) -> bytes:
+        """The path of the store."""
+        return os.path.join(self.path, self.name)
 
 
 def encode(one: RegistryLine) -> bytes:
     """Its line, with the newline."""
-    quoted = b"".join(b"%c" % byte if byte in _PLAIN else b"%%%02X" % byte for byte in one.path)
+    path = one.path if one.name == STORE else one.store()
+    quoted = b"".join(b"%c" % byte if byte in _PLAIN else b"%%%02X" % byte for byte in path)
     told = f"{in_words(one.identity)} {one.volume} {one.filesystem:x} "
     return told.encode() + quoted + b"\n"
 
@@ -60,7 +67,9 @@ def _decode_line(line: bytes) -> RegistryLine | None:
     path = _unquoted(quoted)
     if path is None or not path.startswith(b"/") or not _is_plain(path):
         return None
-    return RegistryLine(identity, VolumeId(volume), int(filesystem, 16), path)
+    above, name = os.path.split(path)
+    where = (path, STORE) if whose_store(name) is None else (above, Name(name))
+    return RegistryLine(identity, VolumeId(volume), int(filesystem, 16), *where)
 
 
 def _unquoted(text: str) -> bytes | None:

@@ -13,6 +13,7 @@ import os
 import pwd
 import stat
 import time
+from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from enum import Enum
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 from fusefs.core.errors import BrokenStore, TrashdError
 from fusefs.core.identity import Likelihood, compare
-from fusefs.core.names import STORE
+from fusefs.core.names import Name, whose_store
 from fusefs.linux.act_as_user import person
 from fusefs.linux.answer_timeout import ask_each
 from fusefs.linux.atomic_files import replace_file
@@ -31,8 +32,8 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, covering, read_mounts
 from fusefs.linux.runtime_directories import STATE_BELOW_HOME, lasting_dir, make_dir
 from fusefs.linux.untrusted_path import open_way
-from fusefs.store.backing_and_mount import READABLE
-from fusefs.store.layout import Store, open_store, trusted_owners
+from fusefs.store.backing_and_mount import READABLE, BackingAndMount
+from fusefs.store.layout import Store, names_of_users, open_store, trusted_owners
 from fusefs.store.mounted_paths import shown_of
 from fusefs.store.registry_lines import (
     MAX_BYTES,
@@ -99,7 +100,7 @@ def look(kernel: Kernel, one: RegistryLine, mounts: Sequence[Mount], trusted: Co
         return RegistryTarget.GONE if missing else RegistryTarget.ABSENT
     with base:
         try:
-            with kernel.open_beneath(base, STORE, READABLE) as fd:
+            with kernel.open_beneath(base, one.name, READABLE) as fd:
                 known = compare(kernel.identify(fd), one.identity)
         except OSError as error:
             if error.errno not in _MISSING:
@@ -138,7 +139,7 @@ def open_registered(kernel: Kernel, word: LineOf, mounts: list[Mount]) -> Store 
     try:
         base = open_way(kernel, line.path, mounts, trusted_owners(os.geteuid()))
         shown = shown_of(kernel, base, mounts)
-        store = open_store(kernel, shown, line.path, of=of)
+        store = open_store(kernel, shown, line.path, line.name, of=of)
     except (OSError, TrashdError) as error:
         if isinstance(error, BrokenStore) and of is None:
             raise
@@ -208,11 +209,13 @@ def _replaces(one: RegistryLine, line: RegistryLine, lead: RegistryTarget) -> bo
     if one.volume != line.volume:
         return False
     known = compare(one.identity, line.identity)
-    return one.path == line.path or (known is Likelihood.SAME and lead is not RegistryTarget.THERE)
+    return one.store() == line.store() or (known is Likelihood.SAME and lead is not RegistryTarget.THERE)
 
 
 MOST_ACCOUNTS = 10_000
 _MOST_UNLISTED = 1000
+_MOST_AT_ROOTS = 16
+"""Names of one user's own stores in all mount points together: anybody can make directories with such names."""
 _FOUND = b"found"
 
 
@@ -230,6 +233,54 @@ def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int]
     homes = _homes(kernel, uids)
     words = [word for home in _with_registry(kernel, homes, mounts) for word in _words_of(kernel, home, mounts)]
     yield from (word for word, lead in follow(kernel, words, mounts) if lead is RegistryTarget.THERE)
+
+
+def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mount]) -> Iterator[LineOf]:
+    """Users' own stores in some mount points, whether or not a registry has them; needs root.
+
+    A store's own file, which nobody but its user can have put there, names its identity: it is no copy of its files.
+    No child is waited for beyond a few seconds, as above.
+    """
+
+    def ask(point: bytes) -> bytes:
+        try:
+            with open_way(kernel, point, mounts, (0,)) as base:
+                return b"\0".join(names_of_users(kernel, base))
+        except OSError:
+            return b""
+
+    n_of: Counter[int] = Counter()
+    for point, answer in ask_each(points, ask, kernel.silent, lambda point: covering(point, mounts)):
+        for name in filter(None, (answer or b"").split(b"\0")):
+            uid = whose_store(name)
+            if uid is None:
+                continue
+            n_of[uid] += 1
+            if n_of[uid] <= _MOST_AT_ROOTS:
+                yield from _line_at_root(kernel, uid, os.path.join(point, name), mounts)
+
+
+def _line_at_root(kernel: Kernel, uid: int, path: bytes, mounts: Sequence[Mount]) -> Iterator[LineOf]:
+    """What a user's registry would say of a store of that user's, looked at as that user; nothing if it is none."""
+    base_path, name = os.path.split(path)
+
+    def ask(_path: bytes) -> bytes:
+        try:
+            base = BackingAndMount(open_way(kernel, base_path, mounts, trusted_owners(uid)))
+            store = open_store(kernel, base, base_path, Name(name))
+            if store is None:
+                return b""
+            with store:
+                found = kernel.identify(store.fd)
+                if store.volume.store is None or compare(found, store.volume.store) is Likelihood.OTHER:
+                    return b""
+                filesystem = os.fstatvfs(store.fd).f_fsid & (1 << 64) - 1
+                return encode(RegistryLine(found, store.volume.id, filesystem, base_path, store.name))
+        except (OSError, TrashdError):
+            return b""
+
+    ((_path, answer),) = ask_each((path,), ask, set(), lambda _path: uid, person(uid))
+    yield from (LineOf(uid, line) for line in decode(answer or b"") if line.store() == path)
 
 
 def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_RegistryHome]:

@@ -8,18 +8,27 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple, Self
 
-from fusefs.core.errors import SETTLE, Busy, NotFound, NotPermitted, Occupied, Refused, TakenOver, TrashdError
-from fusefs.core.identity import Likelihood, compare
+from fusefs.core.errors import (
+    SETTLE,
+    Busy,
+    NotFound,
+    NotPermitted,
+    Occupied,
+    Refused,
+    TakenOver,
+    TrashdError,
+)
+from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, join, split
 from fusefs.core.printable_names import printable
-from fusefs.core.record import Failure
+from fusefs.core.record import Failure, Method
 from fusefs.linux.directory_metadata import make_like, read_likeness
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.restored_mark import mark_restored
 from fusefs.store.as_owner import ITS_OWNERS, why_other
-from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, refresh, with_mounted
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, is_taken, refresh, with_mounted
 from fusefs.store.claim import ClaimLost, forget_size, hold, look_at_record
 from fusefs.store.container import (
     HeldContainer,
@@ -36,6 +45,7 @@ from fusefs.store.origin import Origin
 from fusefs.store.recover import KeptContainer, keep_hoisted, retire_restored, settle_restoring
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.take_over import take_over
+from fusefs.store.user_boundary import check_giving
 from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleMove, VisibleRename, lend, loan, take_back
 
 _WITHOUT_RETURN = {
@@ -211,6 +221,7 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
     with claim:
         try:
             tree = claim.tree or held.owned.enter_context(kernel.open_beneath(held.fd, TREE))
+            _check_giving(kernel, held, destination, kernel.fstat(tree).st_uid)
             held = _with_loan(kernel, held, tree, destination)
             held = _put(kernel, held, destination)
         except (OSError, TrashdError) as error:
@@ -233,6 +244,15 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
             warnings.append(f"{error.strerror} after the tree was back; the next trashd command completes it")
     done = Restored(held.id, destination.path, rescued, held.record.partial, tuple(warnings), closed_uid=closed(held))
     return done._replace(is_spared=is_spared)
+
+
+def _check_giving(
+    kernel: Kernel, held: HeldContainer, destination: RestoreDestination, owner: int, like: Fd | None = None
+) -> None:
+    """Let root put nothing into another user's directory. owner, like: as for `may_give`. Raises  AcrossUsers"""
+    is_parents = destination.at_origin and held.record.method is not Method.SWEEP
+    recorded = held.record.parent if is_parents else None
+    check_giving(kernel, destination.parent_fd, os.path.dirname(destination.path), owner, like, recorded)
 
 
 def _take_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination) -> list[str]:
@@ -392,6 +412,7 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
             if elsewhere is not None:
                 names, path = elsewhere.visible, elsewhere.path
                 assert isinstance(names, DirectRename)
+                _check_giving(kernel, held, elsewhere, kernel.fstat(source).st_uid, source)
             else:
                 target = stack.enter_context(way_back(kernel, held, tree, parents))
                 names = DirectRename(kernel, target, name)
@@ -433,14 +454,21 @@ def way_back(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name])
     """
     if held.record.origin is None:
         raise NotFound(held.id, "it was dropped, so nobody knows where it was: use --to PATH")
+    record = held.record
     base, like = held.folder.store.base, kernel.open_beneath(tree, b".", DIRECTORY)
+    is_sweep = record.method is Method.SWEEP  # which has the identity of the directory itself
+    recorded, recorded_above = (record.parent, None) if is_sweep else (record.fresh, record.parent)
     with closed_on_error(like):
-        if held.record.origin:
-            *upper, last = split(held.record.origin)
+        if record.origin:
+            *upper, last = split(record.origin)
             with base.beneath(kernel, join(*upper)) as above:
-                here = _enter(kernel, held, above, last, like)
+                if not is_taken(kernel, above.fd, last):
+                    check_giving(kernel, above.fd, join(*upper), kernel.fstat(like).st_uid, None, recorded_above)
+                here = _enter(kernel, held, above, last, like, recorded)
         else:
             here = base.beneath(kernel, b"")  # of a sweep of the directory itself that holds the store
+            with closed_on_error(here):
+                check_giving(kernel, here.fd, held.folder.store.base_path, kernel.fstat(like).st_uid, like, recorded)
     for parent in parents:
         here, like = _descend(kernel, held, here, like, parent)
     like.close()
@@ -455,10 +483,23 @@ def _descend(
         return _enter(kernel, held, here, name, model), model
 
 
-def _enter(kernel: Kernel, held: HeldContainer, above: BackingAndMount, name: Name, like: Fd) -> BackingAndMount:
-    """A directory of that name; made in the container if it is missing, where none can be put in its place."""
+def _enter(
+    kernel: Kernel,
+    held: HeldContainer,
+    above: BackingAndMount,
+    name: Name,
+    like: Fd,
+    recorded: Identity | None = None,
+) -> BackingAndMount:
+    """A directory of that name; made in the container if it is missing, where none can be put in its place.
+
+    Raises  AcrossUsers; OSError
+    """
     try:
-        return above.beneath(kernel, name)
+        there = above.beneath(kernel, name)
+        with closed_on_error(there):
+            check_giving(kernel, there.fd, name, kernel.fstat(like).st_uid, like, recorded)
+        return there
     except FileNotFoundError:
         with kernel.open_dir(like) as model:
             wanted = read_likeness(kernel, model)
@@ -469,4 +510,7 @@ def _enter(kernel: Kernel, held: HeldContainer, above: BackingAndMount, name: Na
         make_like(kernel, held.fd, new, wanted, partial(kernel.rename_free, source, new, target, name))
     if above.mounted is not None:
         refresh(kernel, above.mounted, name)
-    return above.beneath(kernel, name)
+    there = above.beneath(kernel, name)
+    with closed_on_error(there):
+        check_giving(kernel, there.fd, name, kernel.fstat(like).st_uid, like, None)
+    return there

@@ -8,16 +8,19 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from fusefs.core.errors import NotFound, OtherFilesystem, Refused, UsageError, from_os
-from fusefs.core.names import STORE, Name, RelPath, join, split
+from fusefs.core.errors import AcrossUsers, NotFound, OtherFilesystem, Refused, UsageError, from_os
+from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import below, is_inside
+from fusefs.linux.mountinfo import below, is_inside, read_mounts
+from fusefs.linux.untrusted_path import open_way
+from fusefs.store.backing_and_mount import ABSENT, BackingAndMount, is_same
 from fusefs.store.find_orphans import act_on
-from fusefs.store.layout import UserFolder
+from fusefs.store.layout import UserFolder, is_stores_own, trusted_owners
 from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.locate import check_operand
 from fusefs.store.merge import merge_back
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.origin import Origin
@@ -31,6 +34,7 @@ from fusefs.store.restore import (
     restore_inside,
     settle,
 )
+from fusefs.store.user_boundary import check_giving, is_bounded
 from fusefs.store.victim_rename import DirectRename, VisibleRename
 
 
@@ -46,21 +50,46 @@ def restore_by_id(
     except ValueError as error:
         raise UsageError(inside or b"", "PATH-INSIDE is relative to the tree, without `..`") from error
     if to is None:
-        if entry.origin is not None and STORE in entry.origin.split(b"/"):
+        if entry.origin is not None and any(map(is_stores_own, entry.origin.split(b"/"))):
             # Only staging makes containers; one that root took to delete it may have lost its record by now (I3).
             raise Refused(entry.origin, "it was taken out of a trash store: restore it with --to PATH")
         return _explained(entry, lambda: act_on(kernel, volumes, entry, partial(_home, entry, within), Restored))
     if within is not None and entry.uid != os.geteuid():
         raise UsageError("PATH-INSIDE with --to on another user's orphan", "restore it whole, or as that user")
     parent, name = os.path.split(to.rstrip(b"/"))
+    check_operand(to)
+    if not name:
+        raise Refused(to or "--to with an empty path", "--to takes the new name of what is restored")
     try:
         above = open_shown(kernel, parent or b".")
     except OSError as error:
         raise from_os(error, to) from error
     with above:
+        if is_bounded():
+            _check_destination(kernel, entry, parent or b".", above)
         visible = DirectRename(kernel, above, Name(name))
         body = partial(_elsewhere, entry, within, to, above.fd)
         return _explained(entry, lambda: act_on(kernel, volumes, entry, body, Restored, visible), to)
+
+
+def _check_destination(kernel: Kernel, entry: ListedContainer, path: bytes, above: BackingAndMount) -> None:
+    """Let no other user choose where root puts something: by a link on the way, or a directory of that user's.
+
+    Raises  AcrossUsers
+    """
+    there = printable(path)
+    try:
+        absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
+        with open_way(kernel, absolute, read_mounts(), trusted_owners(os.geteuid())) as found:
+            is_it = any(side is not None and is_same(kernel, found, side) for side in above)
+    except OSError as error:
+        if error.errno not in ABSENT:
+            raise from_os(error, path) from error
+        is_it = False
+    if not is_it:
+        raise AcrossUsers(f"{there}: another user chose where that leads", "name the directory itself")
+    if entry.uid:
+        check_giving(kernel, above.fd, path, entry.uid)
 
 
 def _explained(entry: ListedContainer, act: Callable[[], Restored], to: bytes | None = None) -> Restored:

@@ -153,7 +153,13 @@ def _keep(held: HeldContainer, folder: UserFolder) -> bool:
 
 
 def discard_emptied(store: Store) -> None:
-    """Remove the old stores in which no user has anything left, as far as it is ours; needs root. Raises  OSError"""
+    """Remove from a store of root's the old ones in which no user has anything left, as far as it is ours; needs root.
+
+    On one that is read-only that is done later.
+    Raises  OSError
+    """
+    if not store.is_roots_to_keep() or store.is_unknown() or store.kernel.is_read_only(store.fd):
+        return
     kernel, olds = store.kernel, old_stores(store)
     if not olds:
         return

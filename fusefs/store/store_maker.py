@@ -44,6 +44,24 @@ class StoreMaker(Enum):
     UNKNOWN = "unknown"
 
 
+_WHOLE = [0, 0, (1 << 32) - 1]
+"""Of /proc/self/uid_map in the first user namespace."""
+
+
+def makes_common() -> bool:
+    """Whether the store that the caller makes is one of root's for all users: whether what root notes on it counts.
+
+    Without CAP_SYS_ADMIN, or in a user namespace, nothing can be noted, and in the next container nothing would show
+    who made the store. There root makes one of his own, as any user.
+    """
+    if os.geteuid() != 0:
+        return False
+    from fusefs.linux.capabilities import Capability, may_use  # a swap into a store that is there is spared it
+
+    with open("/proc/self/uid_map", "rb") as ids:
+        return may_use(Capability.SYS_ADMIN) and [int(word) for word in ids.read().split()] == _WHOLE
+
+
 def note_made(kernel: Kernel, fd: Fd) -> bool:
     """Note on an opened `.trashd` that root made it; whether that could be. Raises  OSError"""
     with suppress_errno(*_CANNOT):
@@ -107,4 +125,5 @@ def way_out(base_path: bytes) -> str:
     """What helps where it is not known who made the store of a directory."""
     volume = shell_word(base_path)
     ours = f"if root made it, on another machine or in a copy's original: trashd init --known {volume}"
-    return f"look into it; {ours}; else trashd init {volume} sets it aside in a new one, and its owners empty it"
+    other = f"else trashd init --replace {volume} sets it aside in a new one, and its owners empty it"
+    return f"look into it; {ours}; {other}"

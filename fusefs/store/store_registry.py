@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 
 from fusefs.core.identity import Identity, Likelihood, compare
+from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import HOME, lasting_dir
 from fusefs.store.layout import Store
-from fusefs.store.registry_lines import RegistryLine, decode, encode, read_own
+from fusefs.store.registry_lines import RegistryLine, decode, encode, read_own, registered
 from fusefs.store.store_maker import StoreMaker, is_noted, note_made
 
 
 def describe(store: Store) -> RegistryLine:
     """What a registry is to say of a store. Raises  OSError"""
     filesystem = os.fstatvfs(store.fd).f_fsid & (1 << 64) - 1
-    return RegistryLine(store.kernel.identify(store.fd), store.volume.id, filesystem, place_of_store(store))
+    return RegistryLine(store.kernel.identify(store.fd), store.volume.id, filesystem, place_of_store(store), store.name)
 
 
 def place_of_store(store: Store) -> bytes:
@@ -57,9 +58,16 @@ def is_vouched(store: Store) -> bool:
     user who can have no registry vouches for what is used, and so does a pointer for where it leads; for a copy that
     can be known as one only `init` does, which makes it a store of its own.
     """
-    if store.owner == 0 or is_remembered(store):
+    if store.is_common() or is_remembered(store):
         return True
-    return not _is_copy(store, store.kernel.identify(store.fd)) and (store.is_named or not _has_place())
+    if _is_copy(store, store.kernel.identify(store.fd)):
+        return False
+    if store.name != STORE:
+        # Nobody else can write in it, nor have moved it here: its own file proves that it is no copy of its files. A
+        # copy of the whole disk has the same id elsewhere.
+        here = place_of_store(store)
+        return all(one.path == here for one in registered() if one.volume == store.volume.id)
+    return store.is_named or not _has_place()
 
 
 def _is_copy(store: Store, found: Identity) -> bool:
@@ -81,7 +89,7 @@ def _has_place() -> bool:
 def is_same(one: RegistryLine, other: RegistryLine) -> bool:
     """Whether two lines mean one store at one place."""
     known = compare(one.identity, other.identity)
-    return known is not Likelihood.OTHER and (one.volume, one.path) == (other.volume, other.path)
+    return known is not Likelihood.OTHER and (one.volume, one.store()) == (other.volume, other.store())
 
 
 def _has(text: bytes, line: bytes) -> bool:
@@ -97,7 +105,7 @@ def remember(store: Store) -> str:
     """
     if os.geteuid() == 0 != store.owner:
         return "it is a user's own: he notes it"
-    if os.geteuid() == 0 and store.made is not StoreMaker.BY_ROOT:
+    if store.is_roots_to_keep() and store.made is not StoreMaker.BY_ROOT:
         return "nobody can tell that root made it"
     try:
         one = describe(store)

@@ -19,13 +19,24 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE, Name, RelPath, is_container_id, join
+from fusefs.core.names import STORE, Name, RelPath, is_container_id, join, whose, whose_store
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, FILE_TO_READ, OUT_OF_REACH, READABLE, suppress_errno
-from fusefs.store.layout import DROP, NEW, OLD, POINTERS, USERS, VOLUME, VOLUME_MAX_BYTES, volume_fields
+from fusefs.store.layout import (
+    DROP,
+    FOLDER_MODE,
+    NEW,
+    OLD,
+    POINTERS,
+    USERS,
+    VOLUME,
+    VOLUME_MAX_BYTES,
+    own_names,
+    volume_fields,
+)
 from fusefs.store.registry_lines import registered
-from fusefs.store.user_folders import plain_name, whose
+from fusefs.store.user_folders import plain_name
 
 _AREAS = (USERS, NEW)
 """Where users' folders are."""
@@ -60,7 +71,7 @@ def things_in(kernel: Kernel, dir_fd: int, way: bytes, owners: Collection[int]) 
     """What the store at a path beneath a directory holds, each when it is asked for; nothing if it is no such store.
 
     owners  owners that the store may have; in one of root's all things count for root, their own for a user, and in a
-            user's own that user's alone
+            user's own that user's alone, or all where the store has a user's name
     Raises  OSError that says nothing of it, such as EMFILE
     """
     try:
@@ -70,13 +81,16 @@ def things_in(kernel: Kernel, dir_fd: int, way: bytes, owners: Collection[int]) 
             raise
         return
     with store:
+        whom = whose_store(os.path.basename(way))
         owner = _owner_of(kernel, store, owners)
-        if owner is None:
+        if owner is None or (whom is not None and stat.S_IMODE(kernel.fstat(store).st_mode) != FOLDER_MODE):
             return
         for area in _areas(kernel, store):
             for folder in _list_at(kernel, store, area) or ():
                 uid = whose(folder)
-                if uid is not None and (uid == owner or (owner == 0 and os.geteuid() in (0, uid))):
+                if uid is not None and whom is not None:
+                    yield from _things_of(kernel, store, (owner, owner), join(area, folder))
+                elif uid is not None and (uid == owner or (owner == 0 and os.geteuid() in (0, uid))):
                     yield from _things_of(kernel, store, (uid, owner), join(area, folder))
 
 
@@ -153,8 +167,11 @@ def stores_below(kernel: Kernel, root_fd: Fd, root_path: bytes, directory: RelPa
     for uid, lower in islice(noted, _MOST_LOOKED_AT):
         if lower in told:
             continue
-        way = join(directory, lower, STORE)
-        if next(things_in(kernel, root_fd, way, {0, os.geteuid(), uid}), None) is not None:
+        way, names = join(directory, lower), [STORE]
+        with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(root_fd, way, DIRECTORY) as base:
+            names += own_names(kernel, base, uid)
+        ways = (join(way, name) for name in names)
+        if any(next(things_in(kernel, root_fd, one, {0, os.geteuid(), uid}), None) is not None for one in ways):
             told.add(lower)
             yield lower
 
@@ -195,9 +212,17 @@ def _pointed(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[_Noted
 
 
 def _pointed_from(kernel: Kernel, base_fd: Fd) -> Iterator[_Noted]:
-    """What those of the store in one directory say, if there is one."""
+    """What those of the stores in one directory say: of root's, and of the caller's own."""
+    names = [STORE]
+    with suppress_errno(*OUT_OF_REACH):
+        names += own_names(kernel, base_fd, os.geteuid())
+    for name in names:
+        yield from _pointed_from_store(kernel, base_fd, name)
+
+
+def _pointed_from_store(kernel: Kernel, base_fd: Fd, name: Name) -> Iterator[_Noted]:
     try:
-        store = kernel.open_beneath(base_fd, STORE, DIRECTORY)
+        store = kernel.open_beneath(base_fd, name, DIRECTORY)
     except OSError as error:
         if error.errno not in OUT_OF_REACH:
             raise

@@ -17,6 +17,7 @@ from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.directory_metadata import (
+    UNREADABLE,
     DirectoryMetadata,
     MetadataDifference,
     apply_likeness,
@@ -46,6 +47,7 @@ class Swapped(NamedTuple):
     warnings  what could not be finished after the exchange; the next command completes it
     kept      top entries that stay in view
     unnoted   why the caller's registry does not name that store, so that no service reaps there; empty if it does
+    expires_ns  when it may be reaped, by the wall clock; None: never by itself
     """
 
     id: ContainerId
@@ -58,6 +60,7 @@ class Swapped(NamedTuple):
     volume: bytes | None = None
     kept: tuple[bytes, ...] = ()
     unnoted: str = ""
+    expires_ns: int | None = None
 
     def base(self) -> bytes:
         """The directory that holds the store."""
@@ -65,7 +68,7 @@ class Swapped(NamedTuple):
 
 
 def base_of(folder: bytes) -> bytes:
-    """The directory that holds the store of a user's folder, which is BASE/.trashd/AREA/FOLDER."""
+    """The directory that holds the store of a user's folder, which is BASE/STORE/AREA/FOLDER."""
     return folder.rsplit(b"/", 3)[0] or b"/"
 
 
@@ -215,18 +218,21 @@ def make_alike(staged: Staged, victim: Victim, options: SwapOptions, visible: Vi
 def give_likeness(kernel: Kernel, victim: Victim, fresh: Fd, wanted: DirectoryMetadata, *, accepted: bool) -> Unlike:
     """Give a fresh directory the victim's likeness; what could not be had.
 
-    Raises  NotAlike if that is the owner, group, mode, an ACL, a label or the project, and not accepted
+    Raises  NotAlike if that is anything, and not accepted; OSError ENOKEY, accepted or not, if it is encryption
     """
     apply_likeness(kernel, fresh, wanted)
     unlike = tuple(differences(wanted, read_likeness(kernel, fresh)))
-    if not accepted and any(one.strict for one in unlike):
+    if unlike and not accepted:
         raise NotAlike(victim.path() + b": " + os.fsencode(", ".join(in_words(unlike))))
     return unlike
 
 
 def in_words(unlike: Unlike) -> list[str]:
     """What could not be had, in words."""
-    return [f"{one.what} {one.got} instead of {one.wanted}" for one in unlike]
+    return [
+        f"{one.what} {UNREADABLE if one.wanted == UNREADABLE else f'{one.got} instead of {one.wanted}'}"
+        for one in unlike
+    ]
 
 
 def _judge(staged: Staged, victim: Victim, visible: VisibleRename) -> ExchangeOutcome:
@@ -283,8 +289,9 @@ def finish(
     except OSError as error:
         warnings.append(f"{error.strerror} after the exchange; the next trashd command on this volume completes it")
     method, kept = held.record.method, () if keeping is None else keeping.staying.names()
-    told = (*warnings, *adopted.warnings)
-    return Swapped(adopted.id, victim.path(), adopted.store, method, gap_ns, unlike, told, kept=kept)
+    told, ends_ns = (*warnings, *adopted.warnings), held.record.adopted_expires_ns()
+    store = adopted.store
+    return Swapped(adopted.id, victim.path(), store, method, gap_ns, unlike, told, kept=kept, expires_ns=ends_ns)
 
 
 def _take_back_both(staged: Staged, victim: Victim, visible: VisibleRename) -> None:

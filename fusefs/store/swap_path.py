@@ -17,7 +17,7 @@ from fusefs.core.errors import (
     TrashdError,
 )
 from fusefs.core.lifecycle import State
-from fusefs.core.names import RelPath
+from fusefs.core.names import STORE, RelPath
 from fusefs.core.printable_names import printable
 from fusefs.linux.directory_metadata import is_frozen
 from fusefs.linux.fd import closed_on_error
@@ -151,7 +151,8 @@ def volume_to_tell(store: Store, mounts: Iterable[Mount]) -> bytes | None:
 
 def _unnoted(store: Store, volume: bytes | None) -> str:
     """Why no registry names a store of the caller's, if that keeps services from it; empty if it does not."""
-    if store.owner != os.geteuid() or (volume is None and (store.owner == 0 or is_remembered(store))):
+    is_found = store.name != STORE or store.is_common()  # at a mount point, by root's service too
+    if store.owner != os.geteuid() or (volume is None and (is_found or is_remembered(store))):
         return ""
     return remember(store)
 
@@ -189,7 +190,7 @@ def _first_folder(store: Store) -> UserFolder:
     from fusefs.store.set_aside import take_own
 
     uid = os.geteuid()
-    if store.owner == 0 == uid:
+    if store.is_roots_to_keep():
         return make_roots(store, 0)
     take_own(store)
     return open_user(store, uid) or make_user(store)
@@ -197,7 +198,7 @@ def _first_folder(store: Store) -> UserFolder:
 
 def point_to(kernel: Kernel, scope: Scope, relative: RelPath, leave: Callable[[Store, RelPath], None]) -> None:
     """Leave a pointer to a lower store in the user's folder of the highest one, before the lower one is used."""
-    for upper, store in existing_stores(kernel, scope, []):
+    for upper, store in existing_stores(kernel, scope, [], to_take=False):
         with store:
             if upper != relative and len(upper) < len(relative):
                 leave(store, RelPath(below(relative, upper)))
@@ -213,6 +214,10 @@ def explain(error: OSError | TrashdError, victim: Victim) -> TrashdError:
             if is_frozen(fd):
                 hint = f"{what} is immutable or append-only (lsattr -d); chattr -ia first, as root"
                 return NotPermitted(victim.path(), hint)
+        from fusefs.linux.tree_users import kernel_holds  # only after an error
+
+        if any(hold.kind == "swap" and hold.path == victim.path() for hold in kernel_holds()):
+            return NotPermitted(victim.path(), "it is an active swap file: swapoff it first")
     if error.errno == errno.ESTALE and victim.parent.root.mounted is not None:
         return shows_another(victim.parent)
     return as_told(error, victim.path())

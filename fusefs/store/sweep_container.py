@@ -93,7 +93,7 @@ class SweepContainer(NamedTuple):
             if drop_empty_tree(self.held):
                 dissolve(self.held)
                 if self.made is not None:
-                    unmake_at(self.held.folder.store.kernel, self.scope, self.made)
+                    unmake_at(self.held.folder.store.kernel, self.scope, self.made, self.held.folder.store.name)
                 return None, ()
             move(come(self.held, size), State.ORPHANS)
             flush(self.held)

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable
 from itertools import groupby
 
 from fusefs.core.errors import NotProven, TrashdError, from_os
-from fusefs.core.names import STORE
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.store.adopt import AdoptionProblem, adopt_dropped
 from fusefs.store.layout import UNMOUNT, Store, UserFolder
@@ -32,7 +31,8 @@ _HINT = "look into it; what is yours in there take out with mv; trashd touches n
 
 def passed_over(store: Store, uid: int | None = None) -> list[AdoptionProblem]:
     """The names that are refused, of all users or of one, a few of each owner. Raises  OSError"""
-    return tell(store.base_path, [*take_census(store, uid).refused, *waiting(store, uid)])
+    census = take_census(store, uid)
+    return tell(store.path(), [*census.refused, *census.unread, *waiting(store, uid)])
 
 
 def passed_over_below(folder: UserFolder) -> list[AdoptionProblem]:
@@ -53,18 +53,18 @@ def not_proven(folder: UserFolder) -> NotProven:
     return NotProven(folder.path(), hint)
 
 
-def tell(base_path: bytes, refused: Iterable[FolderRefusal]) -> list[AdoptionProblem]:
-    """What is refused in the store of a directory, for people."""
+def tell(store: bytes, refused: Iterable[FolderRefusal]) -> list[AdoptionProblem]:
+    """What is refused in a store, by its path, for people."""
     by_owner = groupby(sorted(refused, key=_by_owner), key=_by_owner)
-    return [problem for _owner, ones in by_owner for problem in _of_owner(base_path, list(ones))]
+    return [problem for _owner, ones in by_owner for problem in _of_owner(store, list(ones))]
 
 
 def _by_owner(refusal: FolderRefusal) -> int:
     return -1 if refusal.owner is None else refusal.owner
 
 
-def _of_owner(base_path: bytes, refused: list[FolderRefusal]) -> Iterable[AdoptionProblem]:
-    store = os.path.join(base_path, STORE)
+def _of_owner(store: bytes, refused: list[FolderRefusal]) -> Iterable[AdoptionProblem]:
+    base_path = os.path.dirname(store)
     refused.sort(key=lambda one: not one.is_used)
     hints = {
         NOT_REGISTERED: f"trashd init {shell_word(base_path)} registers it; look into it first",
@@ -100,7 +100,7 @@ def look_over(store: Store) -> None:
     On a full volume that is done later, on one that is read-only not at all.
     Raises  OSError
     """
-    if store.is_roots_to_keep() and not store.is_unknown() and not store.kernel.is_read_only(store.fd):
+    if store.is_roots_to_keep():
         look_first(store)
         discard_emptied(store)
 
@@ -112,7 +112,7 @@ def prepare(store: Store, lost: list[TrashdError]) -> None:
     """
     try:
         look_over(store)
-        if store.owner == 0 != os.geteuid() and not store.kernel.is_read_only(store.fd):
+        if store.is_common() and os.geteuid() != 0 and not store.kernel.is_read_only(store.fd):
             take_own(store)
     except (OSError, TrashdError) as error:
         lost.append(from_os(error, store.base_path))

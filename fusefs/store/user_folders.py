@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.lifecycle import State
-from fusefs.core.names import Name, is_container_id
+from fusefs.core.names import Name, is_container_id, whose
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -132,11 +132,8 @@ def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
         kernel.reserve_blocks(fd, _MAX_BYTES)
 
 
-_HEX = frozenset(b"0123456789abcdef")
-N_HEX = 12
 _MOST_LOOKED_IN = 3
 """Of what bears a user's name beside the folder: it is only to be told, and a user can make thousands."""
-_MOST_UID = (1 << 32) - 2
 _NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
 MOUNTED = "something is mounted over it"
 _NONE = "it is no directory"
@@ -174,10 +171,14 @@ class FolderRefusal(NamedTuple):
 
 
 class FolderCensus(NamedTuple):
-    """The folders that are served: their inode numbers by uid; and what is refused, or not proven."""
+    """The folders that are served: their inode numbers by uid; and what is refused, or not proven.
+
+    unread  of users of whom something could not be read now: why, and they are looked at again
+    """
 
     inos: dict[int, int]
     refused: list[FolderRefusal]
+    unread: list[FolderRefusal] = []  # noqa: RUF012 - never appended to
 
 
 class FoundFolder(NamedTuple):
@@ -205,14 +206,13 @@ class _FolderLook(NamedTuple):
     trusts_modes: bool
 
 
-def whose(name: bytes) -> int | None:
-    """The user whose folder has such a name, `<uid>` or `<uid>.<12 hex digits>`; None for any other name."""
-    digits, dot, suffix = name.partition(b".")
-    if not digits.isdigit() or len(digits) > len(str(_MOST_UID)) or digits != b"%d" % int(digits):
-        return None
-    if dot and (len(suffix) != N_HEX or not _HEX.issuperset(suffix)):
-        return None
-    return uid if (uid := int(digits)) <= _MOST_UID else None
+def why_unread(error: OSError) -> str:
+    """Why something that a user can change could not be read.
+
+    Whatever the kernel says of it, a link, a mount or a broken block, is that user's alone: nobody else has to wait for
+    it. Of the store's own directories no other user can change anything, and only their errors are the store's.
+    """
+    return MOUNTED if error.errno == errno.EXDEV else f"it can't be read: {error.strerror}"
 
 
 def find_user(kernel: Kernel, areas: Areas, uid: int, *, trusts_modes: bool = True) -> FoundFolder | None:
@@ -245,38 +245,60 @@ def _trusts_modes(store: Store) -> bool:
     return store.volume.strangers_refused is not False
 
 
-def all_users(store: Store, refused: list[FolderRefusal], only: int | None = None) -> Iterator[UserFolder]:
+def all_users(
+    store: Store,
+    refused: list[FolderRefusal],
+    only: int | None = None,
+    unread: list[FolderRefusal] | None = None,
+) -> Iterator[UserFolder]:
     """The folders of all users, one a user, each opened when it is asked for; the caller closes each.
 
     refused  gets what is no folder, and what will never be proven to be one
     only     of this user alone
-    Raises   OSError
+    unread   gets why something of a user could not be read; None: `refused` does
+    Raises   OSError of the store's own directories; with `only` of any
     """
+    from fusefs.store.subordinate_folders import MOST, SubordinateFolders  # `swap` and `rm` don't look at all users
+
     kernel, areas = store.kernel, store.areas
     trusts_modes = _trusts_modes(store)
     noted = None if areas.registry_fd is None else frozenset(kernel.list_anew(areas.registry_fd))
     st = kernel.fstat(store.fd)
-    for uid, names in _names_of(kernel, areas).items():
-        if only is None or uid == only:
+    named = _names_of(kernel, areas)
+    subordinates = SubordinateFolders(len(named) if only is None else 0)
+    for uid, names in named.items():
+        if (only is None or uid == only) and not subordinates.is_one_too_many(uid):
             is_noted = noted is not None and plain_name(uid) in noted
             registered = read_registered(kernel, areas.registry_fd, uid) if is_noted else RegisteredFolder(uid)
             is_own = areas.new_fd is None and st.st_uid == uid
             look = _FolderLook(kernel, areas, uid, registered, st.st_dev, is_own, trusts_modes)
-            found, others = _choose(look, names)
-            refused.extend(others)
-            if found is None and not others:  # root has moved it since it was listed
-                found = find_user(kernel, areas, uid, trusts_modes=trusts_modes)
+            try:
+                found, others = _choose(look, names)
+                refused.extend(others)
+                if found is None and not others:  # root has moved it since it was listed
+                    found = find_user(kernel, areas, uid, trusts_modes=trusts_modes)
+            except OSError as error:
+                if only is not None:
+                    raise
+                area, _fd, name = names[0]
+                failed = FolderRefusal(area, name, uid, uid, why_unread(error))
+                (refused if unread is None else unread).append(failed)
+                continue
             if found is not None:
                 found = _doubted(store, found)
                 if found.doubt:
                     refused.append(FolderRefusal(found.area, found.name, uid, uid, found.doubt, is_used=True))
+                subordinates.count(uid)
                 yield UserFolder(store, uid, *found)
+    for holder, n_more in subordinates.passed_over().items():
+        why = f"{n_more:,} more names of subordinate uids are passed over: {MOST:,} of one user are served"
+        refused.append(FolderRefusal(USERS, Name(b""), holder, holder, why))
 
 
 def take_census(store: Store, only: int | None = None) -> FolderCensus:
     """Look once at all folders, or at one user's alone. Raises  OSError"""
-    census = FolderCensus({}, [])
-    for folder in all_users(store, census.refused, only):
+    census = FolderCensus({}, [], [])
+    for folder in all_users(store, census.refused, only, census.unread):
         with folder:
             if folder.is_served_by(os.geteuid()):
                 census.inos[folder.uid] = store.kernel.fstat(folder.fd).st_ino
@@ -355,8 +377,8 @@ def _choose(look: _FolderLook, names: list[_Named]) -> tuple[FoundFolder | None,
             if isinstance(found, FolderRefusal):
                 refused.append(found)
             elif found is not None:
-                loser, chosen = (chosen, found) if chosen is None or found.is_proven else (found, chosen)
                 owned.enter_context(found.fd)
+                loser, chosen = (chosen, found) if chosen is None or found.is_proven else (found, chosen)
                 if loser is not None:
                     loser.fd.close()
                     aside.append((loser.area, dict(look.areas.all())[loser.area], loser.name))
@@ -483,15 +505,19 @@ def why_not_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
             state_fd = kernel.open_beneath(fd, part, READABLE)
         except FileNotFoundError:
             continue
-        with state_fd:
-            for name in kernel.list(state_fd):
-                if is_container_id(name.decode("ascii", "replace")):
+        with state_fd, kernel.scan(state_fd) as entries:  # one by one: there may be millions
+            for entry in entries:
+                if is_container_id(entry.name):
                     try:
-                        why = not_private(kernel.stat(state_fd, name), uid, dev)
+                        why = not_private(kernel.stat(state_fd, os.fsencode(entry.name)), uid, dev)
                     except FileNotFoundError:
                         continue
+                    except OSError as error:
+                        if error.errno != errno.EXDEV:
+                            raise
+                        why = MOUNTED
                     if why:
-                        return f"{printable(part + b'/' + name)} in it: {why}"
+                        return f"{printable(os.path.join(part, os.fsencode(entry.name)))} in it: {why}"
     return ""
 
 

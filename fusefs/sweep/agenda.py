@@ -47,10 +47,12 @@ class Job(NamedTuple):
     packed  more of them, as long as they are not needed: as a list they take ten times the memory
     fd      its listing, where that goes on
     inode   the directory that the names were found in
+    whose   what is in that, to root (store.user_boundary)
     strips  what is in there goes with a directory that was chosen, whatever it is
     is_chosen  the names are of such directories themselves
     again   a worker was lost with it: part of it may be done
     inos    of names: the inode number that each must have, where the list tells it
+    directories  those of the names that were listed with a slash at their end
     """
 
     kind: JobKind
@@ -63,6 +65,8 @@ class Job(NamedTuple):
     is_chosen: bool = False
     again: bool = False
     inos: Mapping[str, int] = _NO_INOS
+    directories: frozenset[str] = frozenset()
+    whose: int = 0
 
     def pack(self) -> Job:
         """The job with its names packed."""

@@ -169,14 +169,17 @@ class Chooser:
         sides: BackingAndMount,
         names: Sequence[str],
         inos: Mapping[str, int] = _ANY_INO,
+        directories: frozenset[str] = frozenset(),
         *,
         are_again: bool,
     ) -> tuple[list[str], list[str]]:
-        """Of names that were listed those that are chosen: files and directories.
+        """Of names that were listed those that are chosen: files and directories. It counts the others.
 
-        inos       the inode number that each must have; any, if it is not in here
-        are_again  see `missing`
+        inos         the inode number that each must have; any, if it is not in here
+        directories  the names that were listed with a slash at their end
+        are_again    see `missing`
         """
+        before, n_listed = self._tally.sums.n_not_chosen(), len(names)
         wanted = wanted_in(self._matcher, upper)
         is_chosen, is_pruned = wanted.is_chosen, wanted.is_pruned
         names = [name for name in names if not is_own(name)]
@@ -204,7 +207,14 @@ class Chooser:
         )
         if self._matcher.needs_stat:
             files = self._taken(files)
-        return chosen + _names(files), self.choose_dirs(upper, sides, dirs, are_listed=True)
+        chosen += _names(files)
+        for name in filter(directories.__contains__, chosen):
+            self._tally.fail(join(upper, os.fsencode(name) + b"/"), errno.ENOTDIR, "open")
+        chosen = [name for name in chosen if name not in directories]
+        dirs = self.choose_dirs(upper, sides, dirs, are_listed=True)
+        n_counted = self._tally.sums.n_not_chosen() - before
+        self._tally.count(SweepSums(n_unmatched=n_listed - len(chosen) - len(dirs) - n_counted))
+        return chosen, dirs
 
     def _as_listed(self, upper: bytes, looked: Iterable[StatxResult], inos: Mapping[str, int]) -> Iterator[StatxResult]:
         """Those that are what was listed; of the others it is told."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from fusefs.core.errors import UsageError
 from fusefs.core.listed_names import NO_NAMES, Listed, ListedName, ListedTogether, ListFormat
-from fusefs.core.names import join, split
-from fusefs.core.sweep_result import OUTSIDE, UNCLEAR
+from fusefs.core.names import ends_in_dots, join, split
+from fusefs.core.sweep_result import DOTS, OUTSIDE, UNCLEAR
 from fusefs.sweep.agenda import Job, JobKind
 
 _TOGETHER = 1024
@@ -41,17 +41,23 @@ def jobs_of(
     """Jobs for names relative to the sweep's directory, or absolute and in it; their order stays, nearly.
 
     tops    the absolute paths that the directory has
-    refuse  called with a name and why: it is outside of it, no plain path, or not understood
+    refuse  called with a name and why: it is outside of it, no plain path, ends in dots, or not understood
     most    names of a job; with 1 no name is asked for before what is done to the last one has begun
     """
     most = most or _TOGETHER
     places = _ListedPlaces(tops)
-    upper, together, inos = b"", list[str](), dict[str, int]()
+    upper, together, inos, directories = b"", list[str](), dict[str, int](), set[str]()
+
+    def gathered() -> Iterator[Job]:
+        """A job for the names read since the last one, if there are any."""
+        nonlocal together, inos, directories
+        if together:
+            yield Job(JobKind.LOOK, upper, together, inos=inos, directories=frozenset(directories))
+            together, inos, directories = [], {}, set()
+
     for name in names:
         if isinstance(name, ListedTogether):
-            if together:
-                yield Job(JobKind.LOOK, upper, together, inos=inos)
-                together, inos = [], {}
+            yield from gathered()
             place = places.of(name.directory)
             if place is None:
                 refuse(name.directory, OUTSIDE)
@@ -65,19 +71,21 @@ def jobs_of(
             continue
         above, last = place
         if not last:
-            continue  # the sweep's directory itself, which find tells first, and which is never chosen
-        if above != upper and together:
-            yield Job(JobKind.LOOK, upper, together, inos=inos)
-            together, inos = [], {}
+            continue  # the sweep's directory itself, which find prints first, and which is never chosen
+        if ends_in_dots(path):
+            refuse(path, DOTS)
+            continue
+        if above != upper:
+            yield from gathered()
         upper = above
         together.append(os.fsdecode(last))
         if ino:
             inos[together[-1]] = ino
+        if path.endswith(b"/"):
+            directories.add(together[-1])
         if len(together) >= most:
-            yield Job(JobKind.LOOK, upper, together, inos=inos)
-            together, inos = [], {}
-    if together:
-        yield Job(JobKind.LOOK, upper, together, inos=inos)
+            yield from gathered()
+    yield from gathered()
 
 
 class _ListedPlaces:

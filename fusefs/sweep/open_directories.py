@@ -19,6 +19,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.untrusted_path import is_trusted_link, link_target
 from fusefs.store.layout import is_stores_own
+from fusefs.store.user_boundary import SeenDirectories, whose_is
 
 _LINKS_MAX = 40
 _WILD = frozenset(b"*?[\\")
@@ -27,12 +28,14 @@ _WILD = frozenset(b"*?[\\")
 class MeantDirectory(NamedTuple):
     """A directory that a pattern means.
 
-    path  absolute, links resolved
-    fd    itself (O_PATH): as long as it is open, nothing else has its inode number
+    path   absolute, links resolved
+    fd     itself (O_PATH): as long as it is open, nothing else has its inode number
+    whose  to root who came to it (store.user_boundary); None: the way led from one user's directory into another's
     """
 
     path: bytes
     fd: Fd
+    whose: int | None = 0
 
 
 class PassedDirectory(NamedTuple):
@@ -62,19 +65,19 @@ def has_wildcards(pattern: bytes) -> bool:
 
 
 def find_directories(
-    kernel: Kernel, pattern: bytes, mounts: Sequence[Mount] | None = None
+    kernel: Kernel, pattern: bytes, mounts: Sequence[Mount] | None = None, seen: SeenDirectories | None = None
 ) -> Generator[FoundDirectory, None, None]:
     """The directories of an absolute pattern, sorted; each is open until the next is asked for.
 
     mounts  if they were read just now
+    seen    of another user's directory in a user's: those that were there before
     As in a shell a wildcard stands for no slash, nor for a dot at the beginning of a name. What it finds and is no
     directory, a link too, is not told; nor is a store.
-    Source  the safe transitions of systemd-tmpfiles(8), which are stricter: no user's directory on the way to root's
     """
     parts: list[_Part] = [_part(name) for name in pattern.split(b"/") if name]
     with kernel.open_path(b"/") as root:
-        search = _PatternSearch(kernel, root, read_mounts() if mounts is None else mounts)
-        yield from search.below(root, b"/", parts, _LINKS_MAX)
+        search = _PatternSearch(kernel, root, read_mounts() if mounts is None else mounts, seen)
+        yield from search.below(root, b"/", parts, _LINKS_MAX, 0)
 
 
 @contextmanager
@@ -122,17 +125,20 @@ def _open(directory: Fd, name: bytes) -> Fd:
 class _PatternSearch:
     """One pattern's way from the root."""
 
-    def __init__(self, kernel: Kernel, root: Fd, mounts: Sequence[Mount]) -> None:
+    def __init__(self, kernel: Kernel, root: Fd, mounts: Sequence[Mount], seen: SeenDirectories | None) -> None:
         self._kernel = kernel
         self._root = root
+        self._seen = seen
         self._ours = (0, os.geteuid())
         self._foreign = {mount.mnt_id: mount.owner for mount in mounts if mount.owner not in self._ours}
 
-    def below(self, fd: Fd, path: bytes, parts: Sequence[_Part], n_links: int) -> Iterator[FoundDirectory]:
+    def below(
+        self, fd: Fd, path: bytes, parts: Sequence[_Part], n_links: int, whose: int | None
+    ) -> Iterator[FoundDirectory]:
         """What the rest of a pattern means below a directory. n_links: how many may still be followed"""
         match parts:
             case []:
-                yield MeantDirectory(path, fd)
+                yield MeantDirectory(path, fd, whose)
             case [_WildComponent() as wild, *rest]:
                 try:
                     names = self._matches(fd, wild)
@@ -140,9 +146,9 @@ class _PatternSearch:
                     yield PassedDirectory(path, f"it can't be listed: {error.strerror}")
                     return
                 for name in names:
-                    yield from self._enter(fd, path, name, rest, n_links, is_named=False)
+                    yield from self._enter(fd, path, name, rest, n_links, whose, is_named=False)
             case [bytes() as name, *rest]:
-                yield from self._enter(fd, path, name, rest, n_links, is_named=True)
+                yield from self._enter(fd, path, name, rest, n_links, whose, is_named=True)
 
     def _matches(self, fd: Fd, wild: _WildComponent) -> list[bytes]:
         """The names in a directory that a wildcard stands for."""
@@ -153,7 +159,15 @@ class _PatternSearch:
         return [name for name in seen if wild.matches(os.fsdecode(name))]
 
     def _enter(
-        self, fd: Fd, path: bytes, name: bytes, rest: Sequence[_Part], n_links: int, *, is_named: bool
+        self,
+        fd: Fd,
+        path: bytes,
+        name: bytes,
+        rest: Sequence[_Part],
+        n_links: int,
+        whose: int | None,
+        *,
+        is_named: bool,
     ) -> Iterator[FoundDirectory]:
         """Go on in what has a name. is_named: the pattern says it, so that it is told why not"""
         there = os.path.join(path, name)
@@ -174,7 +188,9 @@ class _PatternSearch:
                 return
             st = self._kernel.fstat(inner)
             if stat.S_ISDIR(st.st_mode):
-                yield from self.below(inner, there, rest, n_links)
+                if whose is not None:
+                    whose = whose_is(self._kernel, inner, whose, self._seen)
+                yield from self.below(inner, there, rest, n_links, whose)
             elif stat.S_ISLNK(st.st_mode) and is_named:
                 yield from self._follow(fd, path, name, st, rest, n_links)
             elif is_named:
@@ -197,4 +213,4 @@ class _PatternSearch:
             return
         base, names = target
         way = [part for part in base.split(b"/") if part]
-        yield from self.below(self._root, b"/", [*way, *names, *rest], n_links - 1)
+        yield from self.below(self._root, b"/", [*way, *names, *rest], n_links - 1, 0)

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 from fusefs.core.listed_names import Listed, ListedTogether
 from fusefs.core.report import Stops
 from fusefs.core.selection import Selection
-from fusefs.core.sweep_result import SweepSums, Swept
+from fusefs.core.sweep_result import ReportedMark, SweepSums, Swept
 from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, Refused
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.stage import SwapOptions
+from fusefs.store.user_boundary import SeenDirectories
 
 Identified = tuple[int, int]
 """st_dev and st_ino of a directory that is open as long as this is used."""
@@ -81,6 +82,19 @@ class ToCount(NamedTuple):
     instead: ToTrash | ToDelete | ToMove | None = None
 
 
+class TakingBoundary(NamedTuple):
+    """Where root stops that takes things (store.user_boundary).
+
+    whose      what is in the sweep's directory
+    seen       of another user's directory in a user's: those that were there before; None: none was
+    is_judged  what is in directories that are taken whole was looked at just now
+    """
+
+    whose: int
+    seen: SeenDirectories | None = None
+    is_judged: bool = False
+
+
 Act = ToTrash | ToDelete | ToMove | ToPrint | ToCount
 
 
@@ -95,6 +109,7 @@ class Request(NamedTuple):
     spares     says what is not even looked into
     wraps      puts something of one's own around the action
     late       a name is asked for when it can be acted on at once: what it was chosen for may soon be past
+    boundary   of root; None: the usual one, unless it only prints
     """
 
     directory: bytes
@@ -107,6 +122,7 @@ class Request(NamedTuple):
     spares: SparesDirectory | None = None
     wraps: Callable[[Action], Action] = lambda action: action
     late: bool = False
+    boundary: TakingBoundary | None = None
 
 
 class SweepWishes(NamedTuple):
@@ -130,11 +146,13 @@ class SweepRoot(NamedTuple):
     path    absolute, links resolved
     sides   itself (O_PATH) on the backing filesystem, and as a mount of ours shows it
     mounts  paths relative to it on which something is mounted
+    whose   to root who was told its path (store.user_boundary); None: that leads from one user's into another's
     """
 
     path: bytes
     sides: BackingAndMount
     mounts: tuple[bytes, ...] = ()
+    whose: int | None = 0
 
 
 class ActionPlace(NamedTuple):
@@ -192,7 +210,7 @@ class Action:
         return swept
 
 
-SparesDirectory = Callable[[Kernel, BackingAndMount], str | None]
+SparesDirectory = Callable[[Kernel, BackingAndMount], str | ReportedMark | None]
 """Why a directory is left alone, with all that is in it and its own name; None if it isn't.
 
 It is asked before a directory is looked into, which is open for reading for as long as the caller is at it; each worker

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Self
 
-from fusefs.core.errors import NotFound, from_os
+from fusefs.core.errors import AcrossUsers, NotFound, from_os
 from fusefs.core.listed_names import Listed, ListedTogether
+from fusefs.core.printable_names import printable
 from fusefs.core.selection import Matcher
 from fusefs.core.slice_budget import NamesPerLook
 from fusefs.core.sweep_result import OUTSIDE, Swept
@@ -25,6 +26,7 @@ from fusefs.linux.pressure import DeviceQueue
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.layout import trusted_owners
 from fusefs.store.locate import find_scope
+from fusefs.store.user_boundary import is_bounded
 from fusefs.sweep.actions import CountMatches, DeleteMatches, PrintMatches, Untellable
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.chooser import Dirs, SweepStrategy
@@ -37,6 +39,7 @@ from fusefs.sweep.request import (
     Request,
     SweepRoot,
     SweepWishes,
+    TakingBoundary,
     ToDelete,
     ToMove,
     ToPrint,
@@ -58,14 +61,27 @@ def run(kernel: Kernel, request: Request, wishes: SweepWishes = NOTHING_SPECIAL)
     """
     with ExitStack() as owned:
         top = owned.enter_context(open_top(kernel, request.directory, request.inode))
+        boundary = request.boundary
+        if boundary is None and not isinstance(request.act, ToPrint):
+            boundary = usual_boundary(top)
         action = owned.enter_context(_open(kernel, top, request))
         try:
-            swept = _walk(kernel, top, request, request.wraps(action), _dirs(request.act), wishes)
+            walk = _walk(kernel, top, request, request.wraps(action), _dirs(request.act), wishes, boundary)
         except Untellable as untellable:
             raise untellable.error from None
         except OSError as error:
             raise from_os(error, top.path) from error
-        return action.end(swept._replace(looks=swept.sums.n_bytes > 0))
+        return action.end(walk._replace(looks=walk.sums.n_bytes > 0))
+
+
+def usual_boundary(top: SweepRoot) -> TakingBoundary | None:
+    """Where a sweep stops that remembers no other; None for other users than root. Raises  AcrossUsers"""
+    if not is_bounded():
+        return None
+    if top.whose is None:
+        why = f"the way to {printable(top.path)} leads from one user's directory into another's"
+        raise AcrossUsers(why, "sweep it as its owner, or by a rule of a plan, which takes from it the second time")
+    return TakingBoundary(top.whose)
 
 
 @contextmanager
@@ -108,7 +124,15 @@ def _dirs(act: Act | None) -> Dirs:
     return Dirs.FIRST if _dirs(act.instead) in (Dirs.FIRST, Dirs.LAST) else Dirs.WHOLE
 
 
-def _walk(kernel: Kernel, top: SweepRoot, request: Request, action: Action, dirs: Dirs, wishes: SweepWishes) -> Swept:
+def _walk(
+    kernel: Kernel,
+    top: SweepRoot,
+    request: Request,
+    action: Action,
+    dirs: Dirs,
+    wishes: SweepWishes,
+    boundary: TakingBoundary | None,
+) -> Swept:
     """Act on all that a selection chooses below a directory; the action is not at its end then.
 
     Raises  OSError if the directory itself can't be read; nothing for what is in it
@@ -125,7 +149,9 @@ def _walk(kernel: Kernel, top: SweepRoot, request: Request, action: Action, dirs
         groups = owned.enter_context(AllocationGroups(kernel, strategy.group_shift))
         matcher = Matcher(request.selection)
         stops = _StopFlag(wishes).is_asked
-        worker = SweepWorker(kernel, sides, matcher, action, way, groups, request.spares, stops, NamesPerLook())
+        worker = SweepWorker(
+            kernel, sides, matcher, action, way, groups, request.spares, stops, NamesPerLook(), boundary
+        )
         queue = DeviceQueue(root)
         owned.callback(queue.close)
         pace = SlicePace(wishes.pacer, queue.is_busy, strategy.afterwork)
@@ -229,6 +255,7 @@ def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iter
     Raises  what `find_scope` does; NotFound if it is another one; for root what `found_directory` does: a link that
             another user can change would lead root anywhere
     """
+    whose: int | None = 0
     with find_scope(kernel, directory) as scope:
         sides = scope.sides
         if inode is not None:
@@ -237,11 +264,12 @@ def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iter
             with found_directory(kernel, directory, scope.mounts) as found:
                 # The path may lead to what a mount of ours shows, or to what that is a view of.
                 is_it = identify(kernel, found.fd) in [identify(kernel, one) for one in sides if one is not None]
+                whose = found.whose
         else:
             is_it = True
         if not is_it:
             raise NotFound(directory, "it was moved meanwhile")
-        yield SweepRoot(scope.path(), sides, tuple(_mounts(scope)))
+        yield SweepRoot(scope.path(), sides, tuple(_mounts(scope)), whose)
 
 
 def _mounts(scope: Scope) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.actions import DeleteMatches
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.chooser import Dirs, SweepStrategy
-from fusefs.sweep.run import open_top
+from fusefs.sweep.run import open_top, usual_boundary
 from fusefs.sweep.sweep_slice import SweepWorker
 
 _PATIENCE_S = 5.0
@@ -96,10 +96,11 @@ class SweepRecipe(NamedTuple):
             sides = BackingAndMount(root, top.sides.mounted)
             groups = owned.enter_context(AllocationGroups(kernel, None))
             matcher = Matcher(self.selection)
-            yield RankSweeper(
-                SweepWorker(kernel, sides, matcher, DeleteMatches(), way, groups, None, lambda: False, NamesPerLook()),
-                strategy,
-            )
+            worker = SweepWorker(
+                kernel, sides, matcher, DeleteMatches(), way, groups, None, lambda: False, NamesPerLook(),
+                usual_boundary(top),
+            )  # fmt: skip
+            yield RankSweeper(worker, strategy)
 
     def _check(self, kernel: Kernel, root: Fd) -> None:
         """Raises  Refused: it is not the first rank's directory"""

@@ -14,22 +14,32 @@ from contextlib import ExitStack
 from itertools import compress
 from typing import NamedTuple
 
+from fusefs.core.errors import AcrossUsers
 from fusefs.core.names import join
 from fusefs.core.report import Stops
 from fusefs.core.selection import Matcher
 from fusefs.core.slice_budget import NamesPerLook, SliceBudget
-from fusefs.core.sweep_result import SweepSums
+from fusefs.core.sweep_result import NOT_GIVEN, NOT_TAKEN, ReportedMark, SweepSums
 from fusefs.engine.strategy import AllocationGroups
 from fusefs.linux.batched_calls import FileSizes, look_at_all
-from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
+from fusefs.store.user_boundary import is_parent, may_take_whole, whose_is
 from fusefs.sweep.actions import DeleteMatches
 from fusefs.sweep.agenda import Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.chooser import GONE, Chooser, Dirs, SweepStrategy, missing
 from fusefs.sweep.list_and_match import MatchedEntries, read_window, stripped_in, wanted_in
-from fusefs.sweep.request import Action, ActionPlace, ActionResult, Identified, SparesDirectory, identify
+from fusefs.sweep.request import (
+    Action,
+    ActionPlace,
+    ActionResult,
+    Identified,
+    SparesDirectory,
+    TakingBoundary,
+    identify,
+)
 
 _BUNDLE = 2048
 
@@ -50,6 +60,7 @@ class SweepWorker(NamedTuple):
     spares: SparesDirectory | None
     is_stopped: Stops
     per_look: NamesPerLook
+    boundary: TakingBoundary | None = None
 
     def run(self, work: SweepSlice, budget: SliceBudget) -> SweepSliceResult:
         """Do a slice. Raises nothing for an entry: what the kernel refuses is in the outcome."""
@@ -70,6 +81,9 @@ class _SweepRun:
         self._spares = worker.spares
         self._is_stopped = worker.is_stopped
         self._per_look = worker.per_look
+        self._boundary = worker.boundary
+        # libfuse may number what it shows as it goes.
+        self._numbers_last = worker.boundary is None or worker.kernel.filesystem(worker.root.fd) != FUSE_MAGIC
         self._lists_whole = work.lists_whole
         self._jobs = list(work.jobs)
         self._given = frozenset(work.fds())
@@ -185,14 +199,47 @@ class _SweepRun:
             is_meant = self._chooser.is_chosen_still(sides.fd)
         else:
             is_meant = job.strips or not self._is_spared(upper, sides)
-        if is_meant:
-            self._list(Job(JobKind.LIST, upper, [], fd=sides.fd, strips=job.strips), sides)
+        whose = self._whose_is(job, upper, sides.fd) if is_meant else None
+        if whose is not None:
+            self._list(Job(JobKind.LIST, upper, [], fd=sides.fd, strips=job.strips, whose=whose), sides)
         else:
             sides.__exit__()
         return True
 
-    def _is_spared(self, upper: bytes, sides: BackingAndMount, *, is_told: bool = True) -> bool:
-        """Whether the caller of the sweep wants a directory left alone; what that can't say is a failure."""
+    def _whose_is(self, job: Job, upper: bytes, fd: Fd) -> int | None:
+        """Whose it is what is in a directory that a job leads to; None if root must not take it, which is told."""
+        if self._boundary is None:
+            return 0
+        if not upper:
+            return self._boundary.whose
+        try:
+            whose = whose_is(self._kernel, fd, job.whose, self._boundary.seen)
+            if whose and job.inode is not None and not is_parent(self._kernel, job.inode, fd):
+                return None  # the directory that it was listed in is another one by now
+            if whose is None and not self._kernel.is_empty(fd):
+                self._tally.fail(upper, errno.EPERM, NOT_TAKEN)
+        except OSError as error:
+            self._tally.fail(upper, error.errno, "look")
+            return None
+        return whose
+
+    def _whose_is_at(self, upper: bytes) -> int | None:
+        """Whose it is what is in a directory that was not walked to; None as for `_whose_is`. Raises  OSError"""
+        if self._boundary is None:
+            return 0
+        whose: int | None = self._boundary.whose
+        parts = upper.split(b"/") if upper else []
+        for at in range(1, len(parts) + 1):
+            if whose is not None:
+                with self._ways.into(self._root).beneath(b"/".join(parts[:at])) as sides:
+                    whose = whose_is(self._kernel, sides.fd, whose, self._boundary.seen)
+        return whose
+
+    def _is_spared(self, upper: bytes, sides: BackingAndMount, *, is_told: bool = True, is_match: bool = False) -> bool:
+        """Whether the caller of the sweep wants a directory left alone; what that can't say is a failure.
+
+        is_match  it would go itself, with all that is in it
+        """
         if self._spares is None:
             return False
         try:
@@ -200,9 +247,15 @@ class _SweepRun:
         except OSError as error:
             self._tally.fail(upper, error.errno, "look")
             return True
-        if why is not None and is_told:
+        if isinstance(why, ReportedMark):
+            if is_told:
+                self._tally.fail(upper, errno.EPERM, why.why)
+            return why.is_left or is_match
+        if why is None:
+            return False
+        if is_told:
             self._tally.spare(upper, why)
-        return why is not None
+        return True
 
     def _list_on(self, job: Job, fd: Fd) -> None:
         """Go on with a listing, unless the directory was moved: where it is now nothing was asked for."""
@@ -238,27 +291,30 @@ class _SweepRun:
     def _sort_dirs(self, job: Job, found: MatchedEntries, sides: BackingAndMount) -> None:
         """Have directories entered or taken, as the action would have it."""
         upper, dirs = job.upper, found.dirs
+        here = Job(JobKind.ENTER, upper, [], whose=job.whose)
+        if found.dirs and self._boundary is not None and self._numbers_last:
+            here = here._replace(inode=identify(self._kernel, sides.fd))
         if job.strips:
             self._after(upper, found.dirs, strips=True)
-            self._push_enter(upper, dirs, strips=True)
+            self._push_enter(here._replace(strips=True), dirs)
             return
         chosen = self._chooser.choose_dirs(upper, sides, found.chosen) if found.chosen else []
         match self._way.dirs:
             case Dirs.WHOLE:
                 dirs = _without(dirs, chosen)
-                self._push_enter(upper, dirs)
-                self._take(Job(JobKind.AFTER, upper, chosen), sides)
+                self._push_enter(here, dirs)
+                self._take(Job(JobKind.AFTER, upper, chosen, whose=job.whose), sides)
             case Dirs.FIRST:
-                self._push_enter(upper, dirs)
+                self._push_enter(here, dirs)
                 self._take(Job(JobKind.AFTER, upper, chosen), sides)
             case Dirs.LAST:
                 self._after(upper, chosen)
-                self._push_enter(upper, _without(dirs, chosen) if self._matcher.needs_emptiness else dirs)
+                self._push_enter(here, _without(dirs, chosen) if self._matcher.needs_emptiness else dirs)
             case Dirs.STRIPPED:
                 chosen = self._reserve(chosen)
                 self._after(upper, chosen)
-                self._push_enter(upper, _without(dirs, chosen))
-                self._push_enter(upper, chosen, strips=True, is_chosen=True)
+                self._push_enter(here, _without(dirs, chosen))
+                self._push_enter(here._replace(strips=True, is_chosen=True), chosen)
 
     def _reserve(self, chosen: list[str]) -> list[str]:
         """As many directories as may still be taken: what is in them goes before they do."""
@@ -272,9 +328,9 @@ class _SweepRun:
 
     # A job uses up its names: each has a list of its own.
 
-    def _push_enter(self, upper: bytes, dirs: list[str], *, strips: bool = False, is_chosen: bool = False) -> None:
+    def _push_enter(self, here: Job, dirs: list[str]) -> None:
         if dirs:
-            self._jobs.append(Job(JobKind.ENTER, upper, list(dirs), strips=strips, is_chosen=is_chosen))
+            self._jobs.append(here._replace(names=list(dirs)))
 
     def _after(self, upper: bytes, dirs: list[str], *, strips: bool = False) -> None:
         if dirs:
@@ -316,6 +372,8 @@ class _SweepRun:
         sizes = FileSizes([], [])
         if are_dirs and job.inode is not None and self._way.dirs is Dirs.WHOLE:
             names = self._chooser.chosen_still(sides, names)
+        if are_dirs and self._way.dirs is Dirs.WHOLE:
+            names = self._without_others(job, names, sides)
         if not are_dirs:
             if self._unlinks_at_once and not job.strips:
                 names = self._unlink(job.upper, sides, names)
@@ -343,6 +401,28 @@ class _SweepRun:
         tally.count(SweepSums(n_bytes=sum(lengths), taken_bytes=sum(spaces)))
         return again
 
+    def _without_others(self, job: Job, names: list[str], sides: BackingAndMount) -> list[str]:
+        """The directories that root may take with all that they hold; the others are told."""
+        boundary = self._boundary
+        if boundary is None or boundary.is_judged:
+            return names
+        taken = []
+        for name in names:
+            raw = os.fsencode(name)
+            try:
+                with sides.beneath(self._kernel, raw, READABLE) as top:
+                    is_taken = may_take_whole(self._kernel, top.fd, job.whose, boundary.seen)
+            except OSError as error:
+                if error.errno not in GONE:
+                    self._tally.fail(join(job.upper, raw), error.errno, "look")
+                    continue
+                is_taken = True  # to take it meets the same
+            if is_taken:
+                taken.append(name)
+            else:
+                self._tally.fail(join(job.upper, raw), errno.EPERM, NOT_TAKEN)
+        return taken
+
     def _unlink(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> list[str]:
         """Delete those that are chosen; those of which that is not sure."""
         with self._groups.alone_in(sides.fd):
@@ -356,12 +436,13 @@ class _SweepRun:
         try:
             with self._groups.alone_in(here.sides.fd):
                 return self._action.take(here, names)
-        except OSError as error:
+        except (OSError, AcrossUsers) as error:
             # Where they go can't be had; only what is not where it comes from either has vanished.
             number = errno.ESTALE if error.errno == errno.ENOENT else error.errno or errno.EIO
             looked, _refused = look_at_all(self._kernel, here.sides.fd, names)
             there = {one.name for one in looked}
-            return ActionResult([(name, number if name in there else errno.ENOENT) for name in names], "open")
+            call = NOT_GIVEN if isinstance(error, AcrossUsers) else "open"
+            return ActionResult([(name, number if name in there else errno.ENOENT) for name in names], call)
 
     def _unspared(self, upper: bytes, names: list[str], held: ExitStack) -> list[str]:
         """The directories that are not to be left alone; they stay open, as they may be locked."""
@@ -375,7 +456,7 @@ class _SweepRun:
             sides = self._open_told(path)
             if sides is not None:
                 held.enter_context(sides)
-                if not self._is_spared(path, sides, is_told=is_told):
+                if not self._is_spared(path, sides, is_told=is_told, is_match=True):
                     kept.append(name)
         return kept
 
@@ -386,8 +467,11 @@ class _SweepRun:
         upper = job.upper
         try:
             if not self._chooser.may_look(upper):
+                self._tally.count(SweepSums(n_unmatched=len(job.names)))
                 return
             sides = self._open(upper)
+            with closed_on_error(sides):
+                whose = self._whose_is_at(upper)
         except OSError as error:
             if error.errno == errno.EXDEV:
                 self._tally.count(SweepSums(n_mounts=1))
@@ -396,14 +480,16 @@ class _SweepRun:
             else:
                 self._tally.fail(upper, error.errno, "open", len(job.names))
             return
-        if not self._is_spared(upper, sides):
-            files, dirs = self._chooser.choose(upper, sides, job.names, job.inos, are_again=job.again)
+        if whose is None:
+            self._tally.fail(upper, errno.EPERM, NOT_TAKEN, len(job.names))
+        elif not self._is_spared(upper, sides):
+            files, dirs = self._chooser.choose(upper, sides, job.names, job.inos, job.directories, are_again=job.again)
             if self._way.dirs is Dirs.STRIPPED:
                 dirs = self._reserve(dirs)
                 self._after(upper, dirs)
-                self._push_enter(upper, dirs, strips=True, is_chosen=True)
+                self._push_enter(Job(JobKind.ENTER, upper, [], strips=True, is_chosen=True, whose=whose), dirs)
             else:
-                self._take(Job(JobKind.AFTER, upper, dirs[::-1]), sides)
+                self._take(Job(JobKind.AFTER, upper, dirs[::-1], whose=whose), sides)
             # In the list's order, which is mostly that of a listing: backwards ext4 searches more of each block.
             self._take(Job(JobKind.TAKE, upper, files[::-1]), sides)
         self._leave(sides)

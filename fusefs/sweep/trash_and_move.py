@@ -25,11 +25,12 @@ from fusefs.linux.kernel import Kernel, Refused
 from fusefs.linux.shared_extents import never_shares
 from fusefs.store.backing_and_mount import FULL, BackingAndMount, between, is_same
 from fusefs.store.locate import find_scope
-from fusefs.store.refusals import holds_store
+from fusefs.store.refusals import held_store
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.stage import SwapOptions
 from fusefs.store.stores_inside import stores_below
 from fusefs.store.sweep_container import SweepContainer, open_basket
+from fusefs.store.user_boundary import check_giving, is_bounded
 from fusefs.sweep.move_destination import MoveDestination, open_destination
 from fusefs.sweep.request import Action, ActionPlace, ActionResult, Identified, IfExists, SweepRoot, ToMove, ToTrash
 
@@ -59,7 +60,7 @@ def without_stores(
     for name in names:
         raw = os.fsencode(name)
         path = join(here.upper, raw) + b"/"
-        if holds_store(here.kernel, here.sides.fd, raw) or any(one.startswith(path) for one in noted):
+        if held_store(here.kernel, here.sides.fd, raw) or any(one.startswith(path) for one in noted):
             spared.append((name, "holds a trash store"))
         else:
             free.append(name)
@@ -102,6 +103,8 @@ class _TrashAction(Action):
             # The directory has another path by now: what is in it is not where it was asked for.
             return ActionResult([(name, errno.ENOENT) for name in names], "openat2", told)
         with into:
+            owner = here.kernel.fstat(here.sides.fd).st_uid
+            check_giving(here.kernel, into.fd, here.upper, owner, here.sides.fd)  # another was there before?
             if is_same(here.kernel, here.sides.fd, into.fd):
                 return ActionResult([(name, errno.ENOENT) for name in names], "openat2", told)
             source, target = between(here.sides, into)
@@ -146,7 +149,9 @@ class _TrashAction(Action):
         is_empty = not (swept.sums.n_done or self._has_joined[0])
         orphan, warnings = self._basket.finish(is_empty=is_empty, size=self._size(swept.sums))
         store = None if orphan is None else self._basket.held.folder.path()
-        return swept._replace(orphan=orphan, volume=self._basket.volume, store=store, warnings=warnings)
+        expires_ns = self._basket.held.record.adopted_expires_ns()
+        swept = swept._replace(orphan=orphan, expires_ns=expires_ns, volume=self._basket.volume)
+        return swept._replace(store=store, warnings=warnings)
 
 
 @contextmanager
@@ -187,7 +192,7 @@ class _MoveAction(Action):
         return self._take(here, names)._replace(spared=spared)
 
     def _take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        with self._destination.open(here.upper, here.ways) as target:
+        with self._destination.open(here.upper, here.ways, here.sides.fd) as target:
             if is_same(here.kernel, here.sides.names(), target):
                 return ActionResult([(name, errno.ENOENT) for name in names], "openat2")
             refused = rename_all_free(here.kernel, here.sides.names(), target, names)
@@ -221,10 +226,12 @@ class _MoveAction(Action):
 
     def _replace(self, here: ActionPlace, target: Fd, name: bytes) -> None:
         kernel, names = here.kernel, here.sides.names()
-        there = kernel.stat(target, name)
+        there, source = kernel.stat(target, name), kernel.stat(names, name)
+        if is_bounded() and there.st_uid != source.st_uid:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name)
         if there.st_ctime_ns >= self._began_ns:  # it came since the sweep began: it may be another match of it
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
-        if os.path.samestat(there, kernel.stat(names, name)) and not stat.S_ISDIR(there.st_mode):
+        if os.path.samestat(there, source) and not stat.S_ISDIR(there.st_mode):
             kernel.unlink(names, name)  # of two links to one file a rename leaves both
         else:
             kernel.rename(names, name, target, name)

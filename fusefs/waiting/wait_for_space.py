@@ -242,21 +242,23 @@ class VolumeWait:
                 if not is_patient or time.monotonic() - since_s >= _PATIENCE_S:
                     break
             time.sleep(_PAUSE_S)
-        return [_name_holder(pid, [one for one in held if one.pid == pid]) for pid in sorted({one.pid for one in held})]
+        holders = sorted({(one.pid, one.command) for one in held})
+        return [_name_holder(*who, [one for one in held if (one.pid, one.command) == who]) for who in holders]
 
     def _find_held(self) -> list[DeletedFile]:
         """The deleted files that processes have open; none if they take next to nothing together."""
         device = device_of(self._fd)
         parts = [b"/%s/" % one.encode() for one in self.ids]
         held = list(find_deleted(device, lambda path: any(part in path for part in parts))) if device else []
-        return held if sum({one.inode: one.n_bytes for one in held}.values()) > TOLERANCE_BYTES else []
+        return held if sum({one.inode or one.path: one.n_bytes for one in held}.values()) > TOLERANCE_BYTES else []
 
 
-def _name_holder(pid: int, files: list[DeletedFile]) -> WaitReason:
+def _name_holder(pid: int, command: str, files: list[DeletedFile]) -> WaitReason:
     largest = max(files, key=lambda file: file.n_bytes)
     what = "a deleted file" if len(files) == 1 else f"{len(files)} deleted files"
     where = f": {printable(largest.path)}" if largest.path else ""
-    detail = f"{printable(largest.command.encode())} (pid {pid}) has {what} open{where}"
+    who = f"{printable(command.encode())} (pid {pid})" if pid else f"the kernel, for {command},"
+    detail = f"{who} has {what} open{where}"
     return WaitReason(WaitReasonKind.OPEN, detail, sum(file.n_bytes for file in files))
 
 

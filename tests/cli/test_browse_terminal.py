@@ -12,7 +12,6 @@ import pytest
 from tests.support.foreground_mount import until
 from tests.support.make_trees import make_tree
 from tests.support.pty_session import Terminal
-from tests.support.store_calls import assert_silent
 from tests.support.tmux_session import TmuxSession
 from tests.support.trashd_command import done_well, swapped
 
@@ -64,7 +63,6 @@ def test_real_keys_do_it_on_a_real_terminal(volume: Path, tmp_path: Path, variab
         terminal.type("q")
         assert terminal.end() == 0
     assert (job / "results/a.csv").read_text() == "content"
-    assert_silent(volume)
 
 
 @pytest.mark.needs("root", "tmux")

@@ -7,90 +7,73 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.errors import LacksCall
-from tests.support.make_trees import Seen, make_tree, snapshot
+from tests.support.make_trees import Seen, make_tree, owned, snapshot
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.seccomp import CALLS, without
 from tests.support.store_calls import assert_silent, init
-from tests.support.swap_places import ALICE, BOB, SCENES, TREE, Case, owned
+from tests.support.swap_places import ALICE, BOB, SCENES, TREE, Scene
 from tests.support.trashd_command import TRASHD, trashd
 
 pytestmark = pytest.mark.needs("root")
 
-WITH_JSON = (("check", "--json"), ("swap", "--json"))
 KERNELS = {"a_kernels_directory", "a_directory_of_proc", "a_control_group", "where_no_name_may_have_a_dot"}
 """What the kernel shows is not the same twice."""
 BEHIND = {"a_mount_of_ours", "another_branch_than_the_stores"}
 """Where a directory's times are remembered, or another branch's, when they are given back below."""
 
 
-def run(case: Case, *words: str) -> subprocess.CompletedProcess[bytes]:
-    argv: list[str | Path] = [TRASHD, *words, case.victim]
-    return run_as(case.uid, argv) if case.uid else subprocess.run(argv, capture_output=True, check=False)
+def run(scene: Scene, victim: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    argv: list[str | Path] = [TRASHD, *words, victim]
+    return run_as(scene.uid, argv) if scene.uid else subprocess.run(argv, capture_output=True, check=False)
 
 
-def snapshot_of(case: Case, *, is_behind: bool) -> list[Seen]:
+def snapshot_of(scene: Scene, victim: Path, *, is_behind: bool) -> list[Seen]:
     """All of its volume; of directories that are not the caller's without the times, which that user can't restore."""
-    top = next(path for path in (case.victim, *case.victim.parents) if path.is_mount())
+    top = next(path for path in (victim, *victim.parents) if path.is_mount())
     seen = snapshot(top, with_times=not is_behind)
-    return [one if case.uid in (0, one.uid) else one._replace(mtime_ns=None) for one in seen]
-
-
-@pytest.mark.needs("loop")
-@pytest.mark.parametrize("words", [("check",), ("swap", "--dry-run")], ids=" ".join)
-@pytest.mark.parametrize("name", SCENES)
-def test_its_exit_code_is_that_of_the_swap(name: str, words: tuple[str, ...]) -> None:
-    with SCENES[name]() as case:
-        assert (run(case, *words).returncode, run(case, "swap").returncode) == (case.code, case.code)
+    return [one if scene.uid in (0, one.uid) else one._replace(mtime_ns=None) for one in seen]
 
 
 @pytest.mark.needs("loop")
 @pytest.mark.parametrize("name", SCENES)
-def test_its_word_is_that_of_the_swap(name: str) -> None:
-    with SCENES[name]() as case:
-        checked, swapped = (run(case, *words) for words in WITH_JSON)
-        if case.code:
-            error = json.loads(swapped.stderr)["message"]
-            told = json.loads(checked.stdout or checked.stderr)
-            assert error == (told["message"] if "message" in told else told["refusals"][0][0])
-
-
-@pytest.mark.needs("loop")
-@pytest.mark.parametrize("name", [name for name in SCENES if name not in KERNELS])
-def test_it_leaves_nothing_behind(name: str) -> None:
-    with SCENES[name]() as case:
-        before = snapshot_of(case, is_behind=name in BEHIND)
-        run(case, "check")
-        assert snapshot_of(case, is_behind=name in BEHIND) == before
-
-
-@pytest.mark.needs("loop")
-@pytest.mark.parametrize("name", SCENES)
-def test_it_names_the_store_that_the_swap_uses(name: str) -> None:
-    with SCENES[name]() as case:
-        checked, swapped = (run(case, *words).stdout for words in WITH_JSON)
-        if case.code:
-            assert swapped == b""
+def test_it_says_what_the_swap_does_and_leaves_nothing_behind(name: str) -> None:
+    scene = SCENES[name]
+    with scene.victim() as victim:
+        seen = partial(snapshot_of, scene, victim, is_behind=name in BEHIND)
+        before = [] if name in KERNELS else seen()
+        ahead = [run(scene, victim, *words) for words in (("swap", "--dry-run"), ("check",), ("check", "--json"))]
+        assert name in KERNELS or seen() == before
+        checked, swapped = ahead[-1], run(scene, victim, "swap", "--json")
+        assert [one.returncode for one in (*ahead, swapped)] == [scene.code] * 4
+        told, done = (json.loads(one.stdout or one.stderr) for one in (checked, swapped))
+        if scene.code:
+            assert done["message"] == (told["message"] if "message" in told else told["refusals"][0][0])
+            assert swapped.stdout == b""
         else:
-            told, done = json.loads(checked), json.loads(swapped)
             assert done["store"].startswith(f"{told['store']}/")
             assert done["method"] == told["method"]
 
 
 def test_it_says_in_what_the_fresh_directory_would_differ() -> None:
-    with SCENES["anothers_in_his_own_directory"]() as case:
-        done = run(case, "check")
+    scene = SCENES["anothers_in_his_own_directory"]
+    with scene.victim() as victim:
+        done = run(scene, victim, "check")
         assert f"owner {ALICE} instead of {BOB}".encode() in done.stdout
 
 
 def test_a_difference_that_is_accepted_is_not_refused() -> None:
-    with SCENES["anothers_that_he_may_write"]() as case:
-        assert [run(case, "swap", *words).returncode for words in (("--dry-run",), ("--dry-run", "--unlike"))] == [3, 0]
+    scene = SCENES["anothers_that_he_may_write"]
+    with scene.victim() as victim:
+        assert [
+            run(scene, victim, "swap", *words).returncode for words in (("--dry-run",), ("--dry-run", "--unlike"))
+        ] == [3, 0]
 
 
 def test_of_several_the_exit_code_is_that_of_several() -> None:

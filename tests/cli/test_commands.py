@@ -62,12 +62,6 @@ def test_the_restore_command_names_a_store_that_is_not_at_the_mounts_root(volume
         assert_silent(other / "given dir")
 
 
-def test_swap_takes_the_working_directory_as_a_dot(volume: Path) -> None:
-    victim = make_victim(volume)
-    assert done_well("swap", ".", cwd=victim).out.startswith(f"{victim}: fresh and empty")
-    assert list(victim.iterdir()) == []
-
-
 @pytest.mark.parametrize("slashes", ["/", "///"])
 def test_swap_takes_trailing_slashes(volume: Path, slashes: str) -> None:
     victim = make_victim(volume)
@@ -111,15 +105,6 @@ def test_list_shows_origin_note_and_time_left(volume: Path) -> None:
 def test_a_note_cannot_move_the_cursor_of_who_lists_it(volume: Path) -> None:
     swapped(make_victim(volume), "--note", "\x1b[2Jgone")
     assert "\x1b" not in done_well("list", "--volume", volume).out
-
-
-@pytest.mark.parametrize("command", [("swap", "--dry-run"), ("check",)])
-def test_a_look_ahead_touches_nothing(command: tuple[str, ...]) -> None:
-    with tmpfs_volume() as bare:
-        make_victim(bare)
-        before = snapshot(bare, with_times=True)
-        done_well(*command, bare / "victim")
-        assert snapshot(bare, with_times=True) == before
 
 
 @pytest.mark.parametrize("command", [("swap", "--dry-run"), ("check",)])
@@ -305,11 +290,8 @@ def test_init_again_changes_nothing(volume: Path) -> None:
     assert snapshot(volume, with_times=True) == before
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_names_every_command(flag: str) -> None:
-    done = done_well(flag)
-    for command in ("init", "swap", "rm", "check", "holders", "list", "restore", "reap", "doctor"):
-        assert f"\n  {command} " in done.out
+def test_h_is_help() -> None:
+    assert done_well("-h") == done_well("--help")
 
 
 def test_the_bar_is_for_terminals_only(volume: Path) -> None:

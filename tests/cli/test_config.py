@@ -107,7 +107,9 @@ def test_shown_for_a_path_are_the_rules_that_decide(etc: Path, capsys: pytest.Ca
     assert run(["config", "show", "/no/such/file"]) == 0
     assert f'retention = "2d"  # {file}' in capsys.readouterr().out
     assert run(["config", "show", "/nowhere"]) == 0
-    assert 'retention = "1d"\n' in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert 'retention = "1d"\n' in shown.out
+    assert "/nowhere does not exist: this is what holds for /" in shown.err
 
 
 def test_shown_for_programs_is_the_same_in_units(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:

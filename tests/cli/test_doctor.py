@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.make_trees import make_tree
+from tests.support.make_trees import make_tree, owned
 from tests.support.other_users import as_user
 from tests.support.pty_session import Terminal
-from tests.support.store_calls import assert_silent
 from tests.support.trashd_command import Done, done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
@@ -41,8 +40,7 @@ def test_without_a_volume_every_store_and_the_configuration_are_looked_at(volume
     volume.chmod(0o777)
     home, config = volume / "home", volume / "home/config/trashd/config.toml"
     config.parent.mkdir(parents=True)
-    for path in (home, *home.rglob("*")):
-        os.chown(path, USER, USER)
+    owned(home, USER)
 
     def doctor() -> Done:
         return trashd("doctor", cwd=home, HOME=str(home), XDG_CONFIG_HOME=str(home / "config"))
@@ -59,4 +57,3 @@ def test_without_a_volume_every_store_and_the_configuration_are_looked_at(volume
     assert taken["id"] in ill.out
     assert f"{config}: nonsense: " in ill.out
     record.write_bytes(whole)
-    assert_silent(volume)

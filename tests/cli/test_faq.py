@@ -164,7 +164,7 @@ def test_nobody_else_sees_it(ext4: Path) -> None:
 
 def test_who_stands_in_it_goes_into_the_new_one_by_cd(ext4: Path) -> None:
     job = make_job(ext4)
-    told = in_bash("trashd swap . >&2; ls old file 2>&1; ls file; cd . && ls | wc -l", job)
+    told = in_bash("trashd swap ../job >&2; ls old file 2>&1; ls file; cd . && ls | wc -l", job)
     assert "cd ." in PAGE.commands()
     assert told.out.endswith("file\n0\n"), told
 
@@ -199,11 +199,12 @@ def test_where_it_works(fs_type: str) -> None:
         assert "one atomic exchange" in PAGE.typed("trashd check DIR", volume, DIR=make_job(volume))
 
 
-def test_a_subvolume_can_be_swapped_and_a_directory_takes_its_place() -> None:
+def test_a_subvolume_can_be_swapped_with_unlike_and_a_directory_takes_its_place() -> None:
     with loop_volume("btrfs", 128) as volume:
         init(volume)
         sub = btrfs_subvolume(volume, "sub")
-        swapped(sub)
+        assert in_bash(f"trashd swap {sub}", volume).code == 3
+        swapped(sub, "--unlike")
         assert sub.stat().st_ino != 256
         assert_silent(volume)
 
@@ -214,6 +215,13 @@ def test_in_a_container_what_it_made_goes_and_the_image_does_not() -> None:
         made = make_tree(overlay.path / "made", {"file": "x"})
         swapped(made)
         assert os.listdir(made) == []
+
+
+def test_for_one_store_of_all_users_root_says_so() -> None:
+    with tmpfs_volume() as volume:
+        PAGE.typed("trashd init DIR", volume, DIR=volume)
+        PAGE.typed("trashd init --known DIR", volume, DIR=volume)
+        assert os.listdir(volume) == [".trashd"]
 
 
 def test_a_mount_point_is_emptied_from_within(ext4: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.make_trees import make_tree
 from tests.support.pty_session import Terminal
-from tests.support.store_calls import assert_silent
 from tests.support.trashd_command import done_well, swapped
 
 pytestmark = pytest.mark.needs("root")
@@ -35,17 +34,14 @@ def test_no_line_is_longer_than_the_terminal(volume: Path, command: str, columns
     assert len(lines) > 1
     assert max(map(len, lines)) <= columns
     assert any(line.endswith("the-end") for line in lines)
-    assert_silent(volume)
 
 
 def test_a_note_is_told_where_there_is_room(volume: Path, deep: Path) -> None:
     terminal = Terminal("list", "--volume", volume, COLUMNS="1000")
     assert terminal.end() == 0
     assert f"{deep}  # {NOTE}" in terminal.seen
-    assert_silent(volume)
 
 
 def test_a_pipe_gets_all_of_it(volume: Path, deep: Path) -> None:
     assert done_well("list", "--volume", volume).out.endswith(f"{deep}  # {NOTE}\n")
     assert str(deep) in done_well("du", "--volume", volume).out
-    assert_silent(volume)

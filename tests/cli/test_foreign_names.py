@@ -90,9 +90,22 @@ def said(done: Done) -> str:
     return f"{done.out}\n{done.err}"
 
 
-def each(volume: Path, *words: str) -> str:
-    """A command for each such path, in the form of a whole path."""
-    return "\n".join(said(trashd(*words, path)) for path in victims(volume))
+def each(volume: Path, *lines: str | tuple[str, ...], below: str = "") -> str:
+    """Commands for each such path, or for what is below it, in the form of a whole path."""
+    split = [line.split() if isinstance(line, str) else line for line in lines]
+    return "\n".join(said(trashd(*words, path / below)) for words in split for path in victims(volume))
+
+
+def each_id(volume: Path, verb: str) -> str:
+    return "\n".join(said(trashd(verb, "--volume", volume, one)) for one in swapped_by_alice(volume))
+
+
+def wrong(*lines: str) -> str:
+    """Lines with each word that is none in the place of @."""
+    words = [os.fsdecode(name) for name in (ALL, b"a\nFORGED: x", b"[/x]")]
+    return "".join(
+        said(trashd(*(part.replace("@", word) for part in line.split()))) for line in lines for word in words
+    )
 
 
 View = Callable[[Path], str]
@@ -104,58 +117,9 @@ def view_list(volume: Path) -> str:
     return told + "".join(said(trashd("list", "--path", path, "--volume", volume)) for path in victims(volume))
 
 
-def view_restore(volume: Path) -> str:
-    return "\n".join(said(trashd("restore", "--volume", volume, one)) for one in swapped_by_alice(volume))
-
-
-def view_restore_of_nothing(volume: Path) -> str:
-    return each(volume, "restore", "--volume", str(volume))
-
-
-def view_restore_of_another(volume: Path) -> str:
-    swapped_by_alice(volume)
-    return each(volume, "restore", "--volume", str(volume))
-
-
-def view_restore_of_several(volume: Path) -> str:
-    swapped_by_alice(volume)
-    swapped_by_alice(volume)
-    return each(volume, "restore", "--user", str(ALICE), "--volume", str(volume))
-
-
-def view_restore_into_what_is_taken(volume: Path) -> str:
-    (one, *_) = swapped_by_alice(volume)
-    return "\n".join(said(trashd("restore", "--volume", volume, one, "--to", path)) for path in victims(volume))
-
-
 def view_check(volume: Path) -> str:
     with (victims(volume)[0] / "a").open("w"):
         return each(volume, "check")
-
-
-def view_check_of_a_file(volume: Path) -> str:
-    return "\n".join(said(trashd("check", path / os.fsdecode(NAMES["c1"]))) for path in victims(volume))
-
-
-def view_check_of_what_stays(volume: Path) -> str:
-    return each(volume, "swap", "--dry-run", "--keep", "*")
-
-
-def view_swap(volume: Path) -> str:
-    return each(volume, "swap", "--keep", "*")
-
-
-def view_swap_of_what_is_gone(volume: Path) -> str:
-    return "\n".join(said(trashd("swap", path / "gone")) for path in victims(volume))
-
-
-def view_rm(volume: Path) -> str:
-    return each(volume, "rm")
-
-
-def view_rm_together(volume: Path) -> str:
-    told = said(trashd("rm", *victims(volume)))
-    return told + said(trashd("rm", "-v", *victims(volume)))
 
 
 def view_undo(volume: Path) -> str:
@@ -171,11 +135,7 @@ def view_ls_and_diff(volume: Path) -> str:
     for one in swapped_by_alice(volume):
         told += said(trashd("ls", one)) + said(trashd("diff", one)) + said(trashd("ls", f"{one}:link"))
         told += said(trashd("cat", f"{one}:{os.fsdecode(NAMES['c1'])}/gone"))
-    return told + each(volume, "ls") + each(volume, "diff") + each(volume, "cat")
-
-
-def view_keep(volume: Path) -> str:
-    return "\n".join(said(trashd("keep", "--volume", volume, one)) for one in swapped_by_alice(volume))
+    return told + each(volume, "ls", "diff", "cat")
 
 
 @contextmanager
@@ -271,11 +231,6 @@ def view_plan_of_all(volume: Path) -> str:
     return told
 
 
-def view_init(volume: Path) -> str:
-    told = each(volume, "init")
-    return told + each(volume, "init")
-
-
 def view_of_who_takes_names(volume: Path) -> str:
     for name in NAMES.values():
         make_tree(volume / ".trashd/new" / os.fsdecode(b"1001." + name), Dir(owner=(ALICE, ALICE)))
@@ -283,11 +238,6 @@ def view_of_who_takes_names(volume: Path) -> str:
     for one in (volume / ".trashd/new").iterdir():
         one.rmdir()
     return told
-
-
-def view_pause(volume: Path) -> str:
-    with places():
-        return each(volume, "pause") + each(volume, "resume") + each(volume, "resume")
 
 
 def view_status(volume: Path) -> str:
@@ -303,56 +253,55 @@ def view_status(volume: Path) -> str:
         return said(trashd("status"))
 
 
-def view_mounts(volume: Path) -> str:
-    verbs = (("umount",), ("mount", "--explain"), ("mount", "/nowhere/at/all"))
-    return "".join(said(trashd(*verb, path)) for verb in verbs for path in victims(volume)[:5:2])
+def view_restore_of_another(volume: Path) -> str:
+    swapped_by_alice(volume)
+    return each(volume, ("restore", "--volume", str(volume)))
 
 
-def view_service_files(volume: Path) -> str:
-    return each(volume, "service", "install", "--dry-run", "--root")
+def view_restore_of_several(volume: Path) -> str:
+    swapped_by_alice(volume)
+    swapped_by_alice(volume)
+    return each(volume, ("restore", "--user", str(ALICE), "--volume", str(volume)))
 
 
-def wrong(*forms: Callable[[str], tuple[str, ...]]) -> str:
-    return "".join(said(trashd(*form(os.fsdecode(name)))) for form in forms for name in (ALL, b"a\nFORGED: x", b"[/x]"))
+def view_restore_into_what_is_taken(volume: Path) -> str:
+    return each(volume, ("restore", "--volume", str(volume), swapped_by_alice(volume)[0], "--to"))
 
 
-def view_wrong_commands(_volume: Path) -> str:
-    return wrong(
-        lambda word: (word,), lambda word: ("help", word), lambda word: (f"swap{word}",),
-        lambda word: ("service", word),
-    )  # fmt: skip
+def view_pause(volume: Path) -> str:
+    with places():
+        return each(volume, "pause", "resume", "resume")
 
 
-def view_wrong_options(_volume: Path) -> str:
-    return wrong(
-        lambda word: (f"--{word}",), lambda word: ("rm", f"--{word}"), lambda word: ("list", f"-{word}"),
-        lambda word: ("rm", f"--json{word}"), lambda word: ("list", word, word),
-    )  # fmt: skip
+VIEWS: dict[str, View] = {
+    **{name.removeprefix("view_"): value for name, value in list(globals().items()) if name.startswith("view_")},
+    "restore": lambda volume: each_id(volume, "restore"),
+    "restore_of_nothing": lambda volume: each(volume, ("restore", "--volume", str(volume))),
+    "check_of_a_file": lambda volume: each(volume, "check", below=os.fsdecode(NAMES["c1"])),
+    "check_of_what_stays": lambda volume: each(volume, "swap --dry-run --keep *"),
+    "swap": lambda volume: each(volume, "swap --keep *"),
+    "swap_of_what_is_gone": lambda volume: each(volume, "swap", below="gone"),
+    "rm": lambda volume: each(volume, "rm"),
+    "rm_together": lambda volume: "".join(said(trashd("rm", *words, *victims(volume))) for words in ([], ["-v"])),
+    "keep": lambda volume: each_id(volume, "keep"),
+    "init": lambda volume: each(volume, "init", "init"),
+    "mounts": lambda volume: each(volume, "umount", "mount --explain", "mount /nowhere/at/all"),
+    "service_files": lambda volume: each(volume, "service install --dry-run --root"),
+    "wrong_commands": lambda _volume: wrong("@", "help @", "swap@", "service @"),
+    "wrong_options": lambda _volume: wrong("--@", "rm --@", "list -@", "rm --json@", "list @ @"),
+    "wrong_values": lambda _volume: wrong(
+        "keep @ --for @", "restore @ --user @", "swap --wait=@ .", "sweep . --older @", "sweep . --type @",
+        "mount . / -o @", "sweep . --if-exists @", "reap --threads @",
+    ),
+    "wrong_ids": lambda _volume: wrong(
+        "keep @", "reap @", "restore @", "list --volume @", "reap --force --yes @", "doctor --repair @"
+    ),
+}  # fmt: skip
 
 
-def view_wrong_values(_volume: Path) -> str:
-    return wrong(
-        lambda word: ("keep", word, "--for", word), lambda word: ("restore", word, "--user", word),
-        lambda word: ("swap", f"--wait={word}", "."), lambda word: ("sweep", ".", "--older", word),
-        lambda word: ("sweep", ".", "--type", word), lambda word: ("mount", ".", "/", "-o", word),
-        lambda word: ("sweep", ".", "--if-exists", word), lambda word: ("reap", "--threads", word),
-    )  # fmt: skip
-
-
-def view_wrong_ids(_volume: Path) -> str:
-    return wrong(
-        lambda word: ("keep", word), lambda word: ("reap", word), lambda word: ("restore", word),
-        lambda word: ("list", "--volume", word), lambda word: ("reap", "--force", "--yes", word),
-        lambda word: ("doctor", "--repair", word),
-    )  # fmt: skip
-
-
-VIEWS = tuple(value for name, value in list(globals().items()) if name.startswith("view_"))
-
-
-@pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.__name__.removeprefix("view_"))
-def test_what_a_command_tells_is_text(shared: Path, view: View) -> None:
-    told = view(shared)
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_a_command_tells_is_text(shared: Path, view: str) -> None:
+    told = VIEWS[view](shared)
     assert "Traceback" not in told
     assert dirty(told) == []
 

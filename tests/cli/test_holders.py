@@ -58,3 +58,32 @@ def test_holders_of_a_volume_are_who_works_on_it(volume: Path) -> None:
 def test_holders_of_what_is_neither_are_not_found(volume: Path) -> None:
     for what in ("nothing", "no/such/thing"):
         assert trashd("holders", what, cwd=volume).code == 5
+
+
+def test_the_kernel_holds_what_a_loop_device_is_made_of(volume: Path) -> None:
+    image = make_victim(volume) / "image"
+    image.write_bytes(bytes(4 << 20))
+    command: list[str | Path] = ["losetup", "--find", "--show", image]
+    loop = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().removeprefix("/dev/")
+    try:
+        told = done_well("holders", image.parent).out.split()
+        assert (told[0], told[2:]) == ("0", [loop, "loop", "image"])
+        identifier = swapped(image.parent)["id"]
+        done = trashd("reap", "--now", "--wait", "--volume", volume, identifier)
+        assert (done.code, f"the kernel, for {loop}, has a deleted file open" in done.out) == (13, True), done
+    finally:
+        subprocess.run(["losetup", "--detach", f"/dev/{loop}"], check=True)
+
+
+def test_the_kernel_holds_an_active_swap_file(ext4: Path) -> None:
+    file = make_victim(ext4) / "swap file"
+    file.touch(mode=0o600)
+    file.write_bytes(bytes(4 << 20))
+    subprocess.run(["mkswap", "--quiet", file], check=True)
+    subprocess.run(["swapon", file], check=True)
+    try:
+        assert done_well("holders", file.parent).out.split()[2:] == ["swap", "swap", "swap", "file"]
+        done = trashd("rm", file)
+        assert (done.code, "swapoff" in done.err) == (4, True), done
+    finally:
+        subprocess.run(["swapoff", file], check=True)

@@ -13,15 +13,15 @@ import pytest
 
 from tests.support.fuse_silent import silent_fuse
 from tests.support.fuse_watchdog import device_for_all
-from tests.support.make_trees import make_tree
+from tests.support.make_trees import make_tree, owned
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import users_own
 from tests.support.trashd_command import Done, fast_paths_off, trashd
 from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
 
 pytestmark = pytest.mark.needs("root")
 
 ELSEWHERE = Path("/")
-SILENT_FOR_S = 60
 
 
 @pytest.fixture
@@ -31,11 +31,8 @@ def home() -> Iterator[Path]:
         yield made[ALICE]
 
 
-def his(path: Path, uid: int = ALICE) -> Path:
-    """A tree that belongs to a user."""
-    for one in (path, *path.rglob("*")):
-        os.chown(one, uid, uid)
-    return path
+def his(path: Path) -> Path:
+    return owned(path, ALICE)
 
 
 def listed(done: Done) -> list[dict[str, Any]]:
@@ -47,8 +44,17 @@ def swapped_at_home(home: Path, *options: str) -> dict[str, Any]:
     """What is said of a directory that Alice swaps where the store is in her home."""
     his(make_tree(home / "job", {"file": "x"}))
     (told,) = trashd_as(ALICE, home, "swap", "--json", *options, home / "job").objects()
-    assert told["store"] == f"{home}/.trashd/u/{ALICE}"
+    assert told["store"] == f"{home}/.trashd-{ALICE}/u/{ALICE}"
     return dict(told)
+
+
+@pytest.fixture
+def dead() -> Iterator[Path]:
+    """A mount whose server does not answer."""
+    with tmpfs_volume() as volume:
+        (volume / "dead").mkdir()
+        with silent_fuse(volume / "dead", 0):
+            yield volume / "dead"
 
 
 def undo(told: dict[str, Any]) -> list[str]:
@@ -86,8 +92,8 @@ def test_roots_reap_takes_what_has_expired_in_a_home_as_its_user(home: Path) -> 
     told = swapped_at_home(home, "--keep-for", "0s")
     done = trashd("reap", "--json", cwd=ELSEWHERE)
     assert [(one["id"], one["lost"]) for one in done.objects()] == [(told["id"], None)]
-    assert os.listdir(home / f".trashd/u/{ALICE}/orphans") == []
-    assert sorted(os.listdir(home / ".trashd/u")) == [str(ALICE)]
+    assert os.listdir(home / f".trashd-{ALICE}/u/{ALICE}/orphans") == []
+    assert sorted(os.listdir(home / f".trashd-{ALICE}/u")) == [str(ALICE)]
 
 
 def test_root_restores_from_a_home_by_the_id_alone(home: Path) -> None:
@@ -100,7 +106,7 @@ def test_root_takes_nothing_over_in_a_users_own_store(home: Path) -> None:
     swapped_at_home(home)
     for words in (("list",), ("reap",), ("doctor", home)):
         assert trashd(*words, cwd=ELSEWHERE).code == 0
-    assert {path.stat().st_uid for path in (home / ".trashd", *(home / ".trashd").rglob("*"))} == {ALICE}
+    assert {path.stat().st_uid for path in (users_own(home, ALICE), *users_own(home, ALICE).rglob("*"))} == {ALICE}
 
 
 @pytest.mark.needs("fuse")
@@ -131,18 +137,18 @@ def test_a_reap_leaves_what_is_in_a_copy_and_says_so(home: Path, copy: Path) -> 
     assert done.code == 0
     assert "1 orphan stays" in done.err
     assert f"trashd init {copy}" in done.err
-    assert len(os.listdir(copy / f".trashd/u/{ALICE}/orphans")) == 1
+    assert len(os.listdir(copy / f".trashd-{ALICE}/u/{ALICE}/orphans")) == 1
 
 
 def test_all_of_ones_own_are_not_those_of_a_copy(home: Path, copy: Path) -> None:
     done = trashd_as(ALICE, home, "reap", "--all", "--now", "--json", "--volume", copy)
     assert [one["lost"] for one in done.objects()] == ["unregistered"]
-    assert len(os.listdir(copy / f".trashd/u/{ALICE}/orphans")) == 1
+    assert len(os.listdir(copy / f".trashd-{ALICE}/u/{ALICE}/orphans")) == 1
 
 
 def test_what_is_in_quarantine_in_a_copy_is_tried_again_by_its_id(home: Path, copy: Path) -> None:
     """The one in the original has the same id, and is no hindrance."""
-    folders = [base / f".trashd/u/{ALICE}" for base in (home, copy)]
+    folders = [base / f".trashd-{ALICE}/u/{ALICE}" for base in (home, copy)]
     for folder in folders:
         (identifier,) = os.listdir(folder / "orphans")
         (folder / "orphans" / identifier).rename(folder / "quarantine" / identifier)
@@ -156,19 +162,19 @@ def test_to_use_a_copy_is_not_to_vouch_for_it(home: Path, copy: Path) -> None:
     (told,) = trashd_as(ALICE, home, "swap", "--json", copy / "other").objects()
     assert told["volume"] == str(copy)
     assert trashd_as(ALICE, home, "reap", "--volume", copy).code == 0
-    assert len(os.listdir(copy / f".trashd/u/{ALICE}/orphans")) == 2
+    assert len(os.listdir(copy / f".trashd-{ALICE}/u/{ALICE}/orphans")) == 2
 
 
 def test_who_can_have_no_registry_vouches_for_no_copy(home: Path, copy: Path) -> None:
     nowhere = Path("/nonexistent")
     for base, n_left in ((copy, 1), (home, 0)):
         assert trashd_as(ALICE, nowhere, "reap", "--volume", base).code == 0
-        assert len(os.listdir(base / f".trashd/u/{ALICE}/orphans")) == n_left
+        assert len(os.listdir(base / f".trashd-{ALICE}/u/{ALICE}/orphans")) == n_left
 
 
 def test_root_leaves_what_is_in_a_copy(copy: Path) -> None:
     assert trashd("reap", "--volume", copy).code == 0
-    assert len(os.listdir(copy / f".trashd/u/{ALICE}/orphans")) == 1
+    assert len(os.listdir(copy / f".trashd-{ALICE}/u/{ALICE}/orphans")) == 1
 
 
 def test_a_copy_is_listed_and_restored_from(home: Path, copy: Path) -> None:
@@ -181,47 +187,38 @@ def test_a_copy_is_listed_and_restored_from(home: Path, copy: Path) -> None:
 def test_an_id_reaps_in_a_copy(home: Path, copy: Path) -> None:
     (one,) = listed(trashd_as(ALICE, home, "list", "--json", "--volume", copy))
     assert trashd_as(ALICE, home, "reap", "--volume", copy, one["id"]).code == 0
-    assert os.listdir(copy / f".trashd/u/{ALICE}/orphans") == []
+    assert os.listdir(copy / f".trashd-{ALICE}/u/{ALICE}/orphans") == []
 
 
 def test_init_by_its_owner_vouches_for_a_copy(home: Path, copy: Path) -> None:
     assert trashd_as(ALICE, home, "init", copy).code == 0
     assert trashd_as(ALICE, home, "reap", "--volume", copy).code == 0
-    assert os.listdir(copy / f".trashd/u/{ALICE}/orphans") == []
+    assert os.listdir(copy / f".trashd-{ALICE}/u/{ALICE}/orphans") == []
 
 
 @pytest.mark.needs("fuse")
-def test_a_mount_that_does_not_answer_is_passed_over_with_a_word(home: Path) -> None:
+def test_a_mount_that_does_not_answer_is_passed_over_with_a_word(home: Path, dead: Path) -> None:
     told = swapped_at_home(home)
-    with tmpfs_volume() as volume:
-        (volume / "dead").mkdir()
-        with silent_fuse(volume / "dead", 0):
-            done = trashd("list", "--json", cwd=ELSEWHERE)
-            assert [one["id"] for one in listed(done)] == [told["id"]]
-            assert done.err.splitlines() == [f"trashd: warning: {volume}/dead does not answer: passed over"]
+    done = trashd("list", "--json", cwd=ELSEWHERE)
+    assert [one["id"] for one in listed(done)] == [told["id"]]
+    assert done.err.splitlines() == [f"trashd: warning: {dead} does not answer: passed over"]
 
 
 @pytest.mark.needs("fuse")
 @pytest.mark.parametrize("words", [("reap",), ("list",), ("reap", "--all", "--now")])
-@pytest.mark.usefixtures("home")
+@pytest.mark.usefixtures("home", "dead")
 def test_commands_go_on_where_a_mount_does_not_answer(words: tuple[str, ...]) -> None:
-    with tmpfs_volume() as volume:
-        (volume / "dead").mkdir()
-        with silent_fuse(volume / "dead", 0):
-            done = trashd(*words, cwd=ELSEWHERE)
-            assert (done.code, done.err.count("does not answer")) == (0, 1)
+    done = trashd(*words, cwd=ELSEWHERE)
+    assert (done.code, done.err.count("does not answer")) == (0, 1)
 
 
 @pytest.mark.needs("fuse")
-def test_an_id_that_is_nowhere_may_be_where_nobody_answers(home: Path) -> None:
+def test_an_id_that_is_nowhere_may_be_where_nobody_answers(home: Path, dead: Path) -> None:
     told = swapped_at_home(home)
-    with tmpfs_volume() as volume:
-        (volume / "dead").mkdir()
-        with silent_fuse(volume / "dead", 0):
-            done = trashd("restore", "20261121T032253.555Z-job-2fe7e4cb8ba8", cwd=ELSEWHERE)
-            assert done.code == 5
-            assert f"{volume}/dead, which does not answer" in done.err
-            assert trashd("restore", told["id"], cwd=ELSEWHERE).code == 0
+    done = trashd("restore", "20261121T032253.555Z-job-2fe7e4cb8ba8", cwd=ELSEWHERE)
+    assert done.code == 5
+    assert f"{dead}, which does not answer" in done.err
+    assert trashd("restore", told["id"], cwd=ELSEWHERE).code == 0
 
 
 @pytest.mark.needs("fuse")
@@ -245,7 +242,7 @@ def test_a_registry_is_not_looked_for_where_the_user_says_so_to_himself_alone(ho
 
 def test_doctor_tells_of_a_copy_and_of_what_would_vouch_for_it(home: Path, copy: Path) -> None:
     for done in (trashd_as(ALICE, home, "doctor", "--json", copy), trashd("doctor", "--json", copy)):
-        (problem,) = [one for one in done.objects() if one["where"] == f"{copy}/.trashd"]
+        (problem,) = [one for one in done.objects() if one["where"] == f"{copy}/.trashd-{ALICE}"]
         assert f"trashd init {copy}" in problem["hint"]
     assert trashd_as(ALICE, home, "doctor", home).code == 0
 
@@ -256,7 +253,7 @@ def test_doctor_tells_of_a_store_that_is_gone_until_the_next_one_is_used(home: P
     assert trashd_as(ALICE, home, "init", inner).code == 0
     shutil.rmtree(inner)
     (problem,) = trashd_as(ALICE, home, "doctor", "--json", home).objects()
-    assert problem["where"] == f"{inner}/.trashd"
+    assert problem["where"] == f"{inner}/.trashd-{ALICE}"
     his(make_tree(home / "other", {}))
     assert trashd_as(ALICE, home, "init", home / "other").code == 0
     assert trashd_as(ALICE, home, "doctor", home).out == ""

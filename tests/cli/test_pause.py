@@ -46,6 +46,11 @@ def test_what_has_no_store_is_paused_and_told(tmp_path: Path) -> None:
     assert f"{tmp_path}: there is no trash store now" in done.err
 
 
+def test_what_is_not_there_is_not_paused(volume: Path) -> None:
+    done = trashd("pause", volume / "nothing")
+    assert (done.code, "resume takes a path that is gone" in done.err) == (5, True)
+
+
 def test_json_names_the_volumes(volume: Path) -> None:
     (one,) = done_well("pause", "--json", "--for", "2h", volume).objects()
     (every,) = done_well("pause", "--json").objects()
@@ -135,7 +140,7 @@ def test_his_own_store_everybody_pauses_though_it_has_the_id_of_roots(base: Path
         os.chown(own, ALICE, ALICE)
         assert by_alice(tmp_path, "init", own).returncode == 0
         text = (volume / ".trashd/volume.json").read_bytes()
-        (own / ".trashd/volume.json").write_bytes(text)
+        (own / f".trashd-{ALICE}/volume.json").write_bytes(text)
         assert by_alice(tmp_path, "pause", own).returncode == 0
 
 

@@ -122,6 +122,25 @@ def test_rest_beyond_max_delete_is_told_by_the_exit_code(volume: Path) -> None:
     assert len(left(volume)) == 2
 
 
+def test_a_list_that_stays_is_told_by_the_exit_code_when_all_is_done(volume: Path) -> None:
+    (volume / "lists").mkdir()
+    (volume / "lists/gone.list").touch()
+    os.chown(volume / "lists/gone.list", ALICE, ALICE)
+    lists = f'purgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
+    done = plan(volume, rule(volume, 'action = "delete"', lists), "apply")
+    assert (done.code, left(volume)) == (13, {"new"})
+    assert f"{volume}/lists/gone.list stays as it was: it is no purge list of trashd's" in done.err
+    assert "remove it, or name another directory" in done.err
+
+
+def test_a_mark_that_does_not_count_is_told_by_the_exit_code(volume: Path) -> None:
+    (volume / "scratch/.trashd-keep").touch()
+    os.chown(volume / "scratch/.trashd-keep", ALICE, ALICE)
+    done = plan(volume, rule(volume, 'action = "delete"'), "apply")
+    assert (done.code, left(volume)) == (13, {"new", ".trashd-keep"})
+    assert "  holds .trashd-keep of a user who is neither its owner nor root: .\n" in done.out
+
+
 def test_system_s_rules_are_those_that_are_meant_without_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,26 +6,33 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fusefs.cli.reap_foreground import ReapOptions, has_expired, is_unpinned, reap_all
+from fusefs.cli.reap_foreground import ReapOptions, has_expired, reap_all
 from fusefs.cli.swap_paths import SwapBatch, swap_all
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import find_container
+from fusefs.store import find_orphans
+from fusefs.store.find_orphans import find_container, find_containers
+from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.swap_path import remove_path
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.many_files import fill
 from tests.support.pty_session import Terminal
 from tests.support.store_calls import raw
-from tests.support.trashd_command import TRASHD, done_well, environment, swapped, trashd
+from tests.support.trashd_command import TRASHD, Done, done_well, environment, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 
 LARGE = b"x" * (1 << 20)
 """More than `--wait` tolerates to be missing."""
 N_LARGE = 500
+LIMITED = 61_234
+"""The uid of no other test's: RLIMIT_NPROC counts a user's processes on the whole machine."""
 
 
 def make_orphan(volume: Path, name: str = "victim") -> str:
@@ -41,6 +48,18 @@ def make_large_orphan(volume: Path, name: str) -> str:
 
 def tree_of(volume: Path, identifier: str, state: str = "orphans") -> Path:
     return volume / f".trashd/u/0/{state}/{identifier}/tree"
+
+
+@contextmanager
+def slow_reap(volume: Path, *identifiers: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that has begun with the first of them, an entry a second."""
+    words = [TRASHD, "reap", "--now", "--json", "--max-rate", "1", "--volume", str(volume), *identifiers]
+    with subprocess.Popen(
+        words, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while process.poll() is None and not tree_of(volume, identifiers[0], "reaping").exists():
+            time.sleep(0.01)
+        yield process
 
 
 # Options
@@ -131,6 +150,35 @@ def test_the_sum_counts_what_failed(volume: Path) -> None:
     done_well("reap", "--force", "--yes", "--volume", volume, refused.parts[-3])
 
 
+# Where few processes are allowed
+
+
+def limited(n_processes: int, *words: object) -> Done:
+    """A command of a user who may have so many processes."""
+    limit = ["prlimit", f"--nproc={n_processes}", "setpriv", f"--reuid={LIMITED}", f"--regid={LIMITED}"]
+    command = [*limit, "--clear-groups", TRASHD, *map(str, words)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment({"HOME": "/nonexistent"}), check=False
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_reap_that_may_not_fork_goes_on_alone(volume: Path) -> None:
+    volume.chmod(0o1777)
+    victim = make_tree(volume / "victim", {})
+    for number in range(20):
+        fill(victim / str(number), 1000)
+    subprocess.run(["chown", "-R", f"{LIMITED}:{LIMITED}", victim], check=True)
+    assert limited(2, "swap", victim).code == 0
+    done = limited(2, "reap", "--now", "--all", "--threads", "4")
+    assert (done.code, "20021 entries removed" in done.out.replace(",", "")) == (0, True), done
+
+
+def test_a_command_that_can_start_no_process_names_the_limit() -> None:
+    done = limited(1, "list")
+    assert (done.code, "ulimit -u" in done.err) == (11, True), done
+
+
 # Who keeps it meanwhile
 
 
@@ -147,9 +195,38 @@ def test_what_was_kept_after_it_was_chosen_is_not_reaped(volume: Path, capsys: p
 def test_what_was_pinned_after_it_was_chosen_is_left_by_all(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = find_container(Kernel(), (raw(volume),), make_orphan(volume))
     done_well("keep", chosen.id, "--volume", volume)
-    assert reap_all(Kernel(), (raw(volume),), [chosen], ReapOptions(is_meant=is_unpinned), as_json=False) == 0
+    assert reap_all(Kernel(), (raw(volume),), [chosen], ReapOptions(), as_json=False) == 0
     assert capsys.readouterr().out == f"{chosen.id}: skipped, it is kept by now\n"
     assert os.listdir(volume / ".trashd/u/0/orphans") == [chosen.id]
+
+
+@pytest.mark.parametrize("pinned_before", [True, False])
+def test_a_longer_term_wins_over_a_reap_that_has_chosen_already(
+    volume: Path, capsys: pytest.CaptureFixture[str], pinned_before: bool
+) -> None:
+    identifiers = [make_orphan(volume, name) for name in ("longer", "shorter", "untouched")]
+    if pinned_before:
+        done_well("keep", identifiers[2], "--volume", volume)
+    chosen = find_containers(Kernel(), (raw(volume),), identifiers)
+    for identifier, term in zip(identifiers[:2], ("7d", "1h"), strict=True):
+        done_well("keep", identifier, "--for", term, "--volume", volume)
+    assert reap_all(Kernel(), (raw(volume),), chosen, ReapOptions(), as_json=False) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"{identifiers[0]}: skipped, it is kept by now"
+    assert os.listdir(volume / ".trashd/u/0/orphans") == [identifiers[0]]
+
+
+def test_many_ids_are_found_by_one_look_at_the_stores(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    identifiers = [make_orphan(volume, name) for name in "abc"]
+    all_entries, reads = find_orphans.all_entries, []
+
+    def read(*args: Any) -> list[ListedContainer]:
+        reads.append(args)
+        return all_entries(*args)
+
+    monkeypatch.setattr(find_orphans, "all_entries", read)
+    found = find_containers(Kernel(), (raw(volume),), [identifiers[2], identifiers[0], identifiers[1][-12:]])
+    assert [entry.id for entry in found] == [identifiers[2], identifiers[0], identifiers[1]]
+    assert len(reads) == 1
 
 
 def test_programs_are_told_what_all_left(volume: Path) -> None:
@@ -234,12 +311,7 @@ def test_all_leaves_what_is_pinned_whatever_is_answered(volume: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_reap_tells_programs_so_and_leaves_the_rest_to_the_next(volume: Path, number: signal.Signals) -> None:
     stopped, untried = make_large_orphan(volume, "a"), make_orphan(volume, "b")
-    words = ("reap", "--now", "--json", "--max-rate", "1", "--volume", str(volume), stopped, untried)
-    with subprocess.Popen(
-        [TRASHD, *words], env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        while process.poll() is None and not tree_of(volume, stopped, "reaping").exists():
-            time.sleep(0.01)
+    with slow_reap(volume, stopped, untried) as process:
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
@@ -255,10 +327,7 @@ def test_a_stopped_reap_tells_programs_so_and_leaves_the_rest_to_the_next(volume
 
 def test_list_tells_that_a_reaper_has_begun_and_whether_it_is_at_it(volume: Path) -> None:
     orphan = make_large_orphan(volume, "a")
-    words = ("reap", "--now", "--max-rate", "1", "--volume", str(volume), orphan)
-    with subprocess.Popen([TRASHD, *words], env=environment({}), stderr=subprocess.PIPE) as process:
-        while process.poll() is None and not tree_of(volume, orphan, "reaping").exists():
-            time.sleep(0.01)
+    with slow_reap(volume, orphan) as process:
         (at_work,) = done_well("list", "--json", "--volume", volume).objects()
         shown_at_work = done_well("list", "--volume", volume).out
         process.send_signal(signal.SIGINT)
@@ -320,16 +389,13 @@ def test_what_was_not_reaped_is_not_waited_for(volume: Path) -> None:
 
 def test_second_signal_ends_a_reap_at_once_and_nothing_is_lost(volume: Path) -> None:
     orphan = make_large_orphan(volume, "a")
-    words = ("reap", "--now", "--max-rate", "1", "--volume", str(volume), orphan)
-    with subprocess.Popen([TRASHD, *words], env=environment({}), stderr=subprocess.PIPE) as process:
-        while process.poll() is None and not tree_of(volume, orphan, "reaping").exists():
-            time.sleep(0.01)
+    with slow_reap(volume, orphan) as process:
         os.kill(process.pid, signal.SIGSTOP)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
             process.send_signal(number)
         _out, err = process.communicate(timeout=60)
     assert -process.returncode in (signal.SIGINT, signal.SIGTERM)
-    assert b"Traceback" not in err
+    assert "Traceback" not in err
     assert done_well("reap", "--volume", volume).out.startswith(f"{orphan}: ")
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_rm import at_a_terminal
-from tests.support.store_calls import assert_silent
+from tests.support.pty_session import Terminal
 from tests.support.trashd_command import done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
@@ -39,7 +38,6 @@ def test_the_oldest_that_have_expired_go_first_and_no_more_than_is_wanted(volume
     assert "second" not in done_well("reap", "--free", "2M", "--dry-run", "--volume", volume).out
     done_well("reap", "--free", "2M", "--volume", volume)
     assert left(volume, ids) == {"second", "later", "pinned"}
-    assert_silent(volume)
 
 
 def test_what_can_be_restored_goes_by_a_yes_alone(volume: Path, ids: dict[str, str]) -> None:
@@ -47,14 +45,11 @@ def test_what_can_be_restored_goes_by_a_yes_alone(volume: Path, ids: dict[str, s
     assert done.code == 3
     assert ids["later"] in done.err
     assert left(volume, ids) == set(ids)
-    done = at_a_terminal("reap", "--free", "8M", "--volume", str(volume), cwd=volume, answers="n\n")
-    assert done.code == 3, done
-    assert "Delete this for good, before its time?" in done.out
-    assert left(volume, ids) == set(ids)
-    done = at_a_terminal("reap", "--free", "8M", "--volume", str(volume), cwd=volume, answers="y\n")
-    assert done.code == 0, done
-    assert left(volume, ids) == {"pinned"}
-    assert_silent(volume)
+    for answer, code, there in (("n\n", 3, set(ids)), ("y\n", 0, {"pinned"})):
+        terminal = Terminal("reap", "--free", "8M", "--volume", volume)
+        terminal.wait_for("Delete this for good, before its time?")
+        terminal.type(answer)
+        assert (terminal.end(), left(volume, ids)) == (code, there), terminal.seen
 
 
 def test_what_is_pinned_never_goes_so(volume: Path, ids: dict[str, str]) -> None:
@@ -65,4 +60,3 @@ def test_what_is_pinned_never_goes_so(volume: Path, ids: dict[str, str]) -> None
     assert trashd("reap", "--free", "1M", "--all", "--volume", volume).code == 2
     done_well("reap", "--free", "8M", "--yes", "--json", "--volume", volume)
     assert left(volume, ids) == {"pinned"}
-    assert_silent(volume)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pty
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +12,14 @@ import pytest
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.make_trees import Spec, make_tree, snapshot
 from tests.support.other_users import as_user
+from tests.support.pty_session import Terminal
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
 from tests.support.store_calls import assert_silent, init
-from tests.support.trashd_command import TRASHD, done_well, environment, swapped, trashd
+from tests.support.trashd_command import done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 
 USER = 65_534
-LIMIT_S = 20
 TREE: Spec = {"file": "content", "below": {"deep": "more"}}
 ODD = ["new\nline", "\udcff", "\x1b[31mred", "\u202ebackwards", "-x", " "]
 """Names of which some would send a control sequence to a terminal."""
@@ -83,23 +81,12 @@ def test_several_are_told_where_nobody_can_be_asked(volume: Path) -> None:
     assert os.listdir(job) == []
 
 
-def on_terminal(*words: str | Path, typed: bytes = b"") -> tuple[int, str]:
-    """The exit code of `trashd WORDS` on a terminal, and what is seen there."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen([TRASHD, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environment({}))
-    os.close(theirs)
-    os.write(ours, typed)
-    seen = b""
-    with os.fdopen(ours, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # EIO: nobody has it open
-        while part := terminal.read(4096):
-            seen += part
-    return process.wait(LIMIT_S), os.fsdecode(seen)
-
-
-def test_a_list_on_a_terminal_shows_the_ends_of_ids(volume: Path) -> None:
+def test_a_list_shows_the_ends_of_ids(volume: Path) -> None:
     identifier = swapped(make(volume / "job"))["id"]
-    code, seen = on_terminal("list", "--volume", volume)
-    assert (code, identifier in seen, identifier[-12:] in seen) == (0, False, True)
+    terminal = Terminal("list", "--volume", volume)
+    assert terminal.end() == 0
+    for seen in (terminal.seen, done_well("list", "--volume", volume).out):
+        assert (identifier in seen, identifier[-12:] in seen) == (False, True)
 
 
 @pytest.mark.parametrize(("typed", "is_newest"), [("\n", True), ("2\n", False)])
@@ -109,9 +96,30 @@ def test_on_a_terminal_one_is_asked_which_and_the_newest_is_offered(volume: Path
         job.mkdir(exist_ok=True)
         (job / "file").write_text(content)
         done_well("rm", job)
-    code, _seen = on_terminal("restore", job, typed=typed.encode())
-    assert code == 0
+    terminal = Terminal("restore", job)
+    terminal.type(typed)
+    assert terminal.end() == 0
     assert (job / "file").read_text() == ("new" if is_newest else "old")
+
+
+@pytest.mark.parametrize(("typed", "name"), [("\n", "new"), ("2\n", "old")])
+def test_on_a_terminal_without_a_path_one_chooses_from_a_list(volume: Path, typed: str, name: str) -> None:
+    for job in ("old", "new"):
+        done_well("rm", make(volume / job))
+    terminal = Terminal("restore", "--volume", volume)
+    terminal.type(typed)
+    assert (terminal.end(), "taken" in terminal.seen, (volume / name).exists()) == (0, True, True)
+    terminal = Terminal("restore", "--volume", volume, "--user", "0")
+    terminal.type("\n")
+    assert terminal.end() == 0
+    terminal = Terminal("restore", "--volume", volume)
+    assert (terminal.end(), "there is no orphan to restore" in terminal.seen) == (5, True)
+
+
+def test_without_a_terminal_a_path_or_an_id_is_needed(volume: Path) -> None:
+    swapped(make(volume / "job"))
+    done = trashd("restore", "--volume", volume)
+    assert (done.code, "its ID, or the PATH" in done.err) == (2, True)
 
 
 def test_root_restores_his_own_by_a_path_and_anothers_when_he_names_him(volume: Path) -> None:

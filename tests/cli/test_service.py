@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from fusefs.core.uring_reasons import SWITCH
 from tests.support.booted_systemd import REPO
 from tests.support.manual import TITLES
 from tests.support.other_users import run_as
+from tests.support.real_filesystems import tmpfs_volume
 from tests.support.trashd_command import Done, done_well, trashd
 
 SLICE = "usr/local/lib/systemd/system/trashd.slice"
@@ -272,6 +275,53 @@ def test_a_command_that_users_cannot_run_is_no_service_of_theirs(volume: Path, c
     assert out_of_reach(str(command)) == out_of_reach(find_command())
     (volume / closed).chmod(mode)
     assert out_of_reach(str(command)) == str(volume / closed)
+
+
+@pytest.fixture(scope="module")
+def copied() -> Iterator[Path]:
+    """The package in a directory where only root can write, as are those above it."""
+    with tmpfs_volume() as path:
+        path.chmod(0o755)
+        shutil.copytree(REPO / "fusefs", path / "lib/fusefs", ignore=shutil.ignore_patterns("__pycache__"))
+        for below in (path / "lib", *(path / "lib").rglob("*")):
+            os.chown(below, 0, 0)
+            below.chmod(0o755)
+        if (risk := found_risk(path)) is not None:
+            pytest.skip(f"{risk} of this Python's is not root's alone")
+        yield path
+
+
+def found_risk(copied: Path) -> str | None:
+    """What the copy says that others can change. There is a directory in its sys.path that is missing."""
+    program = "from fusefs.cli.service_files import who_else_may_change as ask; print(ask('/bin/sh') or '')"
+    paths = {"PYTHONPATH": f"{copied}/lib:{copied}/made/later"}
+    done = subprocess.run(
+        [sys.executable, "-PBc", program], cwd="/", env=paths, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip() or None
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(
+    ("path", "owner", "mode", "is_risk"),
+    [
+        ("lib", 0, 0o775, True),
+        ("lib/fusefs", 0, 0o757, True),
+        ("lib/fusefs/core/names.py", 0, 0o664, True),
+        ("lib/fusefs/service/hooks.py", 12345, 0o644, True),
+        ("", 0, 0o777, True),
+        ("", 0, 0o1777, False),
+    ],
+)
+def test_modules_that_others_can_change_are_told(copied: Path, path: str, owner: int, mode: int, is_risk: bool) -> None:
+    before = (copied / path).stat()
+    (copied / path).chmod(mode)
+    os.chown(copied / path, owner, 0)
+    try:
+        assert found_risk(copied) == (str(copied / path) if is_risk else None)
+    finally:
+        os.chown(copied / path, 0, 0)
+        (copied / path).chmod(stat.S_IMODE(before.st_mode))
 
 
 @pytest.mark.parametrize(

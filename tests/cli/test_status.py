@@ -285,13 +285,9 @@ def test_the_view_tells_that_the_service_died() -> None:
     assert "dead" in "\n".join(drawn(VOLUME, is_running=False))
 
 
-def watching(**variables: str) -> Terminal:
-    return Terminal("status", "--watch", **variables)
-
-
 def test_a_terminal_sees_the_service_work_and_gets_its_screen_back(alive: bytes) -> None:
     write_status(alive, status_of(VOLUME))
-    terminal = watching()
+    terminal = Terminal("status", "--watch")
     terminal.wait_for("12,345 entries/s")
     write_status(alive, status_of(msgspec.structs.replace(VOLUME, entries_per_s=54321.0)))
     terminal.wait_for("54,321 entries/s")
@@ -301,7 +297,7 @@ def test_a_terminal_sees_the_service_work_and_gets_its_screen_back(alive: bytes)
 
 
 def test_a_terminal_sees_a_service_come_and_go(directory: bytes) -> None:
-    terminal = watching()
+    terminal = Terminal("status", "--watch")
     terminal.wait_for("No reaper service runs")
     lock = file_locks.take(directory)
     assert lock is not None
@@ -314,6 +310,8 @@ def test_a_terminal_sees_a_service_come_and_go(directory: bytes) -> None:
 
 def test_a_terminal_without_utf_8_shows_it_too(alive: bytes) -> None:
     write_status(alive, status_of(VOLUME))
-    terminal = watching(LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    terminal = Terminal(
+        "status", "--watch", LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0", PYTHONIOENCODING="ascii"
+    )
     terminal.wait_for("12,345 entries/s")
     assert terminal.interrupt() == 0

@@ -8,6 +8,7 @@ import pty
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,14 +18,15 @@ import pytest
 
 from fusefs.core.service_status import VolumePhase
 from tests.support.foreground_mount import trashd_mount
-from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
+from tests.support.make_trees import IMMUTABLE, make_tree, owned, set_flags
 from tests.support.minimal_reaper import own_runtime_dir, small_reaper
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import assert_silent, init
-from tests.support.trashd_command import TRASHD, Done, environment, trashd
+from tests.support.service_process import places, service
+from tests.support.store_calls import init
+from tests.support.trashd_command import TRASHD, Done, done_well, environment, trashd
 
-pytestmark = pytest.mark.needs("root")
+pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(120)]
 
 MIB = 1 << 20
 USER, NOBODY = 1234, 65_534
@@ -50,15 +52,6 @@ def orphans(volume: Path, state: str = "orphans") -> list[Path]:
 
 
 # It comes
-
-
-@pytest.mark.parametrize("goal", ["--wait", "--wait=done", "--wait=3M"])
-def test_it_ends_when_the_space_is_back(volume: Path, goal: str) -> None:
-    victim = make_victim(volume)
-    with small_reaper(volume):
-        done, told = waited(goal, victim)
-    assert (done.code, told["is_reached"], told["reasons"]) == (0, True, [])
-    assert list(victim.iterdir()) == []
 
 
 def test_all_is_the_orphan_gone_and_its_space_back(volume: Path) -> None:
@@ -96,25 +89,9 @@ def test_how_much_came_back_is_printed(volume: Path) -> None:
     assert "undo" not in done.out
 
 
-def test_a_users_own_are_waited_for_by_himself() -> None:
-    with tmpfs_volume() as volume:
-        init(volume)
-        volume.chmod(0o777)
-        victim = make_victim(volume)
-        for path in (victim, *victim.rglob("*")):
-            os.chown(path, USER, USER)
-        with small_reaper(volume):
-            done = run_as(USER, [TRASHD, "swap", "--json", "--wait", victim], env=environment({}))
-        assert done.returncode == 0, done
-        assert json.loads(done.stdout.splitlines()[-1])["is_reached"]
-        assert_silent(volume)
-
-
 def test_root_waits_for_what_he_gave_to_its_owner(volume: Path) -> None:
     volume.chmod(0o777)
-    victim = make_victim(volume)
-    for path in (victim, *victim.rglob("*")):
-        os.chown(path, NOBODY, NOBODY)
+    victim = owned(make_victim(volume), NOBODY)
     with small_reaper(volume):
         done, told = waited("--wait", "--for-owner", victim)
     assert (done.code, told["is_reached"]) == (0, True)
@@ -182,16 +159,6 @@ def test_a_paused_reaper_takes_it_when_it_goes_on(volume: Path) -> None:
     assert len(orphans(volume, "reaping")) == 1
 
 
-def test_what_could_not_be_removed_is_told(volume: Path) -> None:
-    victim = make_victim(volume)
-    set_flags(victim / "file", IMMUTABLE)
-    with small_reaper(volume):
-        done, told = waited("--wait", victim)
-    (orphan,) = orphans(volume, "quarantine")
-    set_flags(orphan / "tree/file", IMMUTABLE, on=False)
-    assert (done.code, kinds(told), told["hint"]) == (13, ["left"], "trashd list --state quarantine")
-
-
 def test_a_process_that_has_a_file_open_is_named(volume: Path) -> None:
     victim = make_victim(volume)
     with small_reaper(volume), (victim / "file").open():
@@ -222,13 +189,6 @@ def test_an_orphan_that_was_restored_meanwhile_ends_it(volume: Path) -> None:
     told = json.loads(out.splitlines()[-1])
     assert (process.returncode, kinds(told)) == (13, ["restored"])
     assert (victim / "file").exists()
-
-
-def test_a_reaper_that_dies_ends_it(volume: Path) -> None:
-    with small_reaper(volume, reaps=False) as reaper, waiting(volume, make_victim(volume)) as process:
-        os.kill(reaper, signal.SIGKILL)
-        out, _err = process.communicate(timeout=100)
-    assert (process.returncode, kinds(json.loads(out.splitlines()[-1]))) == (13, ["nobody"])
 
 
 # While it waits
@@ -353,3 +313,86 @@ def test_now_waits_for_no_part(volume: Path) -> None:
 def test_a_swap_that_failed_is_told_by_its_own_code(volume: Path) -> None:
     with own_runtime_dir():
         assert trashd("swap", "--wait", volume / "missing").code == 5
+
+
+# With the service
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Where the service has its own files."""
+    with places() as path:
+        yield path
+
+
+@pytest.mark.parametrize("goal", ["--wait", "--wait=done", "--wait=3M"])
+def test_a_running_service_takes_it_at_once(base: Path, volume: Path, goal: str) -> None:
+    done_well("swap", make_victim(volume, "before"))  # a plain one stays
+    with service(base, volume) as running:
+        running.until_phase(volume, VolumePhase.IDLE)
+        done, told = waited(goal, make_victim(volume))  # by its poll it would take ten minutes
+    assert (done.code, told["is_reached"], told["reasons"]) == (0, True, [])
+    assert list((volume / "victim").iterdir()) == []
+    (kept,) = done_well("list", "--json", "--volume", volume).objects()
+    assert kept["origin"] == str(volume / "before")
+
+
+def test_a_user_whom_the_service_never_saw_is_served_too(base: Path, volume: Path) -> None:
+    volume.chmod(0o777)
+    victim = owned(make_victim(volume), USER)
+    with service(base, volume) as running:
+        running.until_phase(volume, VolumePhase.IDLE)
+        done = run_as(USER, [TRASHD, "swap", "--json", "--wait", victim], env=environment({}))
+    assert done.returncode == 0, done
+    assert json.loads(done.stdout.splitlines()[-1])["is_reached"]
+
+
+def test_a_pause_is_told_and_what_it_left_goes_when_it_ends(base: Path, volume: Path) -> None:
+    make_victim(volume)
+    with service(base, volume) as running:
+        running.until_phase(volume, VolumePhase.IDLE)
+        done_well("pause", volume)
+        running.until_phase(volume, VolumePhase.PAUSED)
+        done, told = waited("--wait", volume / "victim")
+        assert (done.code, kinds(told)) == (13, ["paused"])
+        done_well(*told["hint"].split()[1:])
+        running.until(lambda: not orphans(volume, "reaping"))
+
+
+def test_what_the_service_could_not_remove_is_told(base: Path, volume: Path) -> None:
+    victim = make_victim(volume)
+    set_flags(victim / "file", IMMUTABLE)
+    with service(base, volume) as running:
+        running.until_phase(volume, VolumePhase.IDLE)
+        done, told = waited("--wait", victim)
+    (orphan,) = orphans(volume, "quarantine")
+    set_flags(orphan / "tree/file", IMMUTABLE, on=False)
+    assert (done.code, kinds(told), told["hint"]) == (13, ["left"], "trashd list --state quarantine")
+
+
+def test_a_retention_that_was_asked_for_is_kept_by_the_service_too(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        running.until_phase(volume, VolumePhase.IDLE)
+        began = time.monotonic()
+        done, told = waited("--keep-for", "1s", "--wait", make_victim(volume))
+        assert time.monotonic() - began > 1
+    assert (done.code, told["is_reached"]) == (0, True)
+
+
+def test_a_service_that_is_killed_while_somebody_waits_ends_it(base: Path, volume: Path) -> None:
+    window = f'[[volume]]\npath = "{volume}"\nwindows = ["{_closed_window()}"]\n'
+    with service(base, volume, config=window) as running:
+        running.until_phase(volume, VolumePhase.WINDOW)
+        words = [TRASHD, "swap", "--json", "--wait", str(make_victim(volume))]
+        with subprocess.Popen(words, env=environment({}), stdout=subprocess.PIPE) as process:
+            running.until(lambda: orphans(volume, "reaping"))
+            assert process.poll() is None
+            running.process.send_signal(signal.SIGKILL)
+            out, _ = process.communicate(timeout=60)
+    assert (process.returncode, kinds(json.loads(out.splitlines()[-1]))) == (13, ["nobody"])
+
+
+def _closed_window() -> str:
+    """An hour of the day that is far from now."""
+    hour = (time.localtime().tm_hour + 12) % 24
+    return f"{hour:02}:00-{hour:02}:30"

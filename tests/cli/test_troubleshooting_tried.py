@@ -35,6 +35,7 @@ NOT_TYPED_HERE = {
 }
 """And where it is."""
 ELSEWHERE = {
+    "Encryption (fscrypt) prevents it": "tests/store",
     "Refused": "each command's own",
     "Root is nobody to this filesystem's server (root squash), or a security module refuses root": "tests/shared",
     "Nobody can tell that only its owner put it into the trash store": "tests/store",
@@ -47,6 +48,7 @@ ELSEWHERE = {
     "A volume's reaper needs somebody's help": "tests/systemd",
     "Two disks with the id of one volume are mounted, so nothing of this one is reaped": "tests/reaper",
     "This volume had rules of its own at another path and has none here, so nothing of it is reaped": "tests/reaper",
+    "Root carries nothing across the boundary between users": "tests/store",
 }
 """Messages whose causes take more than a volume, and where they are caused; the page says that, too."""
 
@@ -135,7 +137,6 @@ def test_a_broken_store(volume: Path, tree: Path) -> None:
     PAGE.typed("trashd init VOLUME", volume, VOLUME=volume)
     assert in_bash(f"trashd restore {orphan['id']}", volume).code == 0
     assert (tree / "file").exists()
-    assert_silent(volume)
 
 
 def test_an_unknown_format(volume: Path, tree: Path) -> None:
@@ -184,7 +185,7 @@ def test_a_taken_name(volume: Path, tree: Path) -> None:
 def test_nothing_there(volume: Path, tree: Path) -> None:
     identifier = swapped(tree)["id"]
     refused("Not found", "trashd restore nothing", volume, 5)
-    assert identifier in PAGE.typed("trashd list", volume)
+    assert identifier[-12:] in PAGE.typed("trashd list", volume)
 
 
 def test_not_permitted(volume: Path, tree: Path) -> None:
@@ -212,9 +213,12 @@ def test_a_store_of_somebody_elses() -> None:
     with tmpfs_volume() as other:
         other.chmod(0o1777)
         assert in_bash(f"mkdir {other}/a && chown {USER} {other}/a && {AS_USER} trashd init {other}", other).code == 0
+        (own,) = other.glob(".trashd-*")
+        own.rename(other / ".trashd")
+        (other / ".trashd").chmod(0o755)
         make_tree(other / "job", {})
         refused("The trash store there belongs to somebody else", "trashd swap job", other, 6)
-        PAGE.typed("trashd init VOLUME", other, VOLUME=other)
+        PAGE.typed("trashd init --replace VOLUME", other, VOLUME=other)
         swapped(other / "job")
         assert in_bash(f"{AS_USER} trashd list", other).code == 0, "it takes what it had there"
         assert_silent(other)

@@ -27,7 +27,9 @@ def in_a_container(*words: str | Path) -> Done:
 
 def test_init_and_doctor_say_what_it_means_until_it_is_noted() -> None:
     with tmpfs_volume() as volume:
-        done = in_a_container("init", volume)
+        done_well("init", volume)
+        os.removexattr(volume / ".trashd", XATTR)
+        done = in_a_container("init", "--known", volume)
         assert done.code == 0, done
         assert XATTR not in os.listxattr(volume / ".trashd")
         assert "says that root made it" in done.err
@@ -41,6 +43,15 @@ def test_init_and_doctor_say_what_it_means_until_it_is_noted() -> None:
         assert done_well("init", volume).err == ""
         assert XATTR in os.listxattr(volume / ".trashd")
         assert_silent(volume)
+
+
+def test_a_root_who_cannot_note_it_makes_no_common_store() -> None:
+    with tmpfs_volume() as volume:
+        done = in_a_container("init", volume)
+        assert (done.code, done.err) == (0, ""), done
+        assert os.listdir(volume) == [".trashd-0"]
+        done_well("init", volume)
+        assert sorted(os.listdir(volume)) == [".trashd", ".trashd-0"]
 
 
 def test_a_store_on_which_it_is_noted_is_told_as_ever() -> None:

@@ -9,7 +9,6 @@ from tests.support.store_calls import restore, swap
 
 
 def keep_round(cut: Cut, k: int) -> None:
-    """A swap that keeps a file and a directory in view."""
     _swap_keeping(cut, k)
 
 

@@ -130,7 +130,6 @@ def _read(path: Path) -> tuple[int | None, str]:
 
 
 def allowed_shapes(marks: Sequence[str]) -> dict[int, set[Shape]]:
-    """The shapes that each round may have, as the marks tell."""
     allowed: dict[int, set[Shape]] = {}
     for mark in marks:
         match mark.split():
@@ -158,7 +157,6 @@ def check_state(root: Path, marks: Sequence[str]) -> str | None:
 
 
 def shapes_at_once(root: Path, marks: Sequence[str]) -> str | None:
-    """What is wrong with the rounds' trees before any recovery."""
     return _check_shapes(root, allowed_shapes(marks), "at once")
 
 
@@ -244,7 +242,6 @@ def _check_list(root: Path, listed: Sequence[ListedContainer]) -> str | None:
 
 
 def _check_pins(listed: Sequence[ListedContainer], marks: Sequence[str]) -> str | None:
-    """What was pinned stays pinned."""
     pinned = {int(mark.split()[1]) for mark in marks if mark.startswith("pinned ")}
     for entry in listed:
         k, _kind = _read(Path(os.fsdecode(entry.path), "tree"))

@@ -64,7 +64,6 @@ def keep_round(cut: Cut, k: int) -> None:
 
 
 def take_over_round(cut: Cut, k: int) -> None:
-    """What a user could not delete becomes root's orphan."""
     cut.begin(k)
     cut.may(k, Shape.SWAPPED)
     identifier = cut.as_its_user(lambda: str(swap(cut.name(k), cut.kernel).id))
@@ -73,7 +72,7 @@ def take_over_round(cut: Cut, k: int) -> None:
     cut.stands(k, Shape.SWAPPED, sync=True)
     cut.may(k, Shape.TAKEN)
     with open_volume(cut.kernel, raw(cut.base)) as volume:
-        assert take_over(volume, ForRoot(cut.uid, raw(cut.base), ContainerId(identifier), by_force=False))
+        assert take_over(volume, ForRoot(cut.uid, raw(cut.base / ".trashd"), ContainerId(identifier), by_force=False))
     cut.stands(k, Shape.TAKEN)
 
 

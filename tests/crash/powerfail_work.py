@@ -290,7 +290,6 @@ def lower_store_rm_round(cut: Cut, k: int) -> None:
 
 
 def sweep_round(cut: Cut, k: int) -> None:
-    """A sweep takes a file and a directory."""
     _sweep(cut, k)
 
 

@@ -1,12 +1,13 @@
 """Every call failing once, with each errno that a disk, a quota or a limit can give: perhaps an error, never a loss."""
 
 import errno
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.crash_invariants import hold_when_failing
-from tests.support.crash_scenarios import EVERY_CALL, Before, assert_nothing_lost, home, settle
+from tests.support.crash_scenarios import EVERY_CALL, settle_without_loss
 from tests.support.verb_scenarios import SCENES
 
 pytestmark = pytest.mark.needs("root")
@@ -33,15 +34,7 @@ CASES = [
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "number"), CASES, ids=lambda value: errno.errorcode.get(value, value))
 def test_nothing_is_lost_when_any_call_fails(volume: Path, name: str, number: int) -> None:
-    scene = SCENES[name]
-
-    def law(before: Before) -> None:
-        if scene.is_gapless:
-            assert home(volume).is_dir()
-        settle(volume)
-        assert_nothing_lost(scene, volume, before)
-
-    hold_when_failing(scene, volume, number, law)
+    hold_when_failing(SCENES[name], volume, number, partial(settle_without_loss, SCENES[name], volume))
 
 
 @pytest.mark.parametrize("number", SAMPLED, ids=errno.errorcode.get)

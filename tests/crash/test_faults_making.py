@@ -44,7 +44,6 @@ def make_her_orphan(volume: Path) -> None:
 
 
 def make_nothing(volume: Path) -> None:
-    """No store."""
     shutil.rmtree(volume / ".trashd")
 
 
@@ -57,7 +56,6 @@ def make_open(volume: Path) -> None:
 
 
 def make_copy(volume: Path) -> None:
-    """A copy of a store in its place."""
     make_her_orphan(volume)
     recover_all(volume)
     subprocess.run(["cp", "-a", volume / ".trashd", volume / "copy"], check=True)
@@ -88,7 +86,6 @@ def listed(volume: Path) -> None:
 
 
 def users_of(volume: Path) -> list[int]:
-    """Who has a folder there, but for root."""
     return sorted({path.stat().st_uid for path in (volume / ".trashd").glob("[un]*/*")} - {0})
 
 

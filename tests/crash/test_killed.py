@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.crash_invariants import hold_when_killed, hold_when_killed_twice
-from tests.support.crash_scenarios import Before, Scene, assert_nothing_lost, home, settle
+from tests.support.crash_scenarios import settle_without_loss
 from tests.support.real_filesystems import loop_volume
 from tests.support.verb_scenarios import SCENES
 
@@ -23,29 +23,18 @@ TWICE = [
 ]
 
 
-def nothing_is_lost(scene: Scene, volume: Path, before: Before) -> None:
-    settle(volume)
-    assert_nothing_lost(scene, volume, before)
-
-
-def resolves_and_nothing_is_lost(scene: Scene, volume: Path, before: Before) -> None:
-    if scene.is_gapless:
-        assert home(volume).is_dir(), "the name does not resolve (I1)"
-    nothing_is_lost(scene, volume, before)
-
-
 @pytest.mark.parametrize("name", SCENES)
 def test_nothing_is_lost_by_a_kill_before_any_call(volume: Path, name: str) -> None:
-    hold_when_killed(SCENES[name], volume, partial(resolves_and_nothing_is_lost, SCENES[name], volume))
+    hold_when_killed(SCENES[name], volume, partial(settle_without_loss, SCENES[name], volume))
 
 
 @pytest.mark.needs("loop")
 @pytest.mark.parametrize("name", ["swap", "restore-late", "swap-two-rename-lent"])
 def test_nothing_is_lost_by_a_kill_before_any_call_on_ext4(name: str) -> None:
     with loop_volume("ext4", 16) as ext4:
-        hold_when_killed(SCENES[name], ext4, partial(resolves_and_nothing_is_lost, SCENES[name], ext4))
+        hold_when_killed(SCENES[name], ext4, partial(settle_without_loss, SCENES[name], ext4))
 
 
 @pytest.mark.parametrize("name", TWICE)
 def test_nothing_is_lost_by_a_second_kill_in_recovery(volume: Path, name: str) -> None:
-    hold_when_killed_twice(SCENES[name], volume, partial(nothing_is_lost, SCENES[name], volume))
+    hold_when_killed_twice(SCENES[name], volume, partial(settle_without_loss, SCENES[name], volume))

@@ -13,15 +13,13 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.crash_invariants import hold_when_failing, hold_when_killed
-from tests.support.crash_scenarios import Before, Scene, assert_nothing_half_done, home, orphans, settle
-from tests.support.make_trees import Dir, make_tree
+from tests.support.crash_scenarios import USER, Before, Scene, assert_nothing_half_done, home, orphans, settle
 from tests.support.real_filesystems import loop_volume
-from tests.support.store_calls import recover_all, restore, swap
-from tests.support.verb_scenarios import LATE, READ_ONLY, TREE, killed_after, only_id
+from tests.support.store_calls import swap
+from tests.support.verb_scenarios import LATE, killed_after, make_read_only, make_victim, recover, restore_it
 
 pytestmark = pytest.mark.needs("root")
 
-USER = 1000
 KEEP = SwapOptions(keep=("a", "sub"))
 Contents = dict[str, bytes | None]
 Look = tuple[Contents, tuple[Contents, ...]]
@@ -49,28 +47,12 @@ def look(volume: Path) -> Look:
     return contents(home(volume)), tuple(contents(tree) for tree in trees)
 
 
-def make_victim(volume: Path) -> None:
-    make_tree(home(volume), Dir(TREE, mode=0o750))
-
-
-def make_read_only(volume: Path) -> None:
-    make_tree(home(volume), READ_ONLY)
-
-
 def keep(volume: Path, kernel: Kernel) -> object:
     return swap(home(volume), kernel, KEEP)
 
 
 def keep_for_owner(volume: Path, kernel: Kernel) -> object:
     return swap_for_owner(kernel, os.fsencode(home(volume)), KEEP)
-
-
-def recover(volume: Path, kernel: Kernel) -> object:
-    return recover_all(volume, kernel)
-
-
-def take_back(volume: Path, kernel: Kernel) -> object:
-    return restore(volume, only_id(volume), kernel)
 
 
 def make_orphan(volume: Path) -> None:
@@ -98,14 +80,14 @@ SCENES: dict[str, tuple[Scene, tuple[Look, ...]]] = {
         Scene(make_read_only, keep_for_owner, uid=USER, by=0, exchange=False),
         (HOME, SWAPPED),
     ),
-    "restore": (Scene(make_orphan, take_back, is_gapless=True), (SWAPPED, HOME)),
-    "restore-late": (Scene(write_late, take_back, is_gapless=True), (WRITTEN, RESCUED)),
-    "restore-lent": (Scene(make_read_only_orphan, take_back, uid=USER, is_gapless=True), (SWAPPED, HOME)),
-    "restore-two-rename": (Scene(write_late, take_back, exchange=False), (WRITTEN, RESCUED)),
+    "restore": (Scene(make_orphan, restore_it, is_gapless=True), (SWAPPED, HOME)),
+    "restore-late": (Scene(write_late, restore_it, is_gapless=True), (WRITTEN, RESCUED)),
+    "restore-lent": (Scene(make_read_only_orphan, restore_it, uid=USER, is_gapless=True), (SWAPPED, HOME)),
+    "restore-two-rename": (Scene(write_late, restore_it, exchange=False), (WRITTEN, RESCUED)),
     "recover-staged": (Scene(killed_after(make_victim, keep, "link", 2), recover, is_gapless=True), (HOME,)),
     "recover-swap": (Scene(killed_after(make_victim, keep, "exchange"), recover, is_gapless=True), (SWAPPED,)),
     "recover-gap": (Scene(killed_after(make_victim, keep, "rename"), recover, exchange=False), (SWAPPED,)),
-    "recover-restore": (Scene(killed_after(write_late, take_back, "exchange"), recover, is_gapless=True), (RESCUED,)),
+    "recover-restore": (Scene(killed_after(write_late, restore_it, "exchange"), recover, is_gapless=True), (RESCUED,)),
 }
 FAULTS = [
     ("swap", errno.EIO), ("swap", errno.ENOSPC), ("swap-lent", errno.EACCES), ("swap-two-rename", errno.EIO),

@@ -23,7 +23,7 @@ from tests.support.crash_scenarios import (
 from tests.support.make_trees import make_tree, snapshot
 from tests.support.other_users import as_user, become
 from tests.support.real_filesystems import full, tmpfs_volume
-from tests.support.store_calls import DyingAt, assert_silent, in_child, init, numbered_calls, own, recover_all, swap
+from tests.support.store_calls import DyingAt, assert_silent, in_child, init, numbered_calls, recover_all, swap, use
 from tests.support.verb_scenarios import TREE, make_victim
 
 pytestmark = pytest.mark.needs("root")
@@ -33,12 +33,6 @@ pytestmark = pytest.mark.needs("root")
 def volume() -> Iterator[Path]:
     with tmpfs_volume("2m", ["nr_inodes=300"]) as path:
         yield path
-
-
-def use(volume: Path) -> None:
-    """Any command of the caller: the folder is found, or made."""
-    with own(volume):
-        pass
 
 
 def entries_of(volume: Path) -> list[str]:

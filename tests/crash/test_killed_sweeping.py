@@ -26,19 +26,18 @@ from tests.support.crash_scenarios import (
     Before,
     Prepare,
     Scene,
-    assert_nothing_lost,
     changing,
     home,
     look,
     orphans,
     outcome,
     settle,
+    settle_without_loss,
 )
-from tests.support.make_trees import Dir, make_tree
 from tests.support.real_filesystems import loop_volume
-from tests.support.store_calls import recover_all, restore
+from tests.support.store_calls import recover_all
 from tests.support.trash_without_walk import gather
-from tests.support.verb_scenarios import LATE, TREE, killed_after, only_id
+from tests.support.verb_scenarios import LATE, killed_after, make_victim, recover, restore_it
 
 pytestmark = pytest.mark.needs("root")
 
@@ -49,16 +48,12 @@ ALL = ("a", "empty", "sub/leaf", "sub")
 """The last one was made in the orphan before: what is in it joins that."""
 
 
-def make_directory(volume: Path) -> None:
-    make_tree(home(volume), Dir(TREE, mode=0o750))
-
-
 def _sweep(volume: Path, kernel: Kernel, names: tuple[str, ...] = SOME) -> object:
     return gather(home(volume), names, kernel)
 
 
 def sweep_some(volume: Path) -> None:
-    make_directory(volume)
+    make_victim(volume)
     gather(home(volume), SOME)
 
 
@@ -70,24 +65,16 @@ def write_over(volume: Path) -> None:
 
 def remove_inside(volume: Path) -> None:
     """Swept whole, and a directory of it is gone, as cleaners do."""
-    make_directory(volume)
+    make_victim(volume)
     gather(home(volume), ("a", "sub/leaf", "sub/b"))
     (home(volume) / "sub").rmdir()
 
 
 def remove_it(volume: Path) -> None:
     """Swept whole, and the directory itself is gone."""
-    make_directory(volume)
+    make_victim(volume)
     gather(home(volume), ALL)
     home(volume).rmdir()
-
-
-def _restore(volume: Path, kernel: Kernel, inside: bytes | None = None, to: str | None = None) -> object:
-    return restore(volume, only_id(volume), kernel, inside, None if to is None else home(volume).with_name(to))
-
-
-def _recover(volume: Path, kernel: Kernel) -> object:
-    return recover_all(volume, kernel)
 
 
 def scene(prepare: Prepare, act: Act, uid: int = 0, by: int | None = None, *, is_gapless: bool = True) -> Scene:
@@ -95,50 +82,45 @@ def scene(prepare: Prepare, act: Act, uid: int = 0, by: int | None = None, *, is
 
 
 SCENES = {
-    "sweep": scene(make_directory, _sweep),
-    "sweep-all": scene(make_directory, partial(_sweep, names=ALL)),
-    "sweep-nothing": scene(make_directory, partial(_sweep, names=("nothing", "sub/nothing"))),
-    "sweep-user": scene(make_directory, _sweep, USER),
-    "merge": scene(sweep_some, _restore),
-    "merge-taken": scene(write_over, _restore),
-    "merge-missing": scene(remove_inside, _restore),
-    "merge-whole": scene(remove_it, _restore, is_gapless=False),
-    "merge-inside": scene(remove_inside, partial(_restore, inside=b"sub/leaf")),
-    "merge-to": scene(sweep_some, partial(_restore, to="elsewhere")),
-    "merge-user": scene(write_over, _restore, USER),
-    "merge-by-root": scene(write_over, _restore, USER, 0),
-    "recover-sweep": scene(killed_after(make_directory, _sweep, "renameat2", 2), _recover),
-    "recover-merge": scene(killed_after(write_over, _restore, "renameat2", 2), _recover),
+    "sweep": scene(make_victim, _sweep),
+    "sweep-all": scene(make_victim, partial(_sweep, names=ALL)),
+    "sweep-nothing": scene(make_victim, partial(_sweep, names=("nothing", "sub/nothing"))),
+    "sweep-user": scene(make_victim, _sweep, USER),
+    "merge": scene(sweep_some, restore_it),
+    "merge-taken": scene(write_over, restore_it),
+    "merge-missing": scene(remove_inside, restore_it),
+    "merge-whole": scene(remove_it, restore_it, is_gapless=False),
+    "merge-inside": scene(remove_inside, partial(restore_it, inside=b"sub/leaf")),
+    "merge-to": scene(sweep_some, partial(restore_it, to="elsewhere")),
+    "merge-user": scene(write_over, restore_it, USER),
+    "merge-by-root": scene(write_over, restore_it, USER, 0),
+    "recover-sweep": scene(killed_after(make_victim, _sweep, "renameat2", 2), recover),
+    "recover-merge": scene(killed_after(write_over, restore_it, "renameat2", 2), recover),
 }
-
-
-def each_file_is_once(scene: Scene, volume: Path, before: Before) -> None:
-    settle(volume)
-    assert_nothing_lost(scene, volume, before)
 
 
 @pytest.mark.parametrize("name", SCENES)
 def test_each_file_is_once_after_a_kill_before_any_call(volume: Path, name: str) -> None:
-    hold_when_killed(SCENES[name], volume, partial(each_file_is_once, SCENES[name], volume))
+    hold_when_killed(SCENES[name], volume, partial(settle_without_loss, SCENES[name], volume))
 
 
 @pytest.mark.needs("loop")
 @pytest.mark.parametrize("name", ["sweep-all", "merge-taken"])
 def test_each_file_is_once_after_a_kill_before_any_call_on_ext4(name: str) -> None:
     with loop_volume("ext4", 16) as ext4:
-        hold_when_killed(SCENES[name], ext4, partial(each_file_is_once, SCENES[name], ext4))
+        hold_when_killed(SCENES[name], ext4, partial(settle_without_loss, SCENES[name], ext4))
 
 
 @pytest.mark.parametrize("name", ["sweep-all", "merge-taken"])
 def test_each_file_is_once_after_a_second_kill_in_recovery(volume: Path, name: str) -> None:
-    hold_when_killed_twice(SCENES[name], volume, partial(each_file_is_once, SCENES[name], volume))
+    hold_when_killed_twice(SCENES[name], volume, partial(settle_without_loss, SCENES[name], volume))
 
 
 def test_killed_sweep_is_completed_by_the_same_again(volume: Path) -> None:
     def law(before: Before) -> None:
         assert outcome(partial(_sweep, volume, Kernel(), names=ALL)) == WON
         assert os.listdir(home(volume)) == []
-        each_file_is_once(SCENES["sweep-all"], volume, before)
+        settle_without_loss(SCENES["sweep-all"], volume, before)
 
     hold_when_killed(SCENES["sweep-all"], volume, law)
 
@@ -147,7 +129,7 @@ def test_killed_restore_is_completed_by_the_same_again(volume: Path) -> None:
     def law(_before: Before) -> None:
         settle(volume)
         if orphans(volume):
-            assert outcome(partial(_restore, volume, Kernel())) == WON
+            assert outcome(partial(restore_it, volume, Kernel())) == WON
         assert sorted(path.name for path in home(volume).rglob("*")) == ["a", "b", "empty", "leaf", "sub"]
         settle(volume)
         assert orphans(volume) == []
@@ -164,7 +146,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(("name", "number"), FAULTS, ids=lambda value: errno.errorcode.get(value, value))
 def test_each_file_is_once_when_any_call_fails(volume: Path, name: str, number: int) -> None:
-    hold_when_failing(SCENES[name], volume, number, partial(each_file_is_once, SCENES[name], volume))
+    hold_when_failing(SCENES[name], volume, number, partial(settle_without_loss, SCENES[name], volume))
 
 
 RIVALS = {
@@ -181,7 +163,7 @@ def test_two_at_once_leave_each_file_once(volume: Path, name: str) -> None:
 
     def law(before: Before, of_first: int, of_second: int) -> None:
         assert {of_first, of_second} <= {WON, LOST}
-        each_file_is_once(first, volume, before)
+        settle_without_loss(first, volume, before)
 
     hold_when_stopped(first, volume, lambda: outcome(lambda: second.act(volume, Kernel())), law, moments=changing)
 
@@ -190,20 +172,20 @@ def test_two_at_once_leave_each_file_once(volume: Path, name: str) -> None:
 def test_recovery_leaves_a_living_one_alone(volume: Path, name: str) -> None:
     def law(before: Before, code: int, told: list[str]) -> None:
         assert (told, code) == ([], WON)
-        each_file_is_once(SCENES[name], volume, before)
+        settle_without_loss(SCENES[name], volume, before)
 
     hold_when_stopped(SCENES[name], volume, lambda: recover_all(volume), law, moments=changing)
 
 
 def test_hard_links_stay_links_of_one_file(volume: Path) -> None:
     def make_linked(path: Path) -> None:
-        make_directory(path)
+        make_victim(path)
         os.link(home(path) / "a", home(path) / "sub/again")
 
     linked = scene(make_linked, partial(_sweep, names=("a", "sub/leaf")))
 
     def law(before: Before) -> None:
-        each_file_is_once(linked, volume, before)
+        settle_without_loss(linked, volume, before)
         found = [place for place in (home(volume) / "a", *(tree / "a" for tree in orphans(volume))) if place.exists()]
         assert [one.stat().st_nlink for one in found] == [2]
 

@@ -29,13 +29,11 @@ from tests.support.crash_scenarios import (
     BROKEN,
     EVERY_CALL,
     Before,
-    Scene,
     assert_nothing_half_done,
-    assert_nothing_lost,
     changing,
     forbid_exchange,
     home,
-    settle,
+    settle_without_loss,
     write_volume,
 )
 from tests.support.store_calls import Before as StoreHook
@@ -90,16 +88,9 @@ def recover_elsewhere(volume: Path, kernel: Kernel | None = None) -> list[str]:
         return recover_all(volume, kernel)
 
 
-def nothing_is_lost(scene: Scene, volume: Path, before: Before) -> None:
-    if scene.is_gapless:
-        assert home(volume).is_dir(), "the name does not resolve (I1)"
-    settle(volume)
-    assert_nothing_lost(scene, volume, before)
-
-
 @pytest.mark.parametrize("name", VERBS)
 def test_nothing_is_lost_by_a_kill_before_any_call(volume: Path, name: str) -> None:
-    hold_when_killed(SCENES[name], volume, partial(nothing_is_lost, SCENES[name], volume))
+    hold_when_killed(SCENES[name], volume, partial(settle_without_loss, SCENES[name], volume))
 
 
 @pytest.mark.parametrize("name", TAKEN_OVER)
@@ -109,7 +100,7 @@ def test_what_a_dead_node_left_is_taken_over(volume: Path, name: str) -> None:
     def law(before: Before) -> None:
         recover_elsewhere(volume)
         assert_nothing_half_done(volume)
-        nothing_is_lost(scene, volume, before)
+        settle_without_loss(scene, volume, before)
 
     hold_when_killed(scene, volume, law)
 
@@ -127,7 +118,7 @@ def test_a_takeover_that_was_killed_is_taken_over_in_turn(volume: Path, name: st
             in_child(partial(scene.run, volume, DyingAt(n)))
             in_child(partial(recover_elsewhere, volume, Kernel(DyingAt(m))))
             recover_elsewhere(volume)
-            nothing_is_lost(scene, volume, before)
+            settle_without_loss(scene, volume, before)
 
 
 @pytest.mark.long
@@ -141,7 +132,7 @@ def test_nothing_is_lost_when_a_frozen_node_wakes_after_it_was_taken_over(
     def law(before: Before, code: int, _told: list[str]) -> None:
         assert code != BROKEN
         recover_elsewhere(volume)
-        nothing_is_lost(scene, volume, before)
+        settle_without_loss(scene, volume, before)
 
     hold_when_stopped(scene, volume, partial(recover_elsewhere, volume), law)
 
@@ -149,12 +140,7 @@ def test_nothing_is_lost_when_a_frozen_node_wakes_after_it_was_taken_over(
 @pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("name", TAKEN_OVER)
 def test_nothing_is_lost_when_any_call_fails(volume: Path, name: str, number: int) -> None:
-    scene = SCENES[name]
-
-    def law(before: Before) -> None:
-        nothing_is_lost(scene, volume, before)
-
-    hold_when_failing(scene, volume, number, law)
+    hold_when_failing(SCENES[name], volume, number, partial(settle_without_loss, SCENES[name], volume))
 
 
 class LosesAnAnswer(Kernel):
@@ -192,7 +178,7 @@ def test_nothing_is_lost_by_the_lost_answer_of_any_rename(volume: Path, name: st
         kernel = LosesAnAnswer(n, number)
         with suppress(TrashdError, OSError):
             scene.act(volume, kernel)
-        nothing_is_lost(scene, volume, before)
+        settle_without_loss(scene, volume, before)
         left, n = kernel.left, n + 1
     assert n > 3
 
@@ -211,7 +197,7 @@ def test_a_directory_that_a_restarted_server_made_is_ours_whatever_it_says(volum
     scene = SCENES[name]
     before = scene.set_up(volume)
     scene.act(volume, SaysExists())
-    nothing_is_lost(scene, volume, before)
+    settle_without_loss(scene, volume, before)
     assert_nothing_half_done(volume)
 
 
@@ -245,7 +231,6 @@ def test_a_name_that_an_empty_directory_got_stays_taken_whatever_is_said_of_it(
 
 @pytest.fixture
 def job(volume: Path) -> Iterator[Path]:
-    """A victim in a fresh store."""
     scene = SCENES["swap"]
     scene.set_up(volume)
     yield home(volume)

@@ -26,8 +26,6 @@ pytestmark = pytest.mark.timeout(0 if IS_SOAK else 120)
 
 
 class NoPointerFsync(NoRecordFsync):
-    """Does not flush pointers."""
-
     def fsync(self, fd: int) -> None:
         if b"/pointers/" in os.readlink(b"/proc/self/fd/%d" % fd):
             return

@@ -1,132 +1,62 @@
-"""The power-loss harness tells right from wrong: only correct code passes every crash state."""
+"""The power-loss harness: its states are what a log allows, each has a disk of its own, and nothing of it stays.
 
-import ctypes
-import enum
+That wrong code does not pass is for the controls of test_powerfail.py to show, which leave flushes out.
+"""
+
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.crash_states import Check, CrashState, Result, check_states, crash_states
+from tests.crash.powerfail_replay import BTRFS, EXT4, SIZE_MB, XFS
+from tests.support.crash_states import CrashState, check_states, crash_states
 from tests.support.foreground_mount import until
-from tests.support.write_log_disk import MOUNTED, Flush, Log, LoggedVolume, Mark, Write, logged_volume
+from tests.support.write_log_disk import MOUNTED, Flush, Log, Mark, Write, logged_volume
 
-REPO = Path(__file__).resolve().parents[2]
-SIZE_MB = {"ext4": 64, "xfs": 300, "btrfs": 128}
 N_ROUNDS = 2
-FILE_SIZE_BYTES = 3000
 FILES = ("f0", "f1", "f2")
-AT_FDCWD, RENAME_EXCHANGE = -100, 2
-
-on_each_fs = pytest.mark.parametrize(
-    "fstype",
-    [
-        pytest.param("ext4", marks=pytest.mark.needs("root", "loop", "fuse")),
-        pytest.param("xfs", marks=pytest.mark.needs("root", "loop", "fuse", "xfs")),
-        pytest.param("btrfs", marks=pytest.mark.needs("root", "loop", "fuse", "btrfs")),
-    ],
-)
-
-libc = ctypes.CDLL(None, use_errno=True)
+CONTENT = b"x" * 3000
 
 
-class Variant(enum.Enum):
-    CORRECT = enum.auto()
-    NO_PARENT_FSYNC = enum.auto()
-    NO_FILE_FSYNC = enum.auto()
-    THREE_RENAMES = enum.auto()
-
-
-def fsync_dir(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def exchange(one: Path, other: Path) -> None:
-    if libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
-        raise OSError(ctypes.get_errno(), "renameat2")
-
-
-def exchange_by_renames(one: Path, other: Path) -> None:
-    """What must not be done: between the first and the second rename, `one` is missing."""
-    spare = one.with_name(one.name + ".spare")
-    for source, destination in ((one, spare), (other, one), (spare, other)):
-        source.rename(destination)
-        fsync_dir(one.parent)
-
-
-def make_dir(path: Path, letter: str, *, fsync_files: bool) -> None:
+def make_dir(path: Path) -> None:
+    """A directory with files, all of it durable."""
     path.mkdir()
     for name in FILES:
-        fd = os.open(path / name, os.O_CREAT | os.O_WRONLY, 0o600)
-        try:
-            os.write(fd, letter.encode() * FILE_SIZE_BYTES)
-            if fsync_files:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-    fsync_dir(path)
+        (path / name).write_bytes(CONTENT)
+        fsync(path / name)
+    fsync(path)
+    fsync(path.parent)
 
 
-def run_workload(volume: LoggedVolume, variant: Variant) -> None:
-    """Rounds of: make live<k> (A) and trash<k> (B), exchange them; each step durable before its mark."""
-    root = volume.mountpoint
-    for k in range(N_ROUNDS):
-        live, trash = root / f"live{k}", root / f"trash{k}"
-        for path, letter in ((live, "A"), (trash, "B")):
-            make_dir(path, letter, fsync_files=variant is not Variant.NO_FILE_FSYNC)
-        fsync_dir(root)
-        volume.mark(f"made {k}")
-        volume.mark(f"start {k}")
-        if variant is Variant.THREE_RENAMES:
-            exchange_by_renames(live, trash)
-        else:
-            exchange(live, trash)
-        if variant is not Variant.NO_PARENT_FSYNC:
-            fsync_dir(root)
-        volume.mark(f"durable {k}")
-
-
-def read_letter(path: Path) -> str:
-    """A or B: a directory with all files, each whole; else what is wrong with it."""
-    contents = set()
-    for name in FILES:
-        try:
-            contents.add((path / name).read_bytes())
-        except FileNotFoundError:
-            return "missing"
-    if any(len(content) != FILE_SIZE_BYTES for content in contents):
-        return "short"
-    return contents.pop()[:1].decode() if len(contents) == 1 else "mixed"
-
-
-def check_exchanges(root: Path, marks: Sequence[str]) -> str | None:
-    for k in range(N_ROUNDS):
-        if f"made {k}" not in marks:
-            break
-        found = (read_letter(root / f"live{k}"), read_letter(root / f"trash{k}"))
-        if f"durable {k}" in marks:
-            allowed = {("B", "A")}
-        elif f"start {k}" in marks:
-            allowed = {("A", "B"), ("B", "A")}
-        else:
-            allowed = {("A", "B")}
-        if found not in allowed:
-            return f"round {k} is {found[0]}/{found[1]}"
-    return None
-
-
-def replay(fstype: str, variant: Variant, check: Check = check_exchanges, *, stop_after: int | None = None) -> Result:
+def logged_rounds(fstype: str) -> Log:
     with logged_volume(fstype, SIZE_MB[fstype]) as volume:
-        run_workload(volume, variant)
-        log = volume.stop()
-    return check_states(log, fstype, check, n_torn=4, fsck_stride=5, stop_after=stop_after)
+        for k in range(N_ROUNDS):
+            make_dir(volume.mountpoint / f"made{k}")
+            volume.mark(f"made{k}")
+        return volume.stop()
+
+
+def check_and_write(root: Path, marks: Sequence[str]) -> str | None:
+    """What was marked is whole; and there is something in the disk that no other state may show."""
+    if (root / "left").exists():
+        return "left by the state before"
+    make_dir(root / "left")
+    made = [root / name / file for name in marks if name.startswith("made") for file in FILES]
+    return None if all(path.read_bytes() == CONTENT for path in made) else "short"
+
+
+def tell_marks(_root: Path, marks: Sequence[str]) -> str:
+    return " ".join(marks)
 
 
 def backing_filesystems() -> list[str]:
@@ -135,9 +65,9 @@ def backing_filesystems() -> list[str]:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
 
-@on_each_fs
-def test_correct_code_passes_every_crash_state(fstype: str) -> None:
-    result = replay(fstype, Variant.CORRECT)
+@pytest.mark.parametrize("fstype", [EXT4, XFS, BTRFS])
+def test_states_do_not_see_what_the_check_of_another_wrote(fstype: str) -> None:
+    result = check_states(logged_rounds(fstype), fstype, check_and_write, n_torn=4, fsck_stride=5)
     assert not result.failures, str(result)
     assert result.n_by_kind["flush"] > 2 * N_ROUNDS, str(result)
     assert result.n_by_kind["lost"] >= N_ROUNDS, str(result)
@@ -145,59 +75,12 @@ def test_correct_code_passes_every_crash_state(fstype: str) -> None:
     assert result.n_fscks > N_ROUNDS, str(result)
 
 
-@on_each_fs
-def test_exchange_without_parent_fsync_is_not_durable(fstype: str) -> None:
-    result = replay(fstype, Variant.NO_PARENT_FSYNC, stop_after=1)
-    [failure] = result.failures
-    assert failure.text in [f"round {k} is A/B" for k in range(N_ROUNDS)], str(result)  # there may be a sync meanwhile
-
-
-@on_each_fs
-def test_files_without_fsync_are_short(fstype: str) -> None:
-    result = replay(fstype, Variant.NO_FILE_FSYNC, stop_after=1)
-    [failure] = result.failures
-    found = failure.text.rpartition(" ")[2].split("/")
-    assert "short" in found, str(result)
-    assert set(found) <= {"short", "A", "B"}, str(result)  # whole is what was synced meanwhile
-
-
-@on_each_fs
-def test_three_renames_leave_the_name_missing(fstype: str) -> None:
-    result = replay(fstype, Variant.THREE_RENAMES, stop_after=1)
-    assert ["is missing/" in failure.text for failure in result.failures] == [True], str(result)
-
-
-@on_each_fs
-def test_states_do_not_see_what_the_check_of_another_wrote(fstype: str) -> None:
-    def check_and_write(root: Path, _: Sequence[str]) -> str | None:
-        left = root / "left"
-        if left.exists():
-            return "left by the state before"
-        make_dir(left, "L", fsync_files=True)
-        return None
-
-    result = replay(fstype, Variant.CORRECT, check_and_write)
-    assert not result.failures, str(result)
-
-
 @pytest.mark.needs("root", "loop", "fuse")
 def test_two_processes_check_the_same_states_as_one() -> None:
-    with logged_volume("ext4", SIZE_MB["ext4"]) as volume:
-        run_workload(volume, Variant.NO_PARENT_FSYNC)
-        log = volume.stop()
-    one = check_states(log, "ext4", check_exchanges)
-    two = check_states(log, "ext4", check_exchanges, n_processes=2)
+    log = logged_rounds("ext4")
+    one, two = (check_states(log, "ext4", tell_marks, n_processes=n) for n in (0, 2))
     assert one.n_by_kind == two.n_by_kind
-    assert sorted(map(str, one.failures)) == sorted(map(str, two.failures))
-
-
-@pytest.mark.needs("root", "loop", "fuse")
-def test_child_process_marks_by_its_environment() -> None:
-    with logged_volume("ext4", SIZE_MB["ext4"]) as volume:
-        command = [sys.executable, "-c", "from tests.support.write_log_disk import mark; mark('from a child')"]
-        subprocess.run(command, check=True, cwd=REPO, env={**os.environ, **volume.child_env})
-        log = volume.stop()
-    assert Mark("from a child") in log.events
+    assert sorted(map(str, one.failures)) == sorted(map(str, two.failures)) != []
 
 
 @pytest.mark.needs("root", "loop", "fuse")

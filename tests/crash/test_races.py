@@ -20,12 +20,13 @@ from tests.support.crash_scenarios import (
     outcome,
     places,
     settle,
+    settle_without_loss,
     user_folders,
 )
 from tests.support.make_trees import snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import full, tmpfs_volume
-from tests.support.store_calls import own, recover_all, swap
+from tests.support.store_calls import recover_all, swap, use
 from tests.support.verb_scenarios import (
     ADOPT,
     KEEP,
@@ -157,8 +158,7 @@ def test_recovery_never_takes_what_a_living_command_holds(volume: Path, name: st
         held, told, left = found
         assert (told, code) == ([], WON)
         assert set(held) <= set(left)
-        settle(volume)
-        assert_nothing_lost(scene, volume, before)
+        settle_without_loss(scene, volume, before)
 
     hold_when_stopped(scene, volume, recover, law)
 
@@ -168,16 +168,9 @@ def test_recovery_never_takes_the_reserve_that_a_living_swap_uses(volume: Path) 
 
     def law(before: Before, code: int, _told: list[str]) -> None:
         assert code == WON
-        settle(volume)
-        assert_nothing_lost(scene, volume, before)
+        settle_without_loss(scene, volume, before)
 
     hold_when_stopped(scene, volume, lambda: recover_all(volume), law, within=full)
-
-
-def use(volume: Path) -> None:
-    """Any command of the caller: the folder is found, or made."""
-    with own(volume):
-        pass
 
 
 @pytest.mark.long
@@ -187,7 +180,6 @@ def test_two_first_commands_of_a_user_share_one_folder(volume: Path) -> None:
     def law(before: Before, code: int, _none: None) -> None:
         assert code == WON
         assert sorted(path.name for path in user_folders(volume)) == ["0", str(USER)]
-        settle(volume)
-        assert_nothing_lost(scene, volume, before)
+        settle_without_loss(scene, volume, before)
 
     hold_when_stopped(scene, volume, lambda: as_user(USER, lambda: use(volume)), law)

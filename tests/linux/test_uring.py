@@ -18,6 +18,7 @@ from tests.support.seccomp import printed_without_uring
 pytestmark = pytest.mark.needs("uring")
 
 N_ENTRIES = 8
+NOP = 0
 LIMIT_S = 10.0
 
 
@@ -89,3 +90,11 @@ def test_without_io_uring_there_is_no_ring() -> None:
         "from fusefs.linux.io_uring import IoUring\ntry: IoUring(8, 1)\nexcept OSError as error: print(error.errno)"
     )
     assert int(done) == errno.EPERM
+
+
+def test_a_full_queue_takes_no_more_and_loses_nothing(ring: IoUring) -> None:
+    for token in range(N_ENTRIES):
+        ring.submit(NOP, -1, token, address=0)
+    with pytest.raises(OSError, match=os.strerror(errno.EBUSY)):
+        ring.submit(NOP, -1, N_ENTRIES, address=0)
+    assert results(ring, N_ENTRIES) == dict.fromkeys(range(N_ENTRIES), 0)

@@ -58,7 +58,7 @@ def test_few_fds_list_many_entries_and_little_is_left_when_they_are_forgotten(mo
     Python's memory comes in pieces, of which now more, now fewer are given back, and other tests have the machine drop
     its caches in the middle of a round: what is kept is kept each time, and no round ends as an earlier one did.
     """
-    before = status_of(mounted.pid, "RssAnon")
+    before = int(status_of(mounted.pid)["RssAnon"][0])
     rounds = [_memory_full_and_after(mounted)]
     n_bytes = (rounds[0][0] - before) * 1024 / N_ENTRIES
     print(f"{n_bytes:.0f} bytes of memory for an entry that the kernel knows")
@@ -80,10 +80,10 @@ def _memory_full_and_after(mounted: Mounted) -> tuple[int, int]:
             assert entry.stat(follow_symlinks=False).st_size == 0
     assert len(names) == N_ENTRIES
     assert mounted.n_fds() < N_FDS
-    full = status_of(mounted.pid, "RssAnon")
+    full = int(status_of(mounted.pid)["RssAnon"][0])
     assert mounted.settles()
     assert until(lambda: n_nodes(mounted) == 1)
-    return full, status_of(mounted.pid, "RssAnon")
+    return full, int(status_of(mounted.pid)["RssAnon"][0])
 
 
 def test_few_fds_walk_many_directories(mounted: Mounted) -> None:

@@ -123,7 +123,7 @@ def test_a_mount_over_itself_is_found(bench: Path) -> None:
 def test_people_get_a_line_for_each(bench: Path) -> None:
     mount(bench / "source", bench / "target", "-o", "without=kept-links")
     _head, *lines = done_well("mount", "--explain", bench / "target").out.splitlines()
-    assert [line.split()[0] for line in lines] == NAMES
+    assert [line.split()[0] for line in lines[: len(NAMES)]] == NAMES
     assert ["kept-links", "off", "without=kept-links"] in [line.split() for line in lines]
 
 

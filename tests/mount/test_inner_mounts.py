@@ -56,7 +56,7 @@ def source_directory() -> Iterator[Path]:
 def served(how: str = "shared", *, expect_end: bool = False) -> Iterator[Place]:
     with (
         source_directory() as source,
-        trashd_mount(source, options=HOW[how], limit_s=90, expect_end=expect_end) as mounted,
+        trashd_mount(source, options=[*HOW[how], "backing=local"], limit_s=90, expect_end=expect_end) as mounted,
     ):
         yield Place(mounted, source / "inner")
 

@@ -217,15 +217,19 @@ def test_requests_of_all_workers_are_answered_again_and_again(place: Path) -> No
 def test_ten_thousand_requests_leave_nothing_behind(source: Path) -> None:
     with trashd_mount(source, limit_s=LIMIT_S) as mounted:
         ask_for_missing_names(mounted.path, N_REQUESTS)
-        n_threads, n_fds, firsts = status_of(mounted.pid, "Threads"), mounted.n_fds(), count(N_REQUESTS, N_REQUESTS)
+        n_threads, n_fds, firsts = (
+            int(status_of(mounted.pid)["Threads"][0]),
+            mounted.n_fds(),
+            count(N_REQUESTS, N_REQUESTS),
+        )
 
         def grows_by_kib() -> int:
-            before_kib = status_of(mounted.pid, "RssAnon")
+            before_kib = int(status_of(mounted.pid)["RssAnon"][0])
             ask_for_missing_names(mounted.path, N_REQUESTS, next(firsts))
-            return status_of(mounted.pid, "RssAnon") - before_kib
+            return int(status_of(mounted.pid)["RssAnon"][0]) - before_kib
 
         assert until(lambda: grows_by_kib() * 1024 < MIB)  # what is left behind would be each time
-        assert status_of(mounted.pid, "Threads") <= n_threads
+        assert int(status_of(mounted.pid)["Threads"][0]) <= n_threads
         assert mounted.n_fds() <= n_fds
 
 

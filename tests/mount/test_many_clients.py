@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -19,13 +20,16 @@ import pytest
 from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.file_leases import write_lease
 from tests.support.foreground_mount import Mounted, trashd_mount, until
-from tests.support.real_filesystems import tmpfs_volume
+from tests.support.fsfreeze import frozen
+from tests.support.open_files import waits_in_the_kernel
+from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse", "fuse_uring"), pytest.mark.rests_on("direct-requests", "uring")]
 
 N_PROCESSES, N_THREADS = 8, 125
 N_CLIENTS = N_PROCESSES * N_THREADS
 STACK_BYTES = 128 << 10
+STORM_S = 4.0
 
 HOW = {"native core": ("uring=on",), "without it": ("uring=on", "without=native-core")}
 
@@ -134,3 +138,59 @@ def test_what_comes_at_once_for_all_entries_of_a_core_is_answered(place: Place) 
     finally:
         os.kill(place.mounted.pid, signal.SIGCONT)
     in_time(partial(on_one_core, partial(others_work, place)))
+
+
+def looks_and_syncs(place: Place, until_s: float) -> None:
+    """A thread in twelve waits for the disk, and another thread answers that; the others are answered at once."""
+    number, n = threading.get_native_id(), 0
+    with (place.mounted.path / f"synced-{number}").open("wb") as file:
+        while time.monotonic() < until_s:
+            n += 1
+            if number % 12:
+                with suppress(FileNotFoundError):
+                    os.lstat(place.mounted.path / f"missing-{number}-{n}")
+            else:
+                os.fsync(file.fileno())
+
+
+def test_no_answer_is_lost_where_a_ring_is_full_of_them_and_its_thread_is_woken(place: Place) -> None:
+    """More entries in a ring than it has room for answers to, and answers by other threads meanwhile."""
+    with (
+        write_lease(place.behind / "leased") as give_up,
+        a_thousand(place, place.leased.read_bytes) as pids,
+    ):
+        give_up()
+        assert {ends(pid) for pid in pids} == {0}
+    each = partial(on_one_core, partial(by_threads, partial(looks_and_syncs, place, time.monotonic() + STORM_S)))
+    with clients([each] * 2) as pids:
+        assert {ends(pid) for pid in pids} == {0}
+    in_time(partial(on_one_core, partial(others_work, place)))
+
+
+@pytest.mark.needs("loop")
+@pytest.mark.parametrize("how", HOW)
+def test_who_waits_for_a_frozen_disk_keeps_nobody_of_that_core_waiting_after_many_waited(how: str) -> None:
+    with loop_volume("ext4", 64) as volume:
+        source = volume / "source"
+        for name in ("one", "two", "three", "another"):
+            (source / name).mkdir(parents=True)
+        (source / "leased").write_bytes(b"content")
+        files = [source / f"another/file-{number}" for number in range(40)]
+        for file in files:
+            file.touch()
+        with trashd_mount(source, options=["coherence=exclusive", *HOW[how]], limit_s=90) as mounted:
+            place = Place(mounted, source)
+            with write_lease(source / "leased") as give_up, a_thousand(place, place.leased.read_bytes) as pids:
+                give_up()
+                assert {ends(pid) for pid in pids} == {0}
+            for name in ("one", "two", "three", "another"):
+                (mounted.path / name).stat()
+            makes = [partial(on_one_core, (mounted.path / name / "new").mkdir) for name in ("one", "two", "three")]
+            with frozen(source) as thaw, clients(makes) as makers:
+                assert until(lambda: all(map(waits_in_the_kernel, makers)), LIMIT_S)
+                looks = [partial(on_one_core, (mounted.path / "another" / file.name).stat) for file in files]
+                with clients(looks) as lookers:
+                    assert {ends(pid) for pid in lookers} == {0}
+                assert not any(map(is_ended, makers))
+                thaw()
+                assert {ends(pid) for pid in makers} == {0}

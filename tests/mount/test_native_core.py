@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -217,3 +219,43 @@ def test_who_was_told_estale_is_left_to_python_which_holds_what_he_finds(both: B
     assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is None
     both.vfs.retries.remove(os.getpid())
     assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is not None
+
+
+UNENDED_LISTS = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <string.h>
+
+long syscall(long number, ...) {
+    long a[6];
+    va_list all;
+    va_start(all, number);
+    for (int at = 0; at < 6; at++)
+        a[at] = va_arg(all, long);
+    va_end(all);
+    if (number == 465 && a[4] == 4096) { /* listxattrat(2), as the core calls it */
+        memset((char *)a[3], 'x', 4096);
+        memcpy((char *)a[3], "security.selinux\0user.a", 24);
+        return 4096;
+    }
+    return ((long (*)(long, ...))dlsym(RTLD_NEXT, "syscall"))(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+"""
+ASKS_FOR_A_LIST = f"""
+from tests.support.native_requests import asked_core
+from fusefs.core.fuse_protocol import Opcode
+
+with asked_core(is_shared=False) as (core, kernel, vfs, path):
+    print(core.asked(Opcode.LISTXATTR, {_ROOM_OF.pack(ROOM, 0)!r}, b"", {ROOT}))
+"""
+
+
+def test_a_list_of_xattrs_that_lacks_its_last_nul_is_read_to_its_end_and_left_to_python(tmp_path: Path) -> None:
+    """The kernel's own filesystems end their lists; one from elsewhere, below a daemon of root's, may not."""
+    code, library = tmp_path / "unended.c", tmp_path / "unended.so"
+    code.write_text(UNENDED_LISTS)
+    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", library, code], check=True)
+    env = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": os.getcwd()}
+    done = subprocess.run([sys.executable, "-c", ASKS_FOR_A_LIST], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "None\n", done

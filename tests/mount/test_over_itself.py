@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.errors import DaemonGone
 from tests.support.background_mounts import RUNTIME, backing_of, daemon_of, ended, mount, our_mount
+from tests.support.open_files import errno_of
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import bind_mount, mounts
-from tests.support.trashd_command import done_well, trashd
+from tests.support.trashd_command import TRASHD, done_well, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -123,3 +125,62 @@ def test_a_read_only_mount_says_so_to_who_swaps(bench: Path, has_store: bool) ->
     mount(bench / "source", "-o", "ro")
     done = trashd("swap", bench / "source/job")
     assert (done.code, "mounted read-only" in done.err) == (11, True), done.err
+
+
+def killed(mount_point: Path) -> None:
+    pid_fd = os.pidfd_open(daemon_of(mount_point))
+    os.kill(daemon_of(mount_point), signal.SIGKILL)
+    ended(pid_fd)
+
+
+def test_after_a_crash_an_orphan_is_listed_by_the_path_that_users_know(bench: Path) -> None:
+    (bench / "source/job").mkdir()
+    mount(bench / "source")
+    done_well("swap", bench / "source/job")
+    killed(bench / "source")
+    origin = str(bench / "source/job")
+    (listed,) = done_well("list", "--path", f"{bench}/source/*", "--json").objects()
+    assert listed["origin"] == origin
+    (row,) = [line for line in done_well("list").out.splitlines() if listed["id"][-6:] in line]
+    assert row.endswith(f" {origin}")
+    mount("--replace", bench / "source")
+    done_well("restore", origin)
+    assert (bench / "source/job").is_dir()
+
+
+def test_after_a_crash_a_swap_and_doctor_name_the_dead_daemon_and_what_brings_it_back(bench: Path) -> None:
+    (bench / "source/job").mkdir()
+    mount(bench / "source")
+    killed(bench / "source")
+    told = trashd("doctor", "--json").objects()
+    assert [one["hint"] for one in told if one["where"] == str(bench / "source")] == [DaemonGone.hint]
+    for done in (trashd("swap", bench / "source/job"), trashd("doctor", bench / "source")):
+        assert done.code == 6
+        assert "Transport endpoint is not connected" in done.err
+        assert "trashd mount --replace" in done.err
+        assert ".trashd/drop" not in done.err
+    run = run_as(USER, [TRASHD, "swap", bench / "source/job"])
+    assert run.returncode == 6
+    assert b"trashd mount --replace" in run.stderr
+
+
+@pytest.mark.rests_on("passthrough")
+@pytest.mark.needs("passthrough")
+def test_after_a_crash_an_open_file_can_be_read_and_written_and_little_else(bench: Path) -> None:
+    mount(bench / "source")
+    fd = os.open(bench / "source/file", os.O_RDWR)
+    os.fstat(fd)
+    killed(bench / "source")
+    assert os.read(fd, 100) == b"content"
+    assert os.write(fd, b"more") == len(b"more")
+    assert os.lseek(fd, 0, os.SEEK_SET) == 0
+    fails: dict[str, Callable[[], object]] = {
+        "fstat": lambda: os.fstat(fd),
+        "fsync": lambda: os.fsync(fd),
+        "ftruncate": lambda: os.ftruncate(fd, 1),
+        "lseek": lambda: os.lseek(fd, 0, os.SEEK_END),
+        "close": lambda: os.close(fd),  # the first of this mount: the file is closed all the same
+    }
+    assert {name: errno_of(act) for name, act in fails.items()} == dict.fromkeys(fails, errno.ENOTCONN)
+    mount("--replace", bench / "source")
+    assert (bench / "source/file").read_bytes() == b"contentmore"

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.trashd_command import trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -144,8 +145,12 @@ def test_directories_that_are_known_take_nothing_from_anybody(mount: Mounted) ->
         assert_others_get_theirs(mount, fds)
 
 
-def test_what_one_user_may_have_is_told_when_it_is_mounted_if_it_is_less_than_his_own_limit(mount: Mounted) -> None:
-    said = mount.log.read_text()
+def test_what_one_user_may_have_is_printed_by_explain_and_by_doctor_if_the_limit_is_low(mount: Mounted) -> None:
+    explained = trashd("mount", "--explain", mount.path).out
+    (doctored,) = [told for told in trashd("doctor", "--json").objects() if told["where"] == str(mount.path)]
+    assert "files open" not in mount.log.read_text()
     with holding(mount) as fds:
         most = take(mount, HOG, one_of_many, fds)
-    assert any(f"one user at most {n}, though a single program may have {N_FDS}" in said for n in (most, most - 1))
+    for text in (explained, doctored["what"]):
+        assert any(f"fewer than {N_FDS} files open, and one user at most {n}" in text for n in (most, most - 1))
+    assert "LimitNOFILE=" in doctored["hint"]

@@ -161,14 +161,14 @@ def test_more_clients_than_workers_hang_and_nothing_piles_up() -> None:
         pid = slow.mounted.pid
         work(slow.top / "free")
         (slow.top / "stuck").lstat()  # all may come in, and look further
-        before_kib = status_of(pid, "RssAnon")
+        before_kib = int(status_of(pid)["RssAnon"][0])
         slow.volume.hang("stuck")
         with clients([crowd(slow.top, N_CLIENTS)]) as pids:
             slow.volume.wait_until_hung()
             assert until(lambda: int((slow.mounted.fuse.connection / "waiting").read_text()) >= N_CLIENTS, LIMIT_S)
-            assert status_of(pid, "Threads") < N_THREADS_MOST
+            assert int(status_of(pid)["Threads"][0]) < N_THREADS_MOST
             assert len(os.listdir(f"/proc/{pid}/fd")) < N_FDS_MOST
-            assert status_of(pid, "RssAnon") - before_kib < N_CLIENTS * KIB_A_CLIENT
+            assert int(status_of(pid)["RssAnon"][0]) - before_kib < N_CLIENTS * KIB_A_CLIENT
             slow.volume.go_on()
             assert {ends(client) for client in pids} == {errno.ENOENT}
         in_time(lambda: work(slow.top / "stuck"))

@@ -17,6 +17,7 @@ from tests.support.open_files import held
 from tests.support.other_users import as_user, run_as
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_calls import ENTRIES, assert_silent, entries, init, raw, recover_all, swap
+from tests.support.transports import by_ring
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -48,6 +49,18 @@ def test_the_root_s_listing_has_it_only_if_it_shall(mount: Mounted) -> None:
         init(path / "source")
         with trashd_mount(path / "source", options=["show_trash"]) as showing:
             assert os.listdir(showing.path) == [".trashd"]
+
+
+@pytest.mark.parametrize("words", [(), by_ring(("uring=on",))], ids=["device", "ring"])
+def test_users_own_stores_are_left_out_too_and_nothing_else_that_begins_so(words: tuple[str, ...]) -> None:
+    stores = (".trashd-0", ".trashd-1000", ".trashd-1000.0123456789ab", ".trashd-4294967294", ".trashd.new-1")
+    others = (".trashd-01", ".trashd-1000.0123", ".trashd-4294967295", ".trashd-keep", ".trashd2", "plain")
+    with tmpfs_volume() as path:
+        for name in (*stores, *others):
+            (path / "source" / name).mkdir(parents=True)
+        with trashd_mount(path / "source", options=["coherence=exclusive", *words]) as mounted:
+            assert sorted(os.listdir(mounted.path)) == sorted(others)
+            assert all((mounted.path / name).is_dir() for name in stores)
 
 
 def test_what_a_store_makes_behind_the_mount_is_seen_at_once(mount: Mounted) -> None:

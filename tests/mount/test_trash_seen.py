@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.core.lifecycle import State
+from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import HOME
 from fusefs.store.discover import discover
@@ -259,10 +260,10 @@ def test_a_store_made_further_down_is_there_for_who_had_listed_its_directory(pla
 def test_a_store_made_in_vain_is_gone_for_who_had_seen_it(place: Place) -> None:
     kernel, path = Kernel(), raw(place.home())
     shown = open_shown(kernel, path)
-    make_store(kernel, shown, path).__exit__()
+    make_store(kernel, shown, path, STORE).__exit__()
     place.look()
     with open_shown(kernel, path) as base:
-        unmake_store(kernel, base, path)
+        unmake_store(kernel, base, path, STORE)
     assert os.listdir(place.home()) == []
     place.assert_seen()
 

@@ -60,7 +60,7 @@ def test_drop_leads_to_the_users_own_folder(bench: Path) -> None:
     target = bench / "target"
     trashd("init", target)
     as_user(USER, lambda: str(make_tree(target / "job", {"a": "x"})))
-    done = run_as(USER, ["mv", target / "job", target / ".trashd/drop/"])
+    done = run_as(USER, ["mv", target / "job", target / f".trashd-{USER}/drop/"])
     assert (done.returncode, done.stderr) == (0, b"")
     [entry] = told("list", "--json", "--volume", bench / "source")
     assert (entry["method"], entry["uid"]) == ("dropped", USER)

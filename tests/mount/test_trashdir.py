@@ -18,13 +18,14 @@ from fusefs.linux.kernel import Kernel
 from fusefs.mount.tree.trashd_dir import (
     DropLinks,
     drop_of,
+    hides_stores,
     is_below,
     is_drop,
-    is_hidden,
     prepare_store,
     user_of,
     zone_in,
 )
+from fusefs.store.layout import is_stores_own
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
@@ -57,18 +58,18 @@ def test_the_store_and_all_in_it_is_below() -> None:
     assert all(is_below(nodes, node) for node in inside)
 
 
-@pytest.mark.parametrize("name", [STORE, b".trashd.new-1"], ids=["made", "being made"])
+@pytest.mark.parametrize("name", [STORE, b".trashd-1000", b".trashd.new-1"], ids=["made", "a user's", "being made"])
 def test_a_store_further_down_is_below_too(name: bytes) -> None:
     nodes, [_root, home, *inside] = table(b"home", name, b"u")
     assert not is_below(nodes, home)
     assert all(is_below(nodes, node) for node in inside)
 
 
-@pytest.mark.parametrize("name", [b".trashd2", b"trashd", b".trash", b".trashd-new"])
+@pytest.mark.parametrize("name", [b".trashd2", b"trashd", b".trash", b".trashd-new", b".trashd-1000.0123"])
 def test_what_is_only_called_like_it_is_not(name: bytes) -> None:
-    nodes, [root, *inside] = table(name, b"u")
+    nodes, [_root, *inside] = table(name, b"u")
     assert not any(is_below(nodes, node) for node in inside)
-    assert not is_hidden(root, name, shows_trash=False)
+    assert not is_stores_own(name)
 
 
 def test_a_tree_that_moves_out_of_the_store_is_below_no_more() -> None:
@@ -80,10 +81,9 @@ def test_a_tree_that_moves_out_of_the_store_is_below_no_more() -> None:
 
 def test_only_the_root_hides_it_and_only_unless_it_shall_be_shown() -> None:
     _nodes, [root, home] = table(b"home")
-    assert is_hidden(root, STORE, shows_trash=False)
-    assert not is_hidden(root, STORE, shows_trash=True)
-    assert not is_hidden(root, b"home", shows_trash=False)
-    assert not is_hidden(home, STORE, shows_trash=False)
+    assert hides_stores(root, shows_trash=False)
+    assert not hides_stores(root, shows_trash=True)
+    assert not hides_stores(home, shows_trash=False)
 
 
 def test_the_link_is_at_the_root_s_store_alone() -> None:

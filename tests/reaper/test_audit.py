@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fusefs.core.events import Event, EventKind
 from fusefs.service.event_outlets import Audit, log_event
-from tests.support.real_filesystems import tmpfs_volume
+from tests.support.real_filesystems import full
 from tests.unit.test_events import EVENTS
 
 
@@ -88,42 +88,23 @@ def test_the_log_is_made_with_its_directory_and_not_for_everybody(tmp_path: Path
         assert (tmp_path / "a" / "b" / "audit.log").stat().st_mode & 0o007 == 0
 
 
-@pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
-def test_what_is_no_file_is_refused(log: Path, kind: str) -> None:
-    match kind:
-        case "link":
-            log.symlink_to("elsewhere")
-        case "fifo":
-            os.mkfifo(log)
-        case _:
-            log.mkdir()
+@pytest.mark.parametrize("make", [lambda log: log.symlink_to("elsewhere"), os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused(log: Path, make: Callable[[Path], object]) -> None:
+    make(log)
     with pytest.raises(OSError, match="audit"):
         Audit(os.fsencode(log))
     assert not log.with_name("elsewhere").exists()
 
 
-@pytest.fixture
-def full() -> Iterator[Path]:
-    """A volume on which a few lines have place, once `ballast` is away."""
-    with tmpfs_volume("64k") as path:
-        yield path
-
-
 @pytest.mark.needs("root")
 @pytest.mark.allows_warnings
-def test_a_full_disk_costs_lines_and_is_told_once(full: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log, ballast = full / "audit.log", full / "ballast"
+def test_a_full_disk_costs_lines_and_is_told_once(volume: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = volume / "audit.log"
     with audit(log) as write:
         write(reaped(0))
-        with open(ballast, "wb", buffering=0) as file:
-            while True:
-                try:
-                    file.write(b"x" * 4096)
-                except OSError:
-                    break
-        for n in range(1, 100):
-            write(reaped(n))
-        ballast.unlink()
+        with full(volume, inodes=False):
+            for n in range(1, 100):
+                write(reaped(n))
         write(reaped(100))
     whole, cut = [], []
     for line in log.read_bytes().splitlines():

@@ -18,6 +18,7 @@ from fusefs.core.report import Reaped
 from tests.support.make_trees import Dir, File, Spec, deep_chain, make_tree, remove_tree_hard, snapshot
 from tests.support.many_files import bulky_tree, fill, roomy_volume
 from tests.support.other_users import as_user
+from tests.support.proc_stat import status_of
 from tests.support.reap_failures import assert_quarantined, left_in, reasons
 from tests.support.reap_process import Reaping, start_reap, state_of
 from tests.support.store_calls import assert_silent, place, reap_now, swap
@@ -29,7 +30,6 @@ USER, OTHER = 1000, 1001
 
 
 def by_himself(volume: Path, identifier: str) -> Reaped:
-    """The user's own command."""
     return as_user(USER, partial(reap_now, volume, identifier))
 
 
@@ -37,11 +37,7 @@ by_both = pytest.mark.parametrize("reap", [by_himself, reap_now], ids=["himself"
 Reap = Callable[[Path, str], Reaped]
 
 
-def nothing(_path: Path) -> None:
-    """Leave it as it is."""
-
-
-def orphan_with(volume: Path, name: str, spec: Spec | Dir, more: Callable[[Path], None] = nothing) -> str:
+def orphan_with(volume: Path, name: str, spec: Spec | Dir, more: Callable[[Path], object] = bool) -> str:
     """The id of a user's orphan, in which root had made something, and done more there; the user filled the rest."""
     home = make_tree(volume / "home", Dir(owner=(USER, USER)))
     job = home / "job"
@@ -177,8 +173,7 @@ def his_processes(reaping: Reaping) -> list[int]:
     found = []
     for pid in reaping.workers():
         with suppress(OSError):
-            status = Path(f"/proc/{pid}/status").read_text().split("\n")
-            field = {name: value.split() for name, _, value in (line.partition(":") for line in status)}
+            field = status_of(pid)
             if field["Uid"][0] == str(USER):
                 found.append((int(field["PPid"][0]) != reaping.pid, pid))
     return [pid for _, pid in sorted(found)]

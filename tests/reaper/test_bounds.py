@@ -23,12 +23,10 @@ MAX_KIB = 64 << 10
 
 
 def chain(path: Path) -> None:
-    """As deep as wide."""
     deep_chain(path, 20_000)
 
 
 def flat(path: Path) -> None:
-    """One directory."""
     fill(path, 200_000)
 
 
@@ -42,8 +40,6 @@ def long(path: Path) -> None:
 
 
 def wide(path: Path) -> None:
-    """Directories beside each other, one file in each."""
-    path.mkdir()
     for i in range(20_000):
         fill(path / f"{i}", 1)
 

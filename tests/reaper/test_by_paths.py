@@ -24,7 +24,7 @@ from tests.support.nested_directories import make_chain
 from tests.support.ranks_here import job_here
 from tests.support.real_filesystems import bind_mount
 from tests.support.reap_process import state_of
-from tests.support.store_calls import assert_silent, own, place, swap
+from tests.support.store_calls import own, place, swap
 from tests.support.team_trees import (
     ALICE,
     DEEP,
@@ -32,11 +32,10 @@ from tests.support.team_trees import (
     TEAM,
     THESIS,
     make_project,
-    move_in,
     reap_as,
+    reap_with_thesis,
     swap_as,
     team_volume,
-    way_into,
 )
 
 pytestmark = pytest.mark.needs("root")
@@ -52,15 +51,12 @@ WISHES = (
 
 @pytest.fixture
 def team() -> Iterator[Path]:
-    """The team's volume."""
     with team_volume() as path:
         yield path
-        assert_silent(path)
 
 
 @pytest.fixture(params=WISHES, ids=["fast", "by threads", "in small slices"])
 def wishes(request: pytest.FixtureRequest) -> RemovalWishes:
-    """Ranks, and what a slice may do."""
     given: RemovalWishes = request.param
     return given
 
@@ -92,11 +88,7 @@ def test_a_chain_longer_than_any_path_goes(volume: Path) -> None:
 
 
 def test_what_a_mate_moved_into_an_orphan_is_kept(team: Path, wishes: RemovalWishes) -> None:
-    project = make_project(team)
-    with way_into(project / "job/in") as fd:
-        identifier = swap_as(ALICE, project / "job")
-        move_in(project / "results", fd)
-        reaped = reap_as(ALICE, team, identifier, wishes)
+    identifier, reaped = reap_with_thesis(team, wishes=wishes)
     assert (place(team, identifier) / "tree/in" / DEEP).read_bytes() == THESIS
     assert [failure.name for failure in reaped.report.failures if failure.call == CAME_IN] == [b"tree/in"]
     assert state_of(team, identifier) is State.QUARANTINE

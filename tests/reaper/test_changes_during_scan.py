@@ -9,6 +9,7 @@ import pytest
 
 from fusefs.core.record import Method
 from fusefs.linux.clocks import clocks_ns
+from fusefs.service.child_answers import ChildAnswers
 from fusefs.service.messages import Page, ReadRecords, SeenContainer
 from fusefs.service.user_state import UserState
 from tests.reaper.test_user import BASE, looked_at, new_intake, new_user, part_of
@@ -31,32 +32,27 @@ def told_of_it(*, is_claimed: bool = False) -> Page:
     return Page(BASE, [seen], "", 1, 0)
 
 
-def test_an_orphan_that_leaves_while_it_is_looked_at_is_not_due() -> None:
-    user, intake = new_user(), new_intake()
+def left_while_looked_at() -> tuple[UserState, ChildAnswers, ReadRecords]:
+    """A user whose orphan left while a child had the order to look at it."""
+    user = new_user()
     looked_at(user)
     order = look_at_it(user)
     part_of(user).leaves(ONE)
-    intake.take(user, order, told_of_it())
-    assert user.due_at_s() == float("inf")
+    return user, new_intake(), order
+
+
+@pytest.mark.parametrize("is_claimed", [False, True], ids=["gone", "claimed and parked"])
+def test_an_orphan_that_leaves_while_it_is_looked_at_is_due_only_if_it_was_claimed(is_claimed: bool) -> None:
+    user, intake, order = left_while_looked_at()
+    intake.take(user, order, told_of_it(is_claimed=is_claimed))
+    assert (user.due_at_s() < float("inf")) is is_claimed
 
 
 def test_an_orphan_that_leaves_and_comes_back_is_looked_at_again() -> None:
-    user, intake = new_user(), new_intake()
-    looked_at(user)
-    order = look_at_it(user)
-    part_of(user).leaves(ONE)
+    user, intake, order = left_while_looked_at()
     again = look_at_it(user)
     intake.take(user, order, told_of_it())
     intake.take(user, again, told_of_it())
-    assert user.due_at_s() < float("inf")
-
-
-def test_an_orphan_that_was_claimed_and_parked_is_due() -> None:
-    user, intake = new_user(), new_intake()
-    looked_at(user)
-    order = look_at_it(user)
-    part_of(user).leaves(ONE)
-    intake.take(user, order, told_of_it(is_claimed=True))
     assert user.due_at_s() < float("inf")
 
 

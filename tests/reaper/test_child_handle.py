@@ -39,8 +39,10 @@ from fusefs.service.messages import (
 from fusefs.service.open_volume import open_volume
 from tests.support.many_files import fill
 from tests.support.other_users import as_user
+from tests.support.proc_stat import status_of
 from tests.support.small_orphans import EXPIRED, OTHER, ids, orphan_in, orphan_of
 from tests.support.store_calls import place, swap
+from tests.support.volume_under_service import is_begun
 
 pytestmark = pytest.mark.needs("root")
 
@@ -69,14 +71,7 @@ async def deputy_of(uid: int, volume: Path, limit_s: float = LIMIT_S) -> AsyncIt
 
 
 async def all_answers(child_handle: ChildHandle, order: Order) -> list[Answer]:
-    """All that it answers to an order."""
     return [answer async for answer in child_handle.answers(order)]
-
-
-def status_of(pid: int) -> dict[str, str]:
-    """What /proc tells of a process."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -85,14 +80,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.sleep(0.005)
 
 
-def is_large_begun(volume: Path, identifier: str, n_files: int) -> bool:
-    """Whether some of a flat directory is gone."""
-    trees = list(volume.glob(f".trashd/u/*/reaping/{identifier}/tree"))
-    return bool(trees) and len(os.listdir(trees[0])) < n_files
-
-
 def large_in(volume: Path, n_files: int = 5000) -> str:
-    """The id of a large orphan of root's."""
     return str(swap(fill(volume / "large", n_files), options=EXPIRED).id)
 
 
@@ -101,46 +89,41 @@ def reap(volume: Path, *identifiers: str) -> Reap:
     return Reap(os.fsencode(volume), [DueContainer(identifier, 0) for identifier in identifiers])
 
 
+def answers_to(volume: Path, *orders: Order) -> list[Answer]:
+    """What root's child on a volume answers to these, one after the other."""
+
+    async def body() -> list[Answer]:
+        async with deputy_of(0, volume) as child_handle:
+            return [answer for order in orders for answer in await all_answers(child_handle, order)]
+
+    return trio.run(body)
+
+
 def test_child_has_one_users_rights_and_no_more(volume: Path) -> None:
+    """Its user can neither read nor write its memory."""
     orphan_of(OTHER, volume, EXPIRED)
 
-    async def body() -> dict[str, str]:
+    async def body() -> dict[str, list[str]]:
         async with deputy_of(OTHER, volume) as child_handle:
             await all_answers(child_handle, Tend())
             assert os.sched_getscheduler(child_handle.pid) == IDLE_POLICY
             # A process that is not dumpable has files in /proc that belong to root.
             assert Path(f"/proc/{child_handle.pid}/environ").stat().st_uid == 0
+            trace = [sys.executable, "-c", f"open('/proc/{child_handle.pid}/mem', 'rb')"]
+            assert as_user(OTHER, lambda: subprocess.run(trace, stderr=subprocess.DEVNULL, check=False).returncode)
             return status_of(child_handle.pid)
 
     told = trio.run(body)
-    assert told["Uid"].split() == [str(OTHER)] * 4
-    assert {*told["Gid"].split(), *told["Groups"].split()}.isdisjoint({"0"})
-    assert {told[key] for key in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
-    assert told["NoNewPrivs"] == "1"
-
-
-def test_user_can_not_read_or_write_the_memory_of_his_child(volume: Path) -> None:
-    orphan_of(OTHER, volume, EXPIRED)
-
-    async def body() -> int:
-        async with deputy_of(OTHER, volume) as child_handle:
-            await all_answers(child_handle, Tend())
-            trace = [sys.executable, "-c", f"open('/proc/{child_handle.pid}/mem', 'rb')"]
-            return as_user(OTHER, lambda: subprocess.run(trace, stderr=subprocess.DEVNULL, check=False).returncode)
-
-    assert trio.run(body) != 0
+    assert told["Uid"] == [str(OTHER)] * 4
+    assert {*told["Gid"], *told["Groups"]}.isdisjoint({"0"})
+    assert {told[key][0] for key in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+    assert told["NoNewPrivs"] == ["1"]
 
 
 def test_orders_are_answered_one_after_the_other(volume: Path) -> None:
     orphan = orphan_in(volume, options=EXPIRED)
-
-    async def body() -> list[Answer]:
-        async with deputy_of(0, volume) as child_handle:
-            answers = await all_answers(child_handle, Tend())
-            answers += await all_answers(child_handle, ReadRecords(os.fsencode(volume)))
-            return answers + await all_answers(child_handle, reap(volume, orphan.id))
-
-    tended, page, ended = trio.run(body)
+    orders = Tend(), ReadRecords(os.fsencode(volume)), reap(volume, orphan.id)
+    tended, page, ended = answers_to(volume, *orders)
     assert isinstance(tended, Tended)
     assert (tended.bases, tended.problems) == ([os.fsencode(volume)], [])
     assert isinstance(page, Page)
@@ -157,27 +140,16 @@ def test_orders_are_answered_one_after_the_other(volume: Path) -> None:
 def test_what_is_gone_by_now_is_told(volume: Path) -> None:
     orphan = orphan_in(volume, options=EXPIRED)
     here = place(volume, orphan.id)
-
-    async def body() -> list[Answer]:
-        async with deputy_of(0, volume) as child_handle:
-            aside = here.rename(volume / "aside")
-            answers = await all_answers(child_handle, reap(volume, orphan.id))
-            aside.rename(here)
-            return answers
-
-    (ended,) = trio.run(body)
+    aside = here.rename(volume / "aside")
+    (ended,) = answers_to(volume, reap(volume, orphan.id))
+    aside.rename(here)
     assert isinstance(ended, OrphanEnded)
     assert ended.lost == "gone"
 
 
 def test_another_term_than_the_service_knows_is_respected(volume: Path) -> None:
     orphan = orphan_in(volume)
-
-    async def body() -> list[Answer]:
-        async with deputy_of(0, volume) as child_handle:
-            return await all_answers(child_handle, reap(volume, orphan.id))
-
-    (ended,) = trio.run(body)
+    (ended,) = answers_to(volume, reap(volume, orphan.id))
     assert isinstance(ended, OrphanEnded)
     assert ended.lost == "changed"
     assert ids(volume) == {orphan.id}
@@ -205,7 +177,7 @@ def test_parked_it_leaves_the_orphan_where_it_is_and_the_next_one_goes_on(volume
 
             child_handle.lead(SLOW)
             nursery.start_soon(reap_both)
-            await until(lambda: is_large_begun(volume, large, 5000))
+            await until(lambda: is_begun(volume, large, 5000))
             child_handle.park()
         async with deputy_of(0, volume) as child_handle:
             return parked, await all_answers(child_handle, reap(volume, large))
@@ -234,7 +206,7 @@ def test_held_it_does_nothing_and_goes_on_where_it_was(volume: Path) -> None:
             await until(lambda: any(volume.glob(f".trashd/u/*/reaping/{large}/tree")))
             beats = child_handle.sums
             await until(lambda: child_handle.sums is not beats)  # it lives, and has looked at its tempo
-            assert not is_large_begun(volume, large, 5000)
+            assert not is_begun(volume, large, 5000)
             child_handle.lead(AT_ONCE)
         return answers
 
@@ -252,7 +224,7 @@ def lost_after(volume: Path, harm: Callable[[ChildHandle], Awaitable[None]]) -> 
             child_handle.lead(SLOW)
 
             async def do() -> None:
-                await until(lambda: is_large_begun(volume, large, 5000))
+                await until(lambda: is_begun(volume, large, 5000))
                 await harm(child_handle)
 
             nursery.start_soon(do)
@@ -268,25 +240,23 @@ def lost_after(volume: Path, harm: Callable[[ChildHandle], Awaitable[None]]) -> 
 
 
 async def kill(child_handle: ChildHandle) -> None:
-    """kill -9."""
     os.kill(child_handle.pid, signal.SIGKILL)
 
 
 async def stop(child_handle: ChildHandle) -> None:
     """SIGSTOP, and what the service does every now and then."""
     os.kill(child_handle.pid, signal.SIGSTOP)
-    await until(lambda: status_of(child_handle.pid)["State"].startswith("T"))  # on a busy machine not at once
+    await until(lambda: status_of(child_handle.pid)["State"][0] == "T")  # on a busy machine not at once
     while Path(f"/proc/{child_handle.pid}").exists():
         await trio.sleep(SILENT_S)
         child_handle.look_after()
 
 
-def test_killed_child_is_told_as_lost(volume: Path) -> None:
-    assert lost_after(volume, kill) == "its process ended"
-
-
-def test_stopped_child_is_killed(volume: Path) -> None:
-    assert lost_after(volume, stop) == "it was stopped"
+@pytest.mark.parametrize(("harm", "why"), [(kill, "its process ended"), (stop, "it was stopped")])
+def test_child_that_is_killed_or_stopped_is_told_as_lost(
+    volume: Path, harm: Callable[[ChildHandle], Awaitable[None]], why: str
+) -> None:
+    assert lost_after(volume, harm) == why
 
 
 def lost_with(order: Order, *, says: bytes = b"", looks_after: bool = False) -> str:
@@ -320,7 +290,7 @@ async def look_after(child_handle: ChildHandle, theirs: socket.socket) -> None:
     while True:
         await trio.sleep(SILENT_S)
         child_handle.look_after()
-        if status_of(child_handle.pid)["State"].startswith("Z"):
+        if status_of(child_handle.pid)["State"][0] == "Z":
             theirs.shutdown(socket.SHUT_WR)
             return
 

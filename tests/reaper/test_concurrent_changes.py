@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -28,21 +28,12 @@ from tests.support.reap_process import (
     state_of,
 )
 from tests.support.store_calls import place, reap_now, swap
+from tests.support.team_trees import way_into
 
 pytestmark = pytest.mark.needs("root")
 
 ENDED = (DONE, QUARANTINED)
 N_FILES = 60
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """An fd of a directory, which follows it wherever it is moved."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def same_names(path: Path) -> Path:
@@ -52,7 +43,6 @@ def same_names(path: Path) -> Path:
 
 
 def finish(volume: Path, identifier: str) -> None:
-    """No process is at it any more: what was quarantined can be reaped now."""
     if state_of(volume, identifier) is not None:
         assert reap_now(volume, identifier).report.failures == ()
     assert state_of(volume, identifier) is None
@@ -76,7 +66,6 @@ def to_canary(volume: Path, depth: int, n: int) -> Path:
 def test_link_exchanged_for_a_directory_all_the_time_leads_nowhere(volume: Path, depth: str) -> None:
     make_tree(volume / "canary", {})
     for name in ("p", "q"):
-        (volume / "canary" / name).mkdir()
         same_names(volume / "canary" / name / "sub")
         fill(volume / "canary" / name, N_FILES)
     before = snapshot(volume / "canary", with_times=True)
@@ -89,7 +78,7 @@ def test_link_exchanged_for_a_directory_all_the_time_leads_nowhere(volume: Path,
                 same_names(job / f"{i}" / name / "sub")
             link = os.fsdecode(pair(depth, i)[1])
             (job / link).symlink_to(to_canary(volume, 1 + link.count("/"), i) / ("" if depth == "parent" else "p"))
-        with opened(job) as job_fd:
+        with way_into(job) as job_fd:
             identifier = swap(job).id
 
             def exchange(i: int, job_fd: int = job_fd) -> None:
@@ -114,7 +103,7 @@ def test_link_exchanged_for_the_whole_tree_all_the_time_leads_nowhere(volume: Pa
     before = snapshot(volume / "canary", with_times=True)
     for n in range(30):
         identifier = swap(same_names(volume / f"job-{n}")).id
-        with opened(place(volume, identifier)) as container:
+        with way_into(place(volume, identifier)) as container:
             os.symlink(to_canary(volume, 0, n), "aside", dir_fd=container)
 
             def exchange(_i: int, container: int = container) -> None:
@@ -135,20 +124,15 @@ def test_link_exchanged_for_the_whole_tree_all_the_time_leads_nowhere(volume: Pa
         finish(volume, identifier)
 
 
-@pytest.mark.parametrize("kind", ["link", "file", "fifo"])
-def test_what_somebody_planted_where_deep_directories_go_leads_nowhere(volume: Path, kind: str) -> None:
+@pytest.mark.parametrize("plant", [lambda planted: planted.symlink_to("../" * 5 + "canary"), Path.touch, os.mkfifo])
+def test_what_somebody_planted_where_deep_directories_go_leads_nowhere(
+    volume: Path, plant: Callable[[Path], object]
+) -> None:
     same_names(volume / "canary")
     before = snapshot(volume / "canary", with_times=True)
     job = deep_chain(volume / "job", 500)
     identifier = swap(job).id
-    planted = place(volume, identifier) / "hoisted"
-    match kind:
-        case "link":
-            planted.symlink_to(to_canary(volume, 0, 0))
-        case "file":
-            planted.write_text("mine")
-        case _:
-            os.mkfifo(planted)
+    plant(place(volume, identifier) / "hoisted")
     assert code_of(lambda: reap_now(volume, identifier)) in ENDED
     assert snapshot(volume / "canary", with_times=True) == before
     if state_of(volume, identifier) is not None:
@@ -164,7 +148,7 @@ def test_files_that_are_made_while_it_is_reaped_are_removed_too(volume: Path) ->
     for n in range(20):
         job = make_tree(volume / f"job-{n}", {})
         fill(job / "sub", 2000)
-        with opened(job / "sub") as sub:
+        with way_into(job / "sub") as sub:
             identifier = swap(job).id
 
             def make(i: int, sub: int = sub) -> None:
@@ -197,7 +181,7 @@ def test_writers_who_never_stop_do_not_make_a_reap_endless(volume: Path, kind: s
     for n in range(10):
         job = make_tree(volume / f"job-{n}", {"other": {}})
         fill(job / "sub", 2000)
-        with opened(job / "sub") as sub:
+        with way_into(job / "sub") as sub:
             identifier = swap(job).id
             with beside(make), beside(make):
                 reaped = reap_now(volume, identifier)
@@ -212,7 +196,6 @@ def test_writers_who_never_stop_do_not_make_a_reap_endless(volume: Path, kind: s
 
 
 def open_directories(reaping: Reaping) -> set[int]:
-    """The inode numbers of all directories that its processes have open."""
     inos = set()
     for pid in reaping.processes():
         for fd in Path(f"/proc/{pid}/fd").iterdir():
@@ -262,7 +245,7 @@ def test_directories_moved_out_and_in_all_the_time_lead_nowhere_else(volume: Pat
             # What a `..` from a moved directory would find
             same_names(outside / f"{i}")
         before = snapshot(outside)
-        with opened(job) as job_fd, opened(outside) as outside_fd:
+        with way_into(job) as job_fd, way_into(outside) as outside_fd:
             identifier = swap(job).id
 
             def move(i: int, job_fd: int = job_fd, outside_fd: int = outside_fd) -> None:
@@ -289,7 +272,7 @@ def test_what_was_moved_out_is_left_alone_once_the_reap_has_ended(volume: Path) 
     for n in range(10):
         job = bulky_tree(volume / f"job-{n}", 10, 100, 10)
         outside = make_tree(volume / f"outside-{n}", {})
-        with opened(job) as job_fd, opened(outside) as outside_fd:
+        with way_into(job) as job_fd, way_into(outside) as outside_fd:
             identifier = swap(job).id
 
             def move(i: int, job_fd: int = job_fd, outside_fd: int = outside_fd) -> None:

@@ -30,23 +30,14 @@ from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.remove_slice import SliceRemover
 from tests.support.background_workers import EndsWorkers
 from tests.support.file_leases import is_broken_into
+from tests.support.many_files import fill
 from tests.support.real_filesystems import loop_volume, sync
 from tests.support.reap_process import all_given, empty_container
 from tests.support.small_orphans import ids
-from tests.support.store_calls import in_child, init, own, swap
+from tests.support.store_calls import Before, Counting, in_child, init, own, swap
 from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root")
-
-
-def fill(path: Path, n_files: int) -> Path:
-    """A directory with that many empty files."""
-    path.mkdir(parents=True)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    for number in range(n_files):
-        os.mknod(b"f%d" % number, 0o600, dir_fd=fd)
-    os.close(fd)
-    return path
 
 
 IN_PARTS = ConstantSpeed(Speed(entries_per_s=100_000))
@@ -55,7 +46,6 @@ IN_PARTS = ConstantSpeed(Speed(entries_per_s=100_000))
 
 @contextmanager
 def container(parent: Path) -> Iterator[tuple[Path, Fd]]:
-    """A container outside of any store: its directory and fd."""
     path = parent / "container"
     path.mkdir()
     (path / "record.json").touch()
@@ -64,7 +54,6 @@ def container(parent: Path) -> Iterator[tuple[Path, Fd]]:
 
 
 def remover_of(container: Fd, strategy: Strategy) -> SliceRemover:
-    """What removes slices of a container."""
     kernel = Kernel()
     given, inner_stores = all_given(kernel, container), InnerStores(kernel, container)
     return SliceRemover(
@@ -195,7 +184,6 @@ def test_no_worker_outlives_its_reaper(volume: Path) -> None:
 
 
 def children() -> set[str]:
-    """Our child processes."""
     return {pid for task in os.listdir("/proc/self/task") for pid in read_children(task)}
 
 
@@ -283,18 +271,7 @@ def test_pace_in_bytes_counts_what_is_freed() -> None:
         assert os.listdir(path) == ["record.json"]
 
 
-class Noting:
-    """A hook that keeps the calls which change a file's content."""
-
-    def __init__(self) -> None:
-        self.truncated = 0
-
-    def __call__(self, call: str) -> None:
-        self.truncated += call == "truncate"
-
-
 def large(path: Path, n_steps: int = 3) -> Path:
-    """A file that is cut in that many steps."""
     with path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, (n_steps - 1) * CUT_BYTES + (1 << 20))
     return path
@@ -309,9 +286,9 @@ def test_large_file_is_cut_in_steps_when_paced() -> None:
         (path / "tree").mkdir()
         size = large(path / "tree/large").stat().st_size
         (path / "tree/small").write_text("x")
-        hook = Noting()
+        hook = Counting()
         report = empty_container(Kernel(hook), fd, PACED)
-        assert (hook.truncated, report.removed, report.n_failed) == (3, 3, 0)
+        assert (hook.calls.count("truncate"), report.removed, report.n_failed) == (3, 3, 0)
         assert report.n_bytes == pytest.approx(size, abs=1 << 16)
         assert os.listdir(path) == ["record.json"]
 
@@ -319,9 +296,9 @@ def test_large_file_is_cut_in_steps_when_paced() -> None:
 def test_large_file_is_not_cut_when_nothing_is_limited() -> None:
     with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
         large(path / "tree")
-        hook = Noting()
+        hook = Counting()
         assert empty_container(Kernel(hook), fd, RemovalWishes(n_workers=1)).removed == 1
-        assert hook.truncated == 0
+        assert hook.calls.count("truncate") == 0
 
 
 def test_large_file_with_a_link_outside_keeps_its_content() -> None:
@@ -339,10 +316,7 @@ def test_large_file_that_gets_a_link_at_the_last_moment_keeps_its_content() -> N
         large(path / "tree")
         before = os.stat(path / "tree")
 
-        def link(call: str) -> None:
-            if call == "unlink" and not (volume / "outside").exists():
-                os.link(path / "tree", volume / "outside")
-
+        link = Before("unlink", lambda: os.link(path / "tree", volume / "outside"))
         empty_container(Kernel(link), fd, PACED)
         after = os.stat(volume / "outside")
         assert (after.st_size, after.st_blocks) == (before.st_size, before.st_blocks)
@@ -363,13 +337,13 @@ def test_large_file_whose_mode_forbids_writing_is_cut_for_its_owner() -> None:
         large(path / "tree").chmod(0o400)
         for owned in (path, path / "tree", path / "record.json"):
             os.chown(owned, 1000, 1000)
-        hook = Noting()
+        hook = Counting()
 
         def as_owner() -> None:
             os.setresgid(1000, 1000, 1000)
             os.setresuid(1000, 1000, 1000)
             empty_container(Kernel(hook), fd, PACED)
-            assert hook.truncated == 3
+            assert hook.calls.count("truncate") == 3
 
         assert in_child(as_owner) == 0
         assert os.listdir(path) == ["record.json"]
@@ -382,10 +356,8 @@ def test_opener_who_waits_for_the_lease_finds_the_content_whole() -> None:
         read, write = os.pipe()
         opener = 0
 
-        def open_it(call: str) -> None:
+        def open_it() -> None:
             nonlocal opener
-            if call != "unlink" or opener:
-                return
             opener = os.fork()
             if opener == 0:
                 os.closerange(write + 1, 1000)  # an inherited fd would keep the lease
@@ -396,7 +368,7 @@ def test_opener_who_waits_for_the_lease_finds_the_content_whole() -> None:
                 time.sleep(0.001)
 
         st = os.stat(path / "tree")
-        empty_container(Kernel(open_it), fd, PACED)
+        empty_container(Kernel(Before("unlink", open_it)), fd, PACED)
         assert int(os.read(read, 100)) == st.st_size
         os.waitpid(opener, 0)
         os.close(read)
@@ -410,9 +382,9 @@ def test_large_file_is_left_whole_where_there_are_no_leases(monkeypatch: pytest.
     monkeypatch.setattr(fcntl, "fcntl", refuse)
     with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
         large(path / "tree")
-        hook = Noting()
+        hook = Counting()
         report = empty_container(Kernel(hook), fd, PACED)
-        assert (hook.truncated, report.removed) == (0, 1)
+        assert (hook.calls.count("truncate"), report.removed) == (0, 1)
 
 
 # Slices

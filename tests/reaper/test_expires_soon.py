@@ -10,7 +10,6 @@ import pytest
 from fusefs.store.stage import SwapOptions
 from tests.support.service_process import QUICK, configure, service
 from tests.support.small_orphans import orphan_in, orphan_of
-from tests.support.store_calls import assert_silent
 from tests.support.trashd_command import done_well
 from tests.support.volume_under_service import outwait
 
@@ -44,7 +43,6 @@ def test_a_hook_is_told_whose_orphan_expires_soon_and_when(base: Path, volume: P
         ((event, uid, container, seconds),) = told(base)
         assert (event, uid, container) == ("expires-soon", str(ALICE), identifier)
         assert TERM_S - 600 < float(seconds) <= TERM_S - 2
-    assert_silent(volume)
 
 
 @pytest.mark.parametrize("ends", ["stop", "kill"])
@@ -63,7 +61,6 @@ def test_it_is_told_once_whatever_restarts_the_service(base: Path, volume: Path,
         second = orphan_in(volume, "second", SOON).id
         running.until(lambda: len(told(base)) > 1)
     assert [line[2] for line in told(base)] == [first, second]
-    assert_silent(volume)
 
 
 def test_what_was_due_to_be_told_while_no_service_ran_is_told_by_the_next(base: Path, volume: Path) -> None:
@@ -74,7 +71,6 @@ def test_what_was_due_to_be_told_while_no_service_ran_is_told_by_the_next(base: 
     with service(base, volume, config=hooked(base, TERM_S - 1)) as running:
         running.until(lambda: told(base))
     assert [line[2] for line in told(base)] == [identifier]
-    assert_silent(volume)
 
 
 def test_who_keeps_it_for_longer_is_told_before_that_end(base: Path, volume: Path) -> None:
@@ -84,7 +80,6 @@ def test_who_keeps_it_for_longer_is_told_before_that_end(base: Path, volume: Pat
         done_well("keep", "--for", f"{TERM_S + 3}s", "--volume", volume, identifier)
         running.until(lambda: len(told(base)) > 1)
     assert [line[2] for line in told(base)] == [identifier] * 2
-    assert_silent(volume)
 
 
 def test_of_what_is_kept_no_longer_than_that_nothing_is_told(base: Path, volume: Path) -> None:
@@ -94,7 +89,6 @@ def test_of_what_is_kept_no_longer_than_that_nothing_is_told(base: Path, volume:
         running.until(lambda: told(base))
         outwait(running, volume)
     assert [line[2] for line in told(base)] == [last]
-    assert_silent(volume)
 
 
 def test_nobody_is_told_who_did_not_ask(base: Path, volume: Path) -> None:
@@ -106,4 +100,3 @@ def test_nobody_is_told_who_did_not_ask(base: Path, volume: Path) -> None:
         outwait(running, volume)
         second = orphan_in(volume, "second", SwapOptions(retention_s=TERM_S + 1)).id
         running.until(lambda: second in {line[2] for line in told(base)})
-    assert_silent(volume)

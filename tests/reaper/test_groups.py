@@ -37,15 +37,21 @@ def open_dir(path: Path) -> Fd:
 
 
 @pytest.fixture
-def groups(volume: Path) -> Iterator[AllocationGroups]:
-    """The groups of the volume."""
-    with open_dir(volume) as root, AllocationGroups(Kernel(), group_shift(Kernel(), root)) as groups:
+def shift(volume: Path) -> int:
+    with open_dir(volume) as root:
+        found = group_shift(Kernel(), root)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def groups(shift: int) -> Iterator[AllocationGroups]:
+    with AllocationGroups(Kernel(), shift) as groups:
         yield groups
 
 
 @pytest.fixture
 def directories(volume: Path) -> Iterator[list[Fd]]:
-    """More directories than there are groups."""
     with ExitStack() as owned:
         found = []
         for number in range(3 * N_GROUPS):
@@ -54,9 +60,7 @@ def directories(volume: Path) -> Iterator[list[Fd]]:
         yield found
 
 
-def test_group_is_what_the_filesystems_own_tool_says(volume: Path, directories: list[Fd]) -> None:
-    shift = group_shift(Kernel(), directories[0])
-    assert shift is not None
+def test_group_is_what_the_filesystems_own_tool_says(volume: Path, directories: list[Fd], shift: int) -> None:
     for fd in directories:
         ino = os.fstat(fd).st_ino
         assert xfs_db(volume, f"convert inode {ino} agno").split()[0] == hex(ino >> shift)
@@ -97,10 +101,8 @@ def other(groups: AllocationGroups, directories: list[Fd]) -> Iterator[int]:
 
 
 def test_group_is_crowded_for_the_others_until_who_is_in_it_dies(
-    groups: AllocationGroups, directories: list[Fd], other: int
+    groups: AllocationGroups, directories: list[Fd], other: int, shift: int
 ) -> None:
-    shift = group_shift(Kernel(), directories[0])
-    assert shift is not None
     numbers = [os.fstat(fd).st_ino >> shift for fd in directories]
     assert [groups.is_crowded(fd) for fd in directories] == [number == numbers[0] for number in numbers]
     os.kill(other, signal.SIGKILL)
@@ -114,10 +116,7 @@ def test_only_so_many_directories_are_passed_over_in_a_row(groups: AllocationGro
     assert 1 < passed_over.index(False) < 10
 
 
-def test_workers_whose_directories_are_all_in_one_group_come_to_an_end(volume: Path) -> None:
-    with open_dir(volume) as root:
-        shift = group_shift(Kernel(), root)
-    assert shift is not None
+def test_workers_whose_directories_are_all_in_one_group_come_to_an_end(volume: Path, shift: int) -> None:
     tree = make_tree_of(volume, 200)
     for directory in list(tree.iterdir()):
         if directory.stat().st_ino >> shift:
@@ -134,9 +133,7 @@ def test_workers_in_all_groups_remove_what_one_would(volume: Path) -> None:
 
 
 def make_tree_of(volume: Path, n_directories: int) -> Path:
-    """The tree of a container, with a chance number of files in each directory."""
     random = Random("groups")
-    (volume / "container" / "tree").mkdir(parents=True)
     for number in range(n_directories):
         fill(volume / "container" / "tree" / str(number), random.randrange(40))
     return volume / "container" / "tree"

@@ -83,7 +83,6 @@ def test_a_users_file_is_that_users_alone_and_goes_with_the_last_orphan(tmp_path
 
 
 def _taken(shared: Shared, uid: int, name: str, n_mib: int) -> str:
-    """An orphan of a user's."""
     home = shared.home(uid)
     make_tree(home / name, {"file": bytes(n_mib * MIB)})
     return str(swapped(home / name)["id"])
@@ -106,7 +105,6 @@ def test_each_user_is_told_of_his_own_and_root_of_all(shared: Shared) -> None:
     (counted,) = done_well("du", "--json", ids[ALICE], "--volume", volume).objects()
     of_alice = {"uid": ALICE, "n_bytes": counted["n_bytes"], "n_unknown": 0}
     with shared.served() as service:
-        service.wait_ready()
         unknown = {"uid": MALLORY, "n_bytes": 0, "n_unknown": 1}
         service.until(lambda: _held(volume) == [of_alice, unknown])
         assert as_user(ALICE, partial(_held, volume)) == [of_alice]
@@ -133,7 +131,6 @@ def test_a_size_that_a_user_wrote_has_no_orphan_of_anothers_go(shared: Shared) -
     text["size"]["n_bytes"] = 1 << 62
     record.write_text(json.dumps(text))
     with shared.served('[defaults]\npaced = false\nminimum_age = "0s"\nquota = { bytes = "1G" }\n') as service:
-        service.wait_ready()
         service.until(lambda: {one["n_unknown"] for one in _held(volume)} == {0})  # Alice's is measured
         service.until_phase(volume, VolumePhase.IDLE)
     found = {one["id"]: one["size"]["n_bytes"] for one in done_well("list", "--json", "--volume", volume).objects()}
@@ -148,7 +145,6 @@ def test_a_size_that_a_user_wrote_has_no_orphan_of_anothers_go(shared: Shared) -
 def test_what_is_counted_for_a_quota_is_noted_for_everybody(shared: Shared) -> None:
     identifier = as_user(ALICE, partial(_taken, shared, ALICE, "job", 2))
     with shared.served('[defaults]\npaced = false\nquota = { bytes = "1G" }\n') as service:
-        service.wait_ready()
 
         def size() -> Any:
             (one,) = done_well("list", "--json", "--volume", shared.volume).objects()

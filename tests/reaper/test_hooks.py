@@ -17,6 +17,7 @@ import trio.testing
 
 from fusefs.core.config import HooksConfig
 from fusefs.core.events import Event, EventKind
+from fusefs.linux.subuid import Subordinates, SubuidRange
 from fusefs.service.hooks import HookCounts, HookRunner
 
 REAPED = Event(EventKind.REAPED, 1, b"/v", 1000, "an-id", b"/v/\n\xff job", 7, 4096, 1.5)
@@ -81,7 +82,6 @@ def output(script: str, event: Event = REAPED, user: str = "nobody") -> str:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process ends, or has."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -244,6 +244,48 @@ def test_hooks_that_are_far_behind_cost_events_and_that_is_told_once(caplog: pyt
     assert runner.tally == HookCounts(0, 0, 3)
     (record,) = caplog.records
     assert "more are dropped" in record.getMessage()
+
+
+def ran_of(monkeypatch: pytest.MonkeyPatch, *uids: int | None) -> list[int | None]:
+    """Whose events of many had hooks, in the order in which these ran, one at a time."""
+    monkeypatch.setattr("fusefs.service.hooks._AT_ONCE", 1)
+
+    async def main() -> list[logging.LogRecord]:
+        runner = HookRunner(HooksConfig(on_reaped=("/bin/true",)))
+        with listening(len(uids)) as told, trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                for uid in uids:
+                    runner(REAPED._replace(uid=uid))
+                nursery.start_soon(runner.run)
+                await told.enough.wait()
+                nursery.cancel_scope.cancel()
+        return told.records
+
+    fields = [vars(record)["fields"] for record in trio.run(main)]
+    return [int(one["TRASHD_UID"]) if one.get("TRASHD_UID") else None for one in fields]
+
+
+def test_each_users_events_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    flood = [1002] * 12
+    ran = ran_of(monkeypatch, *flood, 1001, 1001, None)
+    assert ran[:6] == [1002, 1001, None, 1002, 1001, 1002]
+
+
+def test_subordinate_uids_have_one_turn_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    subordinates = Subordinates([SubuidRange(200_000, 65_536, 1002)])
+    monkeypatch.setattr("fusefs.service.hooks.read_subordinates", lambda: subordinates)
+    ran = ran_of(monkeypatch, *range(200_000, 200_012), 1001, 1001)
+    assert ran[:4] == [200_000, 1001, 200_001, 1001]
+
+
+@pytest.mark.allows_warnings
+def test_one_users_flood_drops_no_others_event() -> None:
+    runner = HookRunner(HooksConfig(on_reaped=shell("id")))
+    for _ in range(1003):
+        runner(REAPED)
+    for _ in range(1000):
+        runner(REAPED._replace(uid=1001))
+    assert runner.tally == HookCounts(0, 0, 3)
 
 
 def test_a_reload_changes_the_hooks_of_what_waits() -> None:

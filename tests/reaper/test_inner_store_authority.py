@@ -58,14 +58,13 @@ def with_her_store(volume: Path, n_of_roots: int = 1) -> tuple[str, str]:
 
 
 def until_done(running: Service, volume: Path) -> None:
-    """Nothing waits to be reaped, and what root takes over is taken."""
     running.until(lambda: {entry.state for entry in entries(volume)} <= {State.QUARANTINE})
     running.until_phase(volume, VolumePhase.IDLE)
 
 
 def assert_whole(volume: Path, inner: str) -> None:
     """What the inner store holds is all there, somewhere in an orphan."""
-    (found,) = volume.glob(f".trashd/[un]*/*/*/*/**/.trashd/u/*/orphans/{inner}")
+    (found,) = volume.glob(f".trashd/[un]*/*/*/*/**/.trashd*/u/*/orphans/{inner}")
     assert (found / "tree/a").read_text() == "1"
 
 
@@ -88,7 +87,7 @@ def taken_over(volume: Path, identifier: str) -> str:
     """The id of root's orphan, of one that its owner's reaper left in quarantine."""
     reap_now(volume, identifier)
     with open_volume(Kernel(), raw(volume)) as opened:
-        taken = take_over(opened, ForRoot(ALICE, raw(volume), ContainerId(identifier), by_force=True))
+        taken = take_over(opened, ForRoot(ALICE, raw(volume / ".trashd"), ContainerId(identifier), by_force=True))
     assert taken is not None
     return str(taken)
 

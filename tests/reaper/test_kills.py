@@ -29,8 +29,6 @@ WAYS = ("all", "first", "worker")
 
 @dataclass
 class Killer:
-    """Kills at random times, and counts those that found a running process."""
-
     random: Random
     longest_s: float | None = None  # how long a whole reap takes here, about; the first is left alone to tell
     n_reaps: int = 0
@@ -69,7 +67,6 @@ class Killer:
 
 @pytest.fixture(params=ALL_FILESYSTEMS)
 def roomy(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A volume with a store and room for some big trees."""
     with roomy_volume(request.param, 40_000) as path:
         yield path
         assert_silent(path)

@@ -29,7 +29,7 @@ from fusefs.service.work_session import take_over
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import open_store
 from fusefs.store.swap_path import own_folder
-from fusefs.sweep.request import ToTrash
+from fusefs.sweep.request import TakingBoundary, ToTrash
 from tests.support.make_trees import File, deep_chain, make_tree
 from tests.support.other_users import ChildDied, as_user
 from tests.support.real_filesystems import btrfs_subvolume
@@ -38,7 +38,6 @@ from tests.support.run_sweep import sweep
 from tests.support.small_orphans import command
 from tests.support.store_calls import (
     DyingAt,
-    assert_silent,
     entries,
     folder_of,
     forge,
@@ -58,11 +57,13 @@ from tests.support.team_trees import (
     TEAM,
     THESIS,
     WayIn,
+    as_asker,
     closed,
     job,
     make_project,
     move_in,
     reap_as,
+    reap_with_thesis,
     remove_what_he_can,
     results,
     shared,
@@ -79,10 +80,8 @@ SLOWLY = ConstantSpeed(Speed(entries_per_s=1))
 
 @pytest.fixture(params=FILESYSTEMS)
 def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """The team's volume, on each filesystem."""
     with team_volume(request.param) as path:
         yield path
-        assert_silent(path)
 
 
 @pytest.fixture
@@ -90,11 +89,9 @@ def quick_volume() -> Iterator[Path]:
     """The team's volume on tmpfs, for laws that do not depend on the filesystem."""
     with team_volume() as path:
         yield path
-        assert_silent(path)
 
 
 def thesis_in(volume: Path, identifier: str, where: str = "tree/in") -> Path:
-    """Where the thesis lies in a container, wherever that is."""
     return place(volume, identifier) / where / DEEP
 
 
@@ -130,12 +127,8 @@ def test_a_move_shows_in_the_ctime_of_the_directory_that_was_moved(volume: Path)
 @pytest.mark.parametrize("way", WayIn)
 @pytest.mark.parametrize("asker", [ALICE, 0])
 def test_what_a_mate_moved_into_an_orphan_is_kept(volume: Path, asker: int, way: WayIn) -> None:
-    project = make_project(volume)
-    with way_into(project / "job/in") as fd:
-        identifier = swap_as(asker, project / "job")
-        move_in(project / "results", fd, way)
-        reaped = reap_as(asker, volume, identifier)
-    assert twin_survives(project)
+    identifier, reaped = reap_with_thesis(volume, asker, way=way)
+    assert twin_survives(volume / "project")
     assert thesis_in(volume, identifier).read_bytes() == THESIS
     assert came_in(reaped) == [b"tree/in"]
     assert state_of(volume, identifier) is State.QUARANTINE
@@ -167,11 +160,7 @@ def test_what_is_moved_into_the_quarantine_is_kept(quick_volume: Path) -> None:
 
 
 def test_what_is_moved_to_the_top_is_kept(quick_volume: Path) -> None:
-    project = make_project(quick_volume)
-    with way_into(project / "job") as fd:
-        identifier = swap_as(ALICE, project / "job")
-        move_in(project / "results", fd)
-        reap_as(ALICE, quick_volume, identifier)
+    identifier, _reaped = reap_with_thesis(quick_volume, into=".")
     assert thesis_in(quick_volume, identifier, "tree").read_bytes() == THESIS
 
 
@@ -200,24 +189,17 @@ def test_an_empty_directory_goes_whoever_moved_it(quick_volume: Path) -> None:
 @pytest.mark.parametrize("mode", [0o070, 0o2370])
 def test_a_mode_that_keeps_its_owner_out_opens_nothing(quick_volume: Path, mode: int) -> None:
     """The reaper gives its user what a mode forbids, but not where it is in doubt."""
-    project = make_project(quick_volume)
-    (project / "results").chmod(mode)
-    with way_into(project / "job/in") as fd:
-        identifier = swap_as(ALICE, project / "job")
-        move_in(project / "results", fd)
-        reap_as(ALICE, quick_volume, identifier)
+    identifier, _reaped = reap_with_thesis(quick_volume, first=lambda project: (project / "results").chmod(mode))
     assert thesis_in(quick_volume, identifier).read_bytes() == THESIS
     assert thesis_in(quick_volume, identifier).parents[1].stat().st_mode & 0o7777 == mode
 
 
 def test_an_access_list_lets_others_move_it(quick_volume: Path) -> None:
-    project = make_project(quick_volume)
-    (project / "results").chmod(0o700)
-    subprocess.run(["setfacl", "-m", f"u:{MATE}:rwx", project / "results"], check=True)
-    with way_into(project / "job/in") as fd:
-        identifier = swap_as(ALICE, project / "job")
-        move_in(project / "results", fd)
-        reap_as(ALICE, quick_volume, identifier)
+    def give_way(project: Path) -> None:
+        (project / "results").chmod(0o700)
+        subprocess.run(["setfacl", "-m", f"u:{MATE}:rwx", project / "results"], check=True)
+
+    identifier, _reaped = reap_with_thesis(quick_volume, first=give_way)
     assert thesis_in(quick_volume, identifier).read_bytes() == THESIS
 
 
@@ -252,7 +234,8 @@ def test_what_came_into_what_a_sweep_took_is_kept(volume: Path) -> None:
             if fresh == "other":
                 make_tree(project / "other", job(BOB))
                 tick(volume)
-            swept = sweep(project, Selection(names=(fresh,), types=frozenset("d")), ToTrash())
+            chosen = Selection(names=(fresh,), types=frozenset("d"))
+            swept = sweep(project, chosen, ToTrash(), boundary=TakingBoundary(0, is_judged=True))
             assert swept.orphan is not None
             if fresh == "job":
                 move_in(project / "results", fd)
@@ -289,7 +272,7 @@ def test_the_service_with_all_of_roots_right_deletes_nothing_of_a_third_that_cam
         move_in(project / "results", fd)
         reap_as(ALICE, quick_volume, identifier)
     with open_volume(Kernel(), raw(quick_volume)) as held:
-        taken = take_over(held, ForRoot(ALICE, raw(quick_volume), ContainerId(identifier), by_force=True))
+        taken = take_over(held, ForRoot(ALICE, raw(quick_volume / ".trashd"), ContainerId(identifier), by_force=True))
     assert taken is not None
     reaped = reap_as(0, quick_volume, taken)
     assert came_in(reaped) == [b"tree/tree/results"]
@@ -299,44 +282,23 @@ def test_the_service_with_all_of_roots_right_deletes_nothing_of_a_third_that_cam
 # The word of who asked
 
 
-def test_its_owner_deletes_it_by_his_own_word(quick_volume: Path) -> None:
-    project = make_project(quick_volume)
-    with way_into(project / "job/in") as fd:
-        identifier = swap_as(ALICE, project / "job")
-        move_in(project / "results", fd)
-        reap_as(ALICE, quick_volume, identifier)
-    act = partial(command, quick_volume, "reap", "--force", "--yes", identifier)
-    assert as_user(ALICE, act, groups=[TEAM]) == 0
-    assert entries(quick_volume) == []
-
-
-def test_root_deletes_what_is_his_by_his_own_word(quick_volume: Path) -> None:
-    project = make_project(quick_volume)
-    with way_into(project / "job/in") as fd:
-        identifier = swap_as(0, project / "job")
-        move_in(project / "results", fd)
-        reap_as(0, quick_volume, identifier)
-    assert command(quick_volume, "reap", identifier) == 13
-    assert command(quick_volume, "reap", "--force", "--yes", identifier) == 0
+@pytest.mark.parametrize("asker", [ALICE, 0])
+def test_its_owner_deletes_it_by_his_own_word(quick_volume: Path, asker: int) -> None:
+    identifier, _reaped = reap_with_thesis(quick_volume, asker)
+    assert as_asker(asker, partial(command, quick_volume, "reap", identifier)) == 13
+    assert as_asker(asker, partial(command, quick_volume, "reap", "--force", "--yes", identifier)) == 0
     assert entries(quick_volume) == []
 
 
 def test_its_owner_takes_it_back(quick_volume: Path) -> None:
-    project = make_project(quick_volume)
-    with way_into(project / "job/in") as fd:
-        identifier = swap_as(ALICE, project / "job")
-        move_in(project / "results", fd)
-        reap_as(ALICE, quick_volume, identifier)
-    as_user(ALICE, lambda: restore(quick_volume, identifier, to=project / "back") and None, groups=[TEAM])
-    assert (project / "back/in" / DEEP).read_bytes() == THESIS
+    identifier, _reaped = reap_with_thesis(quick_volume)
+    back = quick_volume / "project/back"
+    as_user(ALICE, lambda: restore(quick_volume, identifier, to=back) and None, groups=[TEAM])
+    assert (back / "in" / DEEP).read_bytes() == THESIS
 
 
 def test_the_list_says_why_and_what_to_do(quick_volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    project = make_project(quick_volume)
-    with way_into(project / "job/in") as fd:
-        identifier = swap_as(0, project / "job")
-        move_in(project / "results", fd)
-        reap_as(0, quick_volume, identifier)
+    reap_with_thesis(quick_volume, 0)
     command(quick_volume, "list")
     told = capsys.readouterr().out
     assert "tree/in: it came in, or was changed, after the swap" in told
@@ -407,7 +369,6 @@ def test_what_came_in_deep_down_is_kept(quick_volume: Path) -> None:
 
 
 def files_below(top: Path) -> list[str]:
-    """The paths of all files."""
     return [os.path.join(where, name) for where, _directories, files in os.walk(top) for name in files]
 
 

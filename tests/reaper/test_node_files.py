@@ -13,7 +13,8 @@ from fusefs.core.errors import Untrusted
 from fusefs.core.node_beats import NodeBeat
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.service.node_files import hold_beat, own_name
+from fusefs.service.node_files import HeldBeat, hold_beat, own_name
+from tests.support.store_calls import Before
 
 BEAT = NodeBeat(started_ns=1, n=1, version="0", phase="idle")
 
@@ -24,30 +25,28 @@ def hold(tmp_path: Path) -> Iterator[Fd]:
         yield fd
 
 
-def test_a_beat_is_told_to_all_that_look(hold: Fd) -> None:
-    held = hold_beat(Kernel(), hold)
+def beat_in(hold: Fd, kernel: Kernel | None = None) -> HeldBeat:
+    held = hold_beat(kernel or Kernel(), hold)
     assert held is not None
-    with held:
+    return held
+
+
+def test_a_beat_is_told_to_all_that_look(hold: Fd) -> None:
+    with beat_in(hold) as held:
         held.write(BEAT)
         assert held.all() == {own_name(): BEAT}
 
 
 def test_another_service_of_this_boot_has_it_as_long_as_it_is_open(hold: Fd) -> None:
-    first = hold_beat(Kernel(), hold)
-    assert first is not None
-    with first:
+    with beat_in(hold):
         assert hold_beat(Kernel(), hold) is None
-    again = hold_beat(Kernel(), hold)
-    assert again is not None
-    with again:
+    with beat_in(hold):
         pass
 
 
 def test_one_that_was_removed_is_made_anew(hold: Fd, tmp_path: Path) -> None:
     for _ in range(2):
-        held = hold_beat(Kernel(), hold)
-        assert held is not None
-        with held:
+        with beat_in(hold) as held:
             held.write(BEAT)
             held.remove(held.name)
     assert list((tmp_path / "nodes").iterdir()) == []
@@ -63,14 +62,11 @@ def test_nodes_that_others_can_write_are_not_used(hold: Fd, tmp_path: Path) -> N
 def test_what_a_thread_that_hung_writes_late_goes_into_the_beat_and_no_other_file(hold: Fd, tmp_path: Path) -> None:
     begun, goes_on = threading.Event(), threading.Event()
 
-    def hang(call: str) -> None:
-        if call == "write":
-            begun.set()
-            goes_on.wait()
+    def hang() -> None:
+        begun.set()
+        goes_on.wait()
 
-    held = hold_beat(Kernel(hang), hold)
-    assert held is not None
-    with held:
+    with beat_in(hold, Kernel(Before("write", hang))) as held:
         late = threading.Thread(target=held.write, args=(BEAT,))
         late.start()
         begun.wait()

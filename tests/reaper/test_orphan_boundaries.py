@@ -20,8 +20,6 @@ from tests.support.store_calls import place, reap_now, swap
 
 pytestmark = pytest.mark.needs("root")
 
-LARGE_BYTES = 300 << 20  # in no step that a reaper may cut by
-
 
 @contextmanager
 def canary_in(volume: Path) -> Iterator[Canary]:
@@ -37,31 +35,6 @@ def test_hard_links_across_the_border_keep_their_content(volume: Path) -> None:
         canary.link_into(job)
         identifier = swap(job).id
         assert reap_now(volume, identifier).report.failures == ()
-
-
-def test_large_file_with_a_name_outside_keeps_its_content(volume: Path) -> None:
-    job = make_tree(volume / "job", {})
-    large = volume / "large"
-    with large.open("wb") as file:
-        file.truncate(LARGE_BYTES)
-        file.seek(LARGE_BYTES - 1)
-        file.write(b"e")
-    os.link(large, job / "large")
-    reap_now(volume, swap(job).id)
-    st = large.stat()
-    assert (st.st_size, st.st_nlink) == (LARGE_BYTES, 1)
-    with large.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        assert file.read() == b"e"
-
-
-def test_large_file_that_somebody_has_open_keeps_its_content_for_him(volume: Path) -> None:
-    job = make_tree(volume / "job", {"large": "begin"})
-    with (job / "large").open("r+b") as file:
-        file.truncate(LARGE_BYTES)
-        reap_now(volume, swap(job).id)
-        assert os.fstat(file.fileno()).st_size == LARGE_BYTES
-        assert file.read(5) == b"begin"
 
 
 @pytest.mark.parametrize("where", ["d0", "chain/" + "d/" * 100])

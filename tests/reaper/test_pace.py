@@ -50,7 +50,6 @@ def outcome(n_removed: int, busy_s: float) -> RemovalSliceResult:
 
 
 def next_budget(pace: SlicePace) -> SliceBudget:
-    """The next one that there is."""
     return next_at(pace)[1]
 
 

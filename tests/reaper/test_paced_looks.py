@@ -29,11 +29,9 @@ class Waiting:
         self.n_waited = 0
 
     def tempo(self) -> Speed:
-        """Hold, so many times."""
         return HOLD if self.n_left else self.speed
 
     def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
-        """Sum up."""
         assert not n_bytes
         assert busy_s >= 0
         self.n_done += n_entries

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.needs("root")
 
 
 class Clock:
-    """Stands still until it is moved."""
-
     def __init__(self) -> None:
         self.now_s = 1000.0
 
@@ -49,7 +47,6 @@ class Scene:
         self.clock.now_s += self.write_s if begins_s <= self.clock.now_s < ends_s else self.write_at_work_s
 
     def run_probing(self, seconds: float) -> None:
-        """Let time go by, and probe when that is wanted."""
         for _ in self.run(seconds):
             if self.pacer.wants_probe():
                 self.pacer.probe()
@@ -69,7 +66,6 @@ class Scene:
         return next((at_s for at_s in self.run(10.0, neighbour) if self.tempo.is_alone == is_alone), 1e9) - began_s
 
     def fsyncs(self) -> None:
-        """What a neighbour does."""
         fd = os.open(self.root / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for _ in range(3):
             os.write(fd, bytes(4096))
@@ -174,18 +170,12 @@ def test_what_is_begun_is_over_before_a_rest(tmp_path: Path) -> None:
                 assert not scene.pacer.wants_write_back()
 
 
-def test_a_probe_is_wanted_now_and_then(tmp_path: Path) -> None:
-    with on_a_disk(tmp_path) as scene:
-        scene.until(is_alone=True)
-        scene.pacer.probe()
-        assert any(scene.pacer.wants_probe() for _ in scene.run(15.0))
-
-
-def test_a_probe_is_not_wanted_again_at_once(tmp_path: Path) -> None:
+def test_a_probe_is_wanted_now_and_then_and_not_again_at_once(tmp_path: Path) -> None:
     with on_a_disk(tmp_path) as scene:
         scene.until(is_alone=True)
         scene.pacer.probe()
         assert not any(scene.pacer.wants_probe() for _ in scene.run(5.0))
+        assert any(scene.pacer.wants_probe() for _ in scene.run(10.0))
 
 
 def test_a_look_that_comes_too_late_is_no_rest(tmp_path: Path) -> None:

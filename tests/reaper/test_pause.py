@@ -17,7 +17,6 @@ FOREVER = Pause("paused by root until it is resumed", None)
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> bytes:
-    """Where a service has its pauses."""
     return os.fsencode(tmp_path)
 
 

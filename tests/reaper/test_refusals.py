@@ -40,13 +40,11 @@ class Small(NamedTuple):
     fullness: dict[str, bool]
 
     def filled(self) -> AbstractContextManager[object]:
-        """Full for the time of a `with`."""
         return full(self.path, **self.fullness)
 
 
 @pytest.fixture(params=FULL)
 def small(request: pytest.FixtureRequest) -> Iterator[Small]:
-    """A volume of each type."""
     fs_type, fullness = request.param
     with tmpfs_volume("4m", ["nr_inodes=2000"]) if fs_type == "tmpfs" else loop_volume(fs_type, 16) as path:
         init(path)
@@ -67,15 +65,11 @@ def shapes() -> Spec:
     }
 
 
-def test_tree_on_a_full_volume_is_reaped(small: Small) -> None:
-    identifier = swap(make_tree(small.path / "job", shapes())).id
-    with small.filled():
-        assert reap_now(small.path, identifier).report.failures == ()
-        assert state_of(small.path, identifier) is None
-
-
-def test_depth_on_a_full_volume_is_reaped_although_no_directory_can_be_made_there(small: Small) -> None:
-    identifier = swap(deep_chain(small.path / "job", 400)).id
+@pytest.mark.parametrize("make", [lambda path: make_tree(path, shapes()), lambda path: deep_chain(path, 400)])
+def test_tree_on_a_full_volume_is_reaped_although_no_directory_can_be_made_there(
+    small: Small, make: Callable[[Path], Path]
+) -> None:
+    identifier = swap(make(small.path / "job")).id
     with small.filled():
         assert reap_now(small.path, identifier).report.failures == ()
         assert state_of(small.path, identifier) is None
@@ -129,7 +123,6 @@ def test_more_refusals_than_anybody_reads_are_counted_and_stop_nothing(volume: P
 
 @pytest.fixture
 def broken() -> Iterator[ServedVolume]:
-    """A filesystem with faults, and a store on it."""
     with broken_volume() as served:
         init(served.path)
         yield served

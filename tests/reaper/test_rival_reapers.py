@@ -28,7 +28,6 @@ N_TRIES = 20
 
 @pytest.fixture
 def orphan(volume: Path) -> str:
-    """The id of an orphan that takes a while."""
     return swap(bulky_tree(volume / "job")).id
 
 
@@ -48,7 +47,6 @@ def reaping(volume: Path, orphan: str) -> Iterator[Reaping]:
 
 
 def only_id(volume: Path) -> str:
-    """The id of the container that is being reaped."""
     [container] = (volume / ".trashd/u/0/reaping").iterdir()
     return container.name
 

@@ -28,7 +28,6 @@ ALICE = 12101
 
 @contextmanager
 def immutable(directory: Path) -> Iterator[None]:
-    """Nothing can be made in a directory, by root either."""
     set_flags(directory, IMMUTABLE)
     try:
         yield

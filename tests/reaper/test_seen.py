@@ -38,16 +38,13 @@ class Watched(NamedTuple):
     address: str
 
     def audited(self, event: str) -> list[dict[str, object]]:
-        """The audit log's lines of a kind."""
         return [line for line in events_in(self.base) if line["event"] == event]
 
     def hooked(self) -> list[dict[str, object]]:
-        """What hooks got on standard input."""
         path = self.base / "hooked"
         return objects_in(path) if path.exists() else []
 
     def textfile(self) -> str:
-        """The exporter's file."""
         path = self.base / "trashd.prom"
         return path.read_text() if path.exists() else ""
 
@@ -84,12 +81,10 @@ allow_remote = true  # as which all but 127.0.0.1 counts
 
 
 def jobs_of(uid: int, volume: Path) -> None:
-    """A directory in which a user may swap."""
     make_tree(volume / "home", Dir({}, owner=(uid, uid)))
 
 
 def orphan_of_his(volume: Path, name: str, options: SwapOptions | None = None) -> Swapped:
-    """One more orphan of the user's."""
     make_tree(volume / "home" / name, Dir({"a": "1"}, owner=(OTHER, OTHER)))
     return as_user(OTHER, partial(swap, volume / "home" / name, None, options or SwapOptions()))
 
@@ -173,16 +168,14 @@ def test_a_rotated_audit_log_is_followed_after_a_reload(volume: Path, watched: W
     assert "swapped" not in (watched.base / "audit.1").read_text()
 
 
-def test_the_status_is_for_all_and_names_nobodys_files(volume: Path, watched: Watched) -> None:
+def test_the_status_is_for_all_and_names_nobodys_files_and_the_log_moves_no_cursor(
+    volume: Path, watched: Watched
+) -> None:
     orphan_in(volume, name=EVIL, options=EXPIRED)
     watched.service.until(lambda: watched.service.volume(volume).n_reaped == 1)
     text = Path(os.fsdecode(SYSTEM_RUNTIME), "status.json").read_text()
     assert "plans" not in text
     assert trashd("status").code == 0
-
-
-def test_a_name_moves_no_cursor_in_the_log(volume: Path, watched: Watched) -> None:
-    orphan_in(volume, name=EVIL, options=EXPIRED)
     watched.service.until(lambda: "reaped " in watched.service.log.read_text())
     assert all(line.isprintable() for line in watched.service.log.read_text().splitlines())
 

@@ -21,7 +21,7 @@ from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.make_trees import Spec, make_tree
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.reap_process import state_of
-from tests.support.store_calls import assert_silent, init, own, swap
+from tests.support.store_calls import Before, assert_silent, init, own, swap
 from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root")
@@ -61,28 +61,12 @@ def reap_on(volume: Path, identifier: str, wishes: RemovalWishes, kernel: Kernel
         return reap(folder, ContainerId(identifier), wishes._replace(n_workers=1))
 
 
-class _At(Kernel):
-    """The kernel, and what happens just before the n-th of some calls."""
-
-    def __init__(self, call: str, number: int, act: Callable[[], None]) -> None:
-        super().__init__(self._count)
-        self._call = call
-        self._left = number
-        self._act = act
-
-    def _count(self, call: str) -> None:
-        if call == self._call:
-            self._left -= 1
-            if not self._left:
-                self._act()
-
-
 @pytest.mark.parametrize("number", AWAY, ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", ["unlink", "rmdir", "getdents", "openat2"])
 def test_outage_is_waited_out_and_is_no_failure(server: SlowVolume, number: int, call: str) -> None:
     identifier = swap(make_tree(server.path / "job", TREE)).id
     waits = Waits(lambda: server.refuse(0))
-    kernel = _At(call, 5 if call in ("unlink", "openat2") else 2, lambda: server.refuse(number))
+    kernel = Kernel(Before(call, lambda: server.refuse(number), 5 if call in ("unlink", "openat2") else 2))
     reaped = reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
     assert reaped.report.failures == ()
     assert waits.told == [number, None]
@@ -102,7 +86,7 @@ def test_directory_that_went_elsewhere_meanwhile_is_not_emptied_by_its_open_fd(s
         server.refuse(0)
 
     waits = Waits(move_and_go_on)
-    kernel = _At("unlink", 5, lambda: server.refuse(errno.ENOTCONN))
+    kernel = Kernel(Before("unlink", lambda: server.refuse(errno.ENOTCONN), 5))
     reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
     server.forget_all()
     assert left
@@ -112,7 +96,7 @@ def test_directory_that_went_elsewhere_meanwhile_is_not_emptied_by_its_open_fd(s
 def test_orphan_stays_where_the_next_reap_goes_on_if_the_server_stays_away(server: SlowVolume) -> None:
     identifier = swap(make_tree(server.path / "job", TREE)).id
     waits = Waits(limit_s=0.3)
-    kernel = _At("unlink", 5, lambda: server.refuse(errno.ENOTCONN))
+    kernel = Kernel(Before("unlink", lambda: server.refuse(errno.ENOTCONN), 5))
     with pytest.raises(ServerAway) as caught:
         reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
     server.refuse(0)
@@ -128,9 +112,9 @@ def test_mount_that_is_dead_for_good_ends_a_reap_with_what_to_do_about_it() -> N
         with slow_volume(source, 0) as slow:
             init(slow.path)
             identifier = swap(make_tree(slow.path / "job", TREE)).id
-            waits = Waits(limit_s=0.3)
+            waits, kernel = Waits(limit_s=0.3), Kernel(Before("unlink", slow.fuse.abort, 5))
             with pytest.raises(ServerAway) as caught:
-                reap_on(slow.path, identifier, RemovalWishes(outage=waits.outage), _At("unlink", 5, slow.fuse.abort))
+                reap_on(slow.path, identifier, RemovalWishes(outage=waits.outage), kernel)
             assert "mount it again" in caught.value.hint
         with slow_volume(source, 0) as mounted_again:
             assert state_of(mounted_again.path, identifier) is State.REAPING
@@ -145,7 +129,7 @@ def test_outage_ends_the_slices_of_all_threads(server: SlowVolume) -> None:
     waits = Waits(lambda: server.refuse(0))
     wishes = RemovalWishes(n_workers=8, outage=waits.outage)
     with own(server.path) as folder:
-        store = folder.store._replace(kernel=_At("unlink", 300, lambda: server.refuse(errno.ENOTCONN)))
+        store = folder.store._replace(kernel=Kernel(Before("unlink", lambda: server.refuse(errno.ENOTCONN), 300)))
         reaped = reap(folder._replace(store=store), ContainerId(identifier), wishes)
     assert reaped.report.failures == ()
     assert waits.told == [errno.ENOTCONN, None]
@@ -156,7 +140,7 @@ def test_stop_is_heard_while_the_server_is_waited_for(server: SlowVolume, how: s
     identifier = swap(make_tree(server.path / "job", TREE)).id
     asked: list[bool] = []
     waits = Waits(lambda: asked.append(True))
-    kernel = _At("unlink", 5, lambda: server.refuse(errno.ENOTCONN))
+    kernel = Kernel(Before("unlink", lambda: server.refuse(errno.ENOTCONN), 5))
     wishes = RemovalWishes(outage=waits.outage)
     wishes = (
         wishes._replace(stops=lambda: bool(asked)) if how == "stops" else wishes._replace(parks=lambda: bool(asked))
@@ -224,7 +208,7 @@ def test_stale_directory_that_somebody_else_removed_is_no_outage(server: SlowVol
         server.refuse(errno.ESTALE, "(deleted)")
 
     waits = Waits()
-    kernel = _At("unlink", 5, remove_below)
+    kernel = Kernel(Before("unlink", remove_below, 5))
     reaped = reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
     assert reaped.report.failures == ()
     assert waits.told == []
@@ -289,7 +273,7 @@ def test_errors_of_a_local_disk_are_failures_at_once(volume: Path) -> None:
     def fail() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    reaped = reap_on(volume, identifier, RemovalWishes(outage=waits.outage), _At("unlink", 5, fail))
+    reaped = reap_on(volume, identifier, RemovalWishes(outage=waits.outage), Kernel(Before("unlink", fail, 5)))
     assert [failure.errno for failure in reaped.report.failures] == [errno.EIO]
     assert waits.told == []
     assert reap_on(volume, identifier, RemovalWishes()).report.failures == ()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.errors import Busy
 from fusefs.store.stage import SwapOptions
-from tests.support.make_trees import snapshot
+from tests.support.make_trees import make_tree, snapshot
 from tests.support.many_files import roomy_volume
 from tests.support.reap_process import is_claimed
 from tests.support.service_process import configure, service
@@ -25,24 +28,11 @@ pytestmark = pytest.mark.needs("root")
 COPY_S = 31.0
 
 
-def test_what_was_due_before_the_service_came_is_reaped(base: Path, volume: Path) -> None:
-    orphan_in(volume, options=EXPIRED)
-    with service(base, volume) as running:
-        running.until(lambda: not ids(volume))
-
-
 @pytest.mark.quick("service")
 def test_what_comes_due_is_reaped_at_once(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
         orphan_in(volume, options=EXPIRED)
         running.until(lambda: not ids(volume))
-
-
-def test_what_is_not_due_stays(base: Path, volume: Path) -> None:
-    kept = orphan_in(volume, "kept").id
-    with service(base, volume) as running:
-        outwait(running, volume)
-        assert ids(volume) == {kept}
 
 
 def test_orphan_goes_when_its_time_comes(base: Path, volume: Path) -> None:
@@ -74,6 +64,41 @@ def test_what_is_copied_into_drop_is_left_alone_while_it_may_be_written_to(base:
         assert snapshot(copy)[1:] == snapshot(volume / "job")[1:]
 
 
+ONE_OF_A_NAME = {
+    "numbered backups": 'mv --backup=numbered "$one"/report "$drop"/',
+    "a new directory for each": 'd=$(mktemp -d .item.XXXXXX) && mv "$one"/report "$d" && mv "$d" "$drop"/',
+}
+
+
+@pytest.mark.parametrize("way", ONE_OF_A_NAME.values(), ids=ONE_OF_A_NAME)
+def test_files_of_one_name_that_are_dropped_as_documented_are_an_orphan_each(
+    base: Path, volume: Path, way: str
+) -> None:
+    drop, names = folder_of(volume, 0) / "drop", "abcde"
+    for name in names:
+        make_tree(volume / name, {"report": name})
+    with service(base, volume) as running:
+        script = f"drop=$1; for one in {' '.join(names)}; do {way} || exit; done"
+        subprocess.run(["bash", "-c", script, "bash", drop], cwd=volume, check=True)
+        running.until(lambda: not any(drop.iterdir()))
+        running.until(lambda: len(ids(volume)) == len(names))
+    contents = {path.read_text() for path in volume.rglob("orphans/*/tree/**/*") if path.is_file()}
+    contents |= {path.read_text() for path in volume.rglob("orphans/*/tree") if path.is_file()}
+    assert contents == set(names)
+
+
+def test_what_is_moved_into_drop_does_not_wait_for_a_copy_that_begins_after_it(base: Path, volume: Path) -> None:
+    drop = folder_of(volume, 0) / "drop"
+    with service(base, volume) as running:
+        orphan_in(volume, "first", EXPIRED)
+        running.until(lambda: not ids(volume))
+        began_s = time.monotonic()
+        victim_in(volume).rename(drop / "job")
+        (drop / "copy").touch()
+        running.until(lambda: not (drop / "job").exists())
+        assert time.monotonic() - began_s < COPY_S - 1
+
+
 def test_restore_by_a_person_is_told(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
         identifier = orphan_in(volume).id
@@ -101,16 +126,6 @@ def test_sweep_is_told_once_however_often_a_part_of_it_is_restored(base: Path, v
     assert [event["event"] for event in audited(base) if event["id"] == identifier] == ["swept", "restored"]
 
 
-def test_audit_log_tells_who_swapped_what_and_what_became_of_it(base: Path, volume: Path) -> None:
-    with service(base, volume) as running:
-        identifier = orphan_in(volume, options=EXPIRED).id
-        running.until(lambda: len(audited(base)) == 2)
-    swapped, reaped = audited(base)
-    about = {"volume": str(volume), "uid": 0, "id": identifier, "origin": str(volume / "job")}
-    assert swapped.items() >= {"event": "swapped", **about}.items()
-    assert reaped.items() >= {"event": "reaped", **about, "n_entries": 5}.items()
-
-
 def test_orphan_whose_record_is_locked_is_left_alone_until_it_is_not(base: Path, volume: Path) -> None:
     identifier = orphan_in(volume, "held", EXPIRED).id
     record = folder_of(volume, 0) / "orphans" / identifier / "record.json"
@@ -123,24 +138,16 @@ def test_orphan_whose_record_is_locked_is_left_alone_until_it_is_not(base: Path,
             running.until(lambda: not ids(volume))
 
 
-def test_termination_in_the_middle_leaves_nothing_to_repair(base: Path) -> None:
+@pytest.mark.parametrize("ends", ["stop", "kill"])
+def test_what_it_leaves_in_the_middle_its_successor_goes_on_with(base: Path, ends: str) -> None:
     with roomy_volume("tmpfs") as volume:
         with service(base, volume, config=SLOW) as running:
             identifier = begin_large(running, volume)
-            running.stop()
-            assert running.process.returncode == 0
-        assert_silent(volume)
+            getattr(running, ends)()
+            assert running.process.returncode == (0 if ends == "stop" else -signal.SIGKILL)
+        if ends == "stop":
+            assert_silent(volume)
         assert is_claimed(volume, identifier)
-        with service(base, volume) as running:
-            running.until(lambda: not ids(volume))
-        assert_silent(volume)
-
-
-def test_killed_in_the_middle_its_successor_goes_on(base: Path) -> None:
-    with roomy_volume("tmpfs") as volume:
-        with service(base, volume, config=SLOW) as running:
-            begin_large(running, volume)
-            running.kill()
         with service(base, volume) as running:
             running.until(lambda: not ids(volume))
         assert_silent(volume)

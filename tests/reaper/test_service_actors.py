@@ -31,7 +31,6 @@ def volumes() -> Iterator[tuple[Path, Path]]:
 
 
 def throw(twins: Twins, asker: Person, where: str, number: int) -> None:
-    """Swap something that is due at once, and give it away on the twin."""
     assert ask(twins, asker, f"swap --keep-for 0s VOLUME/{where}").code == 0
     twins.give(asker, where, number, is_swap=True)
 
@@ -42,7 +41,6 @@ def is_done(twins: Twins) -> bool:
 
 
 def containers(twins: Twins, state: str, whose: str = "*") -> list[Path]:
-    """What is in a state, of all users or of one."""
     return list(twins.first.volume.glob(f".trashd/*/{whose}/{state}/*Z-*"))
 
 
@@ -74,7 +72,6 @@ def hold(volumes: tuple[Path, Path], hostile: Person, act: Sequence[Step], confi
 
 
 def put_roots_into_hers(twins: Twins) -> None:
-    """In what Alice throws away is a directory that she can't delete."""
     for side in (twins.first, twins.plain):
         make_tree(side.at(f"{DATA}/built"), Dir({"object": File(f"{MARK}built".encode())}))
 

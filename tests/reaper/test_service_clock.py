@@ -17,9 +17,9 @@ from fusefs.core.service_status import VolumePhase
 from fusefs.linux.boot_id import boot_id
 from fusefs.store.stage import SwapOptions
 from tests.support.reap_process import state_of
-from tests.support.service_process import places, service
+from tests.support.service_process import service
 from tests.support.small_orphans import EXPIRED, orphan_in
-from tests.support.store_calls import forge, place, tmpfs_store
+from tests.support.store_calls import forge, place
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 
@@ -52,81 +52,74 @@ def is_gone(volume: Path, identifier: str) -> bool:
 
 
 @pytest.mark.parametrize("ahead_s", [JUMP_S, -JUMP_S, 0])
-def test_ages_are_told_by_the_time_that_passed_and_not_by_the_clock(ahead_s: int) -> None:
-    with tmpfs_store() as volume, places() as base:
-        old = dated(volume, "old", 8 * DAY_S, ahead_s)
-        young = [dated(volume, f"young{n}", age_s, ahead_s) for n, age_s in enumerate((WATCHED_S + 60, 6 * DAY_S))]
-        new = orphan_in(volume, "new", WEEK).id
-        asked = orphan_in(volume, "asked", EXPIRED).id
-        remember(base, ahead_s)
-        with service(base, volume) as running:
-            running.until(lambda: is_gone(volume, old) and is_gone(volume, asked))
-            status = running.until_phase(volume, VolumePhase.IDLE)
-            assert status.n_orphans == len([*young, new])
-            assert not any(is_gone(volume, one) for one in [*young, new])
+def test_ages_are_told_by_the_time_that_passed_and_not_by_the_clock(base: Path, volume: Path, ahead_s: int) -> None:
+    old = dated(volume, "old", 8 * DAY_S, ahead_s)
+    young = [dated(volume, f"young{n}", age_s, ahead_s) for n, age_s in enumerate((WATCHED_S + 60, 6 * DAY_S))]
+    new = orphan_in(volume, "new", WEEK).id
+    asked = orphan_in(volume, "asked", EXPIRED).id
+    remember(base, ahead_s)
+    with service(base, volume) as running:
+        running.until(lambda: is_gone(volume, old) and is_gone(volume, asked))
+        status = running.until_phase(volume, VolumePhase.IDLE)
+        assert status.n_orphans == len([*young, new])
+        assert not any(is_gone(volume, one) for one in [*young, new])
 
 
-def test_without_a_memory_the_clock_is_believed() -> None:
+def test_without_a_memory_the_clock_is_believed(base: Path, volume: Path) -> None:
     """What the tests above would see if the service did not care."""
-    with tmpfs_store() as volume, places() as base:
-        young = dated(volume, "young", WATCHED_S + 60, JUMP_S)
-        with service(base, volume) as running:
-            running.until(lambda: is_gone(volume, young))
+    young = dated(volume, "young", WATCHED_S + 60, JUMP_S)
+    with service(base, volume) as running:
+        running.until(lambda: is_gone(volume, young))
 
 
 @pytest.mark.parametrize("set_s", [JUMP_S, -JUMP_S])
-def test_without_a_memory_what_was_made_in_this_boot_has_its_age(set_s: int) -> None:
+def test_without_a_memory_what_was_made_in_this_boot_has_its_age(base: Path, volume: Path, set_s: int) -> None:
     """The clock was set, and then the first service began: records tell the clock that is never set, too."""
-    with tmpfs_store() as volume, places() as base:
-        young, old = (orphan_in(volume, name, WEEK).id for name in ("young", "old"))
-        for identifier, retention_s in ((young, 7 * DAY_S), (old, 0)):
-            record = place(volume, identifier) / "record.json"
-            told = json.loads(record.read_text())
-            created_ns = told["created_ns"] - set_s * NS
-            forge(record, created_ns=created_ns, boot_ns=told["boot_ns"], retention_s=retention_s)
-        with service(base, volume) as running:
-            running.until(lambda: is_gone(volume, old))
-            running.until_phase(volume, VolumePhase.IDLE)
-            assert not is_gone(volume, young)
-
-
-def test_an_orphan_from_the_future_gets_old_too() -> None:
-    with tmpfs_store() as volume, places() as base:
-        identifier = orphan_in(volume, "job", SwapOptions(retention_s=1)).id
-        forge(place(volume, identifier) / "record.json", created_ns=time.time_ns() + JUMP_S * NS)
-        with service(base, volume) as running:
-            running.until(lambda: is_gone(volume, identifier))
-
-
-def test_a_killed_service_leaves_what_it_knew_of_the_clock() -> None:
-    """The one after it would else take the new time for the true one, and reap weeks early."""
-    with tmpfs_store() as volume, places() as base:
-        young = dated(volume, "young", WATCHED_S + 60, JUMP_S)
-        remember(base, JUMP_S)
-        with service(base, volume) as running:
-            running.until_phase(volume, VolumePhase.IDLE)
-            running.kill()
-        left = decode((base / "clock.json").read_bytes())
-        assert left is not None
-        assert [round(era.ahead_ns / NS / DAY_S) for era in left.eras] == [0, JUMP_S // DAY_S]
-        with service(base, volume) as running:
-            running.until_phase(volume, VolumePhase.IDLE)
+    young, old = (orphan_in(volume, name, WEEK).id for name in ("young", "old"))
+    for identifier, retention_s in ((young, 7 * DAY_S), (old, 0)):
+        record = place(volume, identifier) / "record.json"
+        told = json.loads(record.read_text())
+        created_ns = told["created_ns"] - set_s * NS
+        forge(record, created_ns=created_ns, boot_ns=told["boot_ns"], retention_s=retention_s)
+    with service(base, volume) as running:
+        running.until(lambda: is_gone(volume, old))
+        running.until_phase(volume, VolumePhase.IDLE)
         assert not is_gone(volume, young)
 
 
-def test_a_first_service_that_is_killed_leaves_its_clock() -> None:
-    with tmpfs_store() as volume, places() as base:
-        with service(base, volume) as running:
-            running.kill()
-        left = decode((base / "clock.json").read_bytes())
-        assert left is not None
-        assert abs(left.ahead_ns()) < NS
+def test_an_orphan_from_the_future_gets_old_too(base: Path, volume: Path) -> None:
+    identifier = orphan_in(volume, "job", SwapOptions(retention_s=1)).id
+    forge(place(volume, identifier) / "record.json", created_ns=time.time_ns() + JUMP_S * NS)
+    with service(base, volume) as running:
+        running.until(lambda: is_gone(volume, identifier))
+
+
+def test_a_killed_service_leaves_what_it_knew_of_the_clock(base: Path, volume: Path) -> None:
+    """The one after it would else take the new time for the true one, and reap weeks early."""
+    young = dated(volume, "young", WATCHED_S + 60, JUMP_S)
+    remember(base, JUMP_S)
+    with service(base, volume) as running:
+        running.until_phase(volume, VolumePhase.IDLE)
+        running.kill()
+    left = decode((base / "clock.json").read_bytes())
+    assert left is not None
+    assert [round(era.ahead_ns / NS / DAY_S) for era in left.eras] == [0, JUMP_S // DAY_S]
+    with service(base, volume) as running:
+        running.until_phase(volume, VolumePhase.IDLE)
+    assert not is_gone(volume, young)
+
+
+def test_a_first_service_that_is_killed_leaves_its_clock(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        running.kill()
+    left = decode((base / "clock.json").read_bytes())
+    assert left is not None
+    assert abs(left.ahead_ns()) < NS
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[" * 5000, b"\0" * 100, json.dumps({"wall_ns": "soon"}).encode()])
-def test_a_memory_that_is_not_understood_is_none(text: bytes) -> None:
-    with tmpfs_store() as volume, places() as base:
-        (base / "clock.json").write_bytes(text)
-        identifier = orphan_in(volume, "job", EXPIRED).id
-        with service(base, volume) as running:
-            running.until(lambda: is_gone(volume, identifier))
+def test_a_memory_that_is_not_understood_is_none(base: Path, volume: Path, text: bytes) -> None:
+    (base / "clock.json").write_bytes(text)
+    identifier = orphan_in(volume, "job", EXPIRED).id
+    with service(base, volume) as running:
+        running.until(lambda: is_gone(volume, identifier))

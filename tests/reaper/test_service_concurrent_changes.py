@@ -21,7 +21,7 @@ from tests.support.make_trees import Dir, make_tree
 from tests.support.many_files import fill
 from tests.support.other_users import as_user, become
 from tests.support.outside_tree import unmount_below
-from tests.support.proc_stat import stat_of
+from tests.support.proc_stat import stat_of, status_of
 from tests.support.real_filesystems import bind_mount, tmpfs_over
 from tests.support.reap_process import beside
 from tests.support.service_process import QUICK, Service, configure
@@ -50,22 +50,14 @@ def throw_large(shared: Shared, uid: int, n_files: int = 20_000) -> str:
 
 
 def child_of(running: Service, uid: int) -> int | None:
-    """The child that acts for a user, if there is one now."""
     for pid in running.children():
         with suppress(FileNotFoundError, ProcessLookupError):
-            if os.stat(f"/proc/{pid}").st_uid == uid or _uid(pid) == uid:
+            if os.stat(f"/proc/{pid}").st_uid == uid or status_of(pid)["Uid"][0] == str(uid):
                 return pid
     return None
 
 
-def _uid(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("Uid:\t")[2].split()[0])
-
-
 def signal_as(uid: int, pid: int, number: int) -> None:
-    """Send a signal with that user's rights."""
-
     def act() -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -74,7 +66,6 @@ def signal_as(uid: int, pid: int, number: int) -> None:
 
 
 def n_lost(shared: Shared) -> int:
-    """How many children the service lost so far."""
     return sum(event["event"] == "child-lost" for event in events_in(shared.base))
 
 
@@ -185,35 +176,17 @@ def test_a_child_of_a_folder_that_vanished_does_not_work_in_the_next_one(shared:
 # Mounts, which root makes for her: the service sees none that she makes in a namespace of her own
 
 
-def _tmpfs_over_folder(shared: Shared) -> Path:
-    return shared.folder(MALLORY)
-
-
-def _tmpfs_over_orphans(shared: Shared) -> Path:
-    return shared.folder(MALLORY) / "orphans"
-
-
-def _tmpfs_over_reaping(shared: Shared) -> Path:
-    return shared.folder(MALLORY) / "reaping"
-
-
-def _over_all_users(shared: Shared) -> Path:
-    return shared.volume / ".trashd/u"
-
-
-@pytest.mark.parametrize("where", [_tmpfs_over_folder, _tmpfs_over_orphans, _tmpfs_over_reaping])
+@pytest.mark.parametrize("where", ["", "orphans", "reaping"])
 @pytest.mark.parametrize("is_early", [True, False])
-def test_a_mount_over_her_folder_is_nobody_elses_trouble(
-    shared: Shared, where: Callable[[Shared], Path], is_early: bool
-) -> None:
-    mallorys = shared.throw(MALLORY)
+def test_a_mount_over_her_folder_is_nobody_elses_trouble(shared: Shared, where: str, is_early: bool) -> None:
+    mallorys, mount_point = shared.throw(MALLORY), shared.folder(MALLORY) / where
     with ExitStack() as mounted:
         if is_early:
-            mounted.enter_context(bind_mount(shared.volume / "canary", where(shared)))
+            mounted.enter_context(bind_mount(shared.volume / "canary", mount_point))
         with shared.served() as running:
             if not is_early:
                 running.until(lambda: shared.is_gone(mallorys))
-                mounted.enter_context(bind_mount(shared.volume / "canary", where(shared)))
+                mounted.enter_context(bind_mount(shared.volume / "canary", mount_point))
             alices = shared.throw(ALICE)
             running.until(lambda: shared.is_gone(alices))
             shared.assert_untouched()
@@ -261,7 +234,7 @@ def test_mounts_that_never_answer_hold_nobody_up(shared: Shared, is_early: bool)
 def test_a_mount_over_all_folders_ends_with_the_mount(shared: Shared) -> None:
     with shared.served() as running:
         running.until_phase(shared.volume, VolumePhase.IDLE)
-        with tmpfs_over(_over_all_users(shared)):
+        with tmpfs_over(shared.volume / ".trashd/u"):
             running.reload()
             running.until_phase(shared.volume, VolumePhase.GONE, VolumePhase.BROKEN)
         running.reload()
@@ -318,7 +291,6 @@ def share_of_a_core(running: Service, seconds: float) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """The processor time of a process so far."""
     fields = stat_of(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -35,7 +35,6 @@ pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 
 
 def events(shared: Shared, identifier: str) -> list[str]:
-    """What the audit log tells of an orphan."""
     return [event["event"] for event in audited(shared.base) if event["id"] == identifier]
 
 

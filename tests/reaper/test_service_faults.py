@@ -8,7 +8,7 @@ import os
 import signal
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -39,12 +39,10 @@ def is_gone(volume: Path, identifier: str) -> bool:
 
 
 def is_in(volume: Path, identifier: str, state: str) -> bool:
-    """Whether it is in that state."""
     return (volume / ".trashd/u/0" / state / identifier).exists()
 
 
 def assert_served(running: Service, volume: Path, name: str) -> None:
-    """What is thrown away there goes."""
     identifier = orphan_in(volume, name, EXPIRED).id
     running.until(lambda: is_gone(volume, identifier))
 
@@ -55,15 +53,7 @@ def succeeds(*command: str | Path) -> bool:
 
 
 def events(base: Path) -> list[str]:
-    """What the audit log tells of, in order."""
     return [event["event"] for event in events_in(base)]
-
-
-@contextmanager
-def sound() -> Iterator[tuple[Path, Path]]:
-    """A volume that nothing is wrong with, and the service's directory."""
-    with tmpfs_store() as volume, places() as base:
-        yield volume, base
 
 
 # Errors
@@ -71,16 +61,16 @@ def sound() -> Iterator[tuple[Path, Path]]:
 
 @pytest.mark.long
 @pytest.mark.needs("fuse")
-def test_errors_in_many_orphans_give_the_volume_a_rest_and_the_reason_is_told() -> None:
-    with sound() as (well, base), broken_volume() as broken:
+def test_errors_in_many_orphans_give_the_volume_a_rest_and_the_reason_is_told(base: Path, volume: Path) -> None:
+    with broken_volume() as broken:
         init(broken.path)
         ids = [orphan_in(broken.path, f"job{n}", EXPIRED, {"unlink-a": "1"}).id for n in range(4)]
-        with service(base, broken.path, well) as running:
+        with service(base, broken.path, volume) as running:
             status = running.until_phase(broken.path, VolumePhase.BROKEN)
             assert "Input/output error" in status.why
             assert "tried again" in status.why
             assert status.faults
-            assert_served(running, well, "a")
+            assert_served(running, volume, "a")
             assert running.volume(broken.path).phase is VolumePhase.BROKEN
             left = [one for one in ids if not is_in(broken.path, one, "quarantine")]
             running.reload()
@@ -92,48 +82,47 @@ def test_errors_in_many_orphans_give_the_volume_a_rest_and_the_reason_is_told() 
         assert_silent(broken.path)
 
 
+def shut_down(filesystem: Path) -> None:
+    root = os.open(filesystem, os.O_RDONLY)
+    fcntl.ioctl(root, _EXT4_IOC_SHUTDOWN, _WITHOUT_LOG)
+    os.close(root)
+
+
+def find_fault(filesystem: Path) -> None:
+    """Have the kernel find an error in it, of which it becomes read-only."""
+    entry = mount_of(filesystem)
+    assert entry is not None
+    Path("/sys/fs/ext4", Path(os.fsdecode(entry.source)).name, "trigger_fs_error").write_text("test")
+
+
 @pytest.mark.needs("loop")
-def test_filesystem_that_shuts_down_in_the_middle_of_a_reap_is_left_alone() -> None:
-    with sound() as (well, base), loop_volume("ext4", 64) as sick:
+@pytest.mark.parametrize(("harm", "why"), [(shut_down, "Input/output error"), (find_fault, "Read-only file system")])
+def test_filesystem_that_fails_in_the_middle_of_a_reap_is_left_alone(
+    base: Path, volume: Path, harm: Callable[[Path], None], why: str
+) -> None:
+    with loop_volume("ext4", 64, mount_options=["errors=remount-ro"]) as sick:
         init(sick)
         large = swap(fill(sick / "large", 3000), options=EXPIRED).id
-        with service(base, sick, well, config=SLOWLY) as running:
+        with service(base, sick, volume, config=SLOWLY) as running:
             running.until(lambda: is_in(sick, large, "reaping"))
-            root = os.open(sick, os.O_RDONLY)
-            fcntl.ioctl(root, _EXT4_IOC_SHUTDOWN, _WITHOUT_LOG)
-            os.close(root)
-            assert "Input/output error" in running.until_phase(sick, VolumePhase.BROKEN).why
-            assert_served(running, well, "a")
+            harm(sick)
+            assert why in running.until_phase(sick, VolumePhase.BROKEN).why
+            assert_served(running, volume, "a")
             running.stop()
 
 
 @pytest.mark.needs("loop")
-def test_filesystem_that_becomes_read_only_in_the_middle_of_a_reap_is_left_alone() -> None:
-    with sound() as (well, base), loop_volume("ext4", 64, mount_options=["errors=remount-ro"]) as sick:
-        init(sick)
-        large = swap(fill(sick / "large", 3000), options=EXPIRED).id
-        entry = mount_of(sick)
-        assert entry is not None
-        with service(base, sick, well, config=SLOWLY) as running:
-            running.until(lambda: is_in(sick, large, "reaping"))
-            Path("/sys/fs/ext4", Path(os.fsdecode(entry.source)).name, "trigger_fs_error").write_text("test")
-            assert "Read-only file system" in running.until_phase(sick, VolumePhase.BROKEN).why
-            assert_served(running, well, "a")
-            running.stop()
-
-
-@pytest.mark.needs("loop")
-def test_volume_that_is_read_only_for_a_while_is_served_afterwards() -> None:
-    with sound() as (well, base), loop_volume("ext4", 64) as sick:
+def test_volume_that_is_read_only_for_a_while_is_served_afterwards(base: Path, volume: Path) -> None:
+    with loop_volume("ext4", 64) as sick:
         init(sick)
         identifier = orphan_in(sick, "job").id
-        with service(base, sick, well) as running:
+        with service(base, sick, volume) as running:
             running.until_phase(sick, VolumePhase.IDLE)
             running.until(lambda: succeeds("mount", "-o", "remount,ro", sick))
             configure(base, QUICK + 'retention = "0s"\nminimum_age = "0s"\n')
             running.reload()
             assert "Read-only file system" in running.until_phase(sick, VolumePhase.BROKEN).why
-            assert_served(running, well, "a")
+            assert_served(running, volume, "a")
             assert succeeds("mount", "-o", "remount,rw", sick)
             running.reload()
             running.until(lambda: is_gone(sick, identifier))
@@ -145,7 +134,6 @@ def test_volume_that_is_read_only_for_a_while_is_served_afterwards() -> None:
 
 @contextmanager
 def served_small(filesystem: str) -> Iterator[tuple[Path, Path]]:
-    """A small volume with a store, and root's drop folder in it."""
     few = [["-N", "3000"]] if filesystem == "ext4" else []
     tmpfs = tmpfs_volume("16m", ["nr_inodes=3000"])
     with tmpfs if filesystem == "tmpfs" else loop_volume(filesystem, 64, *few) as volume:
@@ -195,14 +183,11 @@ def test_service_goes_on_where_nothing_of_its_own_can_be_written() -> None:
         config = f'audit = "{state}/audit"\n{QUICK}'
         with _service_with(base, volume, config, state) as running:
             running.until_phase(volume, VolumePhase.IDLE)
-            for directory in (state, runtime):
-                _fill_up(directory)
-            for n in range(30):
-                orphan_in(volume, f"job{n}", EXPIRED)
-            running.until(lambda: not any((volume / ".trashd/u/0/orphans").iterdir()))
-            running.until(lambda: not any((volume / ".trashd/u/0/reaping").iterdir()))
-            for directory in (state, runtime):
-                (directory / "filling").unlink()
+            with full(state, inodes=False), full(runtime.parent, inodes=False):
+                for n in range(30):
+                    orphan_in(volume, f"job{n}", EXPIRED)
+                for part in ("orphans", "reaping"):
+                    running.until(lambda part=part: not any((volume / ".trashd/u/0" / part).iterdir()))  # type: ignore[misc]
             assert_served(running, volume, "after")
             running.until(lambda: running.volume(volume).n_reaped > 30)
             running.stop()
@@ -221,21 +206,10 @@ def test_service_starts_where_it_can_remember_nothing() -> None:
 
 @contextmanager
 def _service_with(base: Path, volume: Path, config: str, state: Path) -> Iterator[Service]:
-    """The service with its state and audit log elsewhere."""
     (base / "config.d").mkdir()
     (base / "config.d/test.toml").write_text(config)
     with service(base, volume, environment={"STATE_DIRECTORY": str(state)}) as running:
         yield running
-
-
-def _fill_up(directory: Path) -> None:
-    """Take all the space of its filesystem."""
-    with (directory / "filling").open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            return
 
 
 # A server that is away
@@ -271,7 +245,6 @@ def hanging(pid: int) -> Iterator[None]:
 
 
 def daemon_of(mount_point: Path) -> int:
-    """The daemon of `broken_volume`."""
     wanted = {os.fsencode(mount_point), b"tests.support.fuse_eio"}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -282,15 +255,15 @@ def daemon_of(mount_point: Path) -> int:
 
 @pytest.mark.long
 @pytest.mark.needs("fuse")
-def test_volume_that_hangs_in_the_middle_of_a_reap_holds_nothing_else_up() -> None:
-    with sound() as (well, base), broken_volume() as hung:
+def test_volume_that_hangs_in_the_middle_of_a_reap_holds_nothing_else_up(base: Path, volume: Path) -> None:
+    with broken_volume() as hung:
         init(hung.path)
         large = swap(fill(hung.path / "large", 2000), options=EXPIRED).id
-        with service(base, hung.path, well, config=SLOWLY) as running:
+        with service(base, hung.path, volume, config=SLOWLY) as running:
             running.until(lambda: is_in(hung.backing, large, "reaping"))
             with hanging(daemon_of(hung.path)):
-                assert_served(running, well, "a")
-                assert_served(running, well, "b")
+                assert_served(running, volume, "a")
+                assert_served(running, volume, "b")
                 running.stop()
         with service(base, hung.path) as running:
             running.until(lambda: is_gone(hung.backing, large))
@@ -298,15 +271,15 @@ def test_volume_that_hangs_in_the_middle_of_a_reap_holds_nothing_else_up() -> No
 
 
 @pytest.mark.needs("fuse")
-def test_service_that_looks_for_volumes_ends_at_once_though_one_hangs() -> None:
-    with sound() as (well, base), broken_volume() as hung:
+def test_service_that_looks_for_volumes_ends_at_once_though_one_hangs(base: Path, volume: Path) -> None:
+    with broken_volume() as hung:
         init(hung.path)
-        with service(base, hung.path, well) as running:
+        with service(base, hung.path, volume) as running:
             running.until_phase(hung.path, VolumePhase.IDLE)
             with hanging(daemon_of(hung.path)):
                 running.process.send_signal(signal.SIGHUP)
                 running.until(lambda: "RELOADING=1" in running.said())
-                assert_served(running, well, "a")
+                assert_served(running, volume, "a")
                 running.stop()
 
 
@@ -317,14 +290,14 @@ def test_idle_service_ends_with_its_forker() -> None:
         assert running.process.wait(LIMIT_S) != 0
 
 
-def test_store_of_a_volume_that_is_gone_is_no_trouble() -> None:
-    with sound() as (well, base), tmpfs_volume() as leaves:
+def test_store_of_a_volume_that_is_gone_is_no_trouble(base: Path, volume: Path) -> None:
+    with tmpfs_volume() as leaves:
         init(leaves)
         kept = orphan_in(leaves, "job").id
-        with service(base, leaves, well) as running:
+        with service(base, leaves, volume) as running:
             running.until_phase(leaves, VolumePhase.IDLE)
             assert state_of(leaves, kept) is not None
             assert place(leaves, kept).exists()
             running.until(lambda: succeeds("umount", leaves))  # an idle service keeps no volume busy
             running.until_phase(leaves, VolumePhase.GONE)
-            assert_served(running, well, "a")
+            assert_served(running, volume, "a")

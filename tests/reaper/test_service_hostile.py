@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
-import stat
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,93 +20,53 @@ from tests.support.real_filesystems import bind_mount
 from tests.support.service_process import QUICK, service
 from tests.support.shared_volume import ALICE, MALLORY, Shared
 from tests.support.small_orphans import EXPIRED
+from tests.support.small_orphans import PINNED as KEPT
 from tests.support.store_calls import assert_silent, forge, place, swap
 from tests.support.trashd_command import trashd
 from tests.support.volume_under_service import events_in
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 
-KEPT = SwapOptions(retention_s=None)
-
-
 # Forged records
-
-
-def _fifo(record: Path, _shared: Shared) -> None:
-    os.mkfifo(record, 0o600)
-
-
-def _device(record: Path, _shared: Shared) -> None:
-    os.mknod(record, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero: reading it never ends
-
-
-def _socket(record: Path, _shared: Shared) -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        here = os.open(record.parent, os.O_PATH)
-        listener.bind(f"/proc/self/fd/{here}/{record.name}")
-        os.close(here)
-
-
-def _link(record: Path, shared: Shared) -> None:
-    record.symlink_to(shared.volume / "canary/secret")
-
-
-def _hard_link(record: Path, shared: Shared) -> None:
-    record.hardlink_to(shared.volume / "canary/secret")
-
-
-def _gigabyte(record: Path, _shared: Shared) -> None:
-    (record.parent / "saved").rename(record)
-    os.truncate(record, 1 << 30)
-
-
-def _directory(record: Path, _shared: Shared) -> None:
-    record.mkdir()
-
-
-def _nothing(_record: Path, _shared: Shared) -> None:
-    pass
-
-
-def _text(text: bytes, record: Path, _shared: Shared) -> None:
-    record.write_bytes(text)
-
-
-def _fields(fields: dict[str, object], record: Path, _shared: Shared) -> None:
-    (record.parent / "saved").rename(record)
-    forge(record, **fields)
 
 
 BAD_TIMES: dict[str, list[object]] = {
     "retention_s": [-1, 1 << 63, 1 << 80, 1e400, "0", []],
     "created_ns": [-1, 1 << 80, None],
 }
-NO_RECORDS: list[Callable[[Path, Shared], None]] = [
-    _fifo,
-    _device,
-    _socket,
-    _link,
-    _hard_link,
-    _gigabyte,
-    _directory,
-    _nothing,
-    *(partial(_text, text) for text in (b"", b"[]", b"[" * 60_000, b"\xff", b"{" + b" " * 65_600 + b"}")),
-    *(partial(_fields, {"origin": origin}) for origin in ("../canary/job", "/etc", "a/../../etc", "%2e%2e/x")),
-    *(partial(_fields, {"id": text}) for text in ("20200101T000000.000Z-other-00000000", "\x1b[2J", "../../canary")),
-    partial(_fields, {"volume": "0" * 32}),
-    *(partial(_fields, {key: time}) for key, times in BAD_TIMES.items() for time in times),
-    partial(_fields, {"format": 2}),
-    partial(_fields, {"note": "\n" * 65_000}),
+Forgery = str | bytes | Mapping[str, object]
+NO_RECORDS: list[Forgery] = [
+    "mkfifo -m 600 record.json",
+    "mknod -m 600 record.json c 1 5",  # /dev/zero: reading it never ends
+    f"{sys.executable} -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"record.json\")'",
+    'ln -s "$1" record.json',
+    'ln "$1" record.json',
+    "mv saved record.json; truncate -s 1G record.json",
+    "mkdir record.json",
+    "",
+    *(b"", b"[]", b"[" * 60_000, b"\xff", b"{" + b" " * 65_600 + b"}"),
+    *({"origin": origin} for origin in ("../canary/job", "/etc", "a/../../etc", "%2e%2e/x")),
+    *({"id": text} for text in ("20200101T000000.000Z-other-00000000", "\x1b[2J", "../../canary")),
+    {"volume": "0" * 32},
+    *({key: time} for key, times in BAD_TIMES.items() for time in times),
+    {"format": 2},
+    {"note": "\n" * 65_000},
 ]
+"""Made by a shell, which is told a file of root's; as a text; or as a record with other fields."""
 
 
-def plant(shared: Shared, identifier: str, forgery: Callable[[Path, Shared], None]) -> None:
-    """Put something else where a record was."""
-    record = place(shared.volume, identifier) / "record.json"
-    record.rename(record.parent / "saved")
-    forgery(record, shared)
+def plant(shared: Shared, identifier: str, forgery: Forgery) -> None:
+    record, secret = place(shared.volume, identifier) / "record.json", shared.volume / "canary/secret"
+    saved = record.rename(record.parent / "saved")
+    match forgery:
+        case bytes():
+            record.write_bytes(forgery)
+        case Mapping():
+            forge(saved.rename(record), **forgery)
+        case _:
+            subprocess.run(["sh", "-euc", forgery, "sh", secret], cwd=record.parent, check=True)
     for path in record.parent.iterdir():
-        if not path.is_symlink() and forgery is not _hard_link:
+        if not path.is_symlink() and not path.samefile(secret):
             os.chown(path, MALLORY, MALLORY)
 
 
@@ -143,7 +103,6 @@ def test_records_forged_while_the_service_watches_are_kept(shared: Shared) -> No
 
 
 def place_in_orphans(shared: Shared, identifier: str) -> Path:
-    """Mallory's container."""
     return shared.folder(MALLORY) / "orphans" / identifier
 
 
@@ -204,30 +163,19 @@ def test_forged_pointers_lead_to_nothing_of_others(shared: Shared) -> None:
 # Planted folders
 
 
-def _planted_folder(path: Path) -> None:
-    make_tree(path, {"orphans": {"20200101T000000.000Z-x-00000000": {}}, "drop": {}})
-
-
-def _planted_file(path: Path) -> None:
-    path.write_text("mine")
-
-
-def _planted_link(path: Path) -> None:
-    path.symlink_to(path.parents[2] / "canary")
-
-
-PLANTED: list[Callable[[Path], object]] = [
-    _planted_folder,
-    _planted_file,
-    _planted_link,
-    partial(os.mkfifo, mode=0o666),
+PLANTED = [
+    'mkdir -p "$1/orphans/20200101T000000.000Z-x-00000000" "$1/drop"',
+    'echo mine >"$1"',
+    'ln -s ../../canary "$1"',
+    'mkfifo -m 666 "$1"',
 ]
 
 
 def test_planted_folders_keep_the_service_from_nobody(shared: Shared) -> None:
     victims = range(13_000, 13_000 + len(PLANTED))
-    for uid, plant_it in zip(victims, PLANTED, strict=True):
-        as_user(MALLORY, partial(plant_it, shared.folder(uid)))
+    for uid, script in zip(victims, PLANTED, strict=True):
+        planting = ["sh", "-euc", script, "sh", shared.folder(uid)]
+        as_user(MALLORY, lambda planting=planting: subprocess.run(planting, check=True) and None)  # type: ignore[misc]
         make_tree(shared.home(uid), Dir(owner=(uid, uid)))
     early = [shared.throw(uid) for uid in victims]
     with shared.served() as running:
@@ -322,7 +270,6 @@ HOSTILE = [name.decode("utf-8", "surrogateescape") for name in weird_names() if 
 
 
 def counts(shared: Shared) -> Counter[str]:
-    """How often the audit log tells of what."""
     return Counter(event["event"] for event in events_in(shared.base))
 
 

@@ -32,8 +32,6 @@ _LONGEST_S = 0.7
 
 
 class Killer:
-    """Kills at random times, and counts what it hit."""
-
     def __init__(self, seed: str) -> None:
         self.random = Random(seed)
         self.n_hits: Counter[str] = Counter()
@@ -62,7 +60,6 @@ class Killer:
 
 
 def mount_canary_in(volume: Path, canary: Canary) -> str:
-    """The id of a large expired orphan with the canary's files linked and mounted into it."""
     tree = bulky_tree(volume / "job")
     (tree / "d0/mount").mkdir()
     canary.link_into(tree)
@@ -101,7 +98,6 @@ def test_service_killed_at_any_time_loses_nothing_and_touches_nothing_outside(fi
 
 
 def report(filesystem: str, killer: Killer, ledgers: list[Ledger]) -> None:
-    """Tell what was tested (`pytest -s`)."""
     sums = Counter[str]()
     for ledger in ledgers:
         sums.update({name: n for name, n in vars(ledger).items() if name.startswith("n_")})

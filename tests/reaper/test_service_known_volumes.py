@@ -86,6 +86,19 @@ def test_the_hour_goes_on_when_the_service_is_started_again(base: Path, image: P
                 assert ids(volume) == {orphan}
 
 
+def test_what_expired_while_the_store_could_not_be_used_is_kept(base: Path, image: Path) -> None:
+    with mounted(image, base / "v") as volume, service(base, volume, config=GRACE) as running:
+        running.until_phase(volume, VolumePhase.IDLE)
+        (volume / ".trashd/u").chmod(0o777)
+        running.reload()
+        running.until_phase(volume, VolumePhase.BROKEN)
+        (volume / ".trashd/u").chmod(0o755)
+        orphan = orphan_in(volume, options=EXPIRED).id
+        done_well("init", volume)
+        running.until(lambda: "kept until" in running.volume(volume).why)
+        assert ids(volume) == {orphan}
+
+
 def test_a_copy_that_is_mounted_alone_has_its_own_grace(base: Path, image: Path) -> None:
     with mounted(image, base / "v") as volume:
         orphan = orphan_in(volume, options=SwapOptions(retention_s=1)).id

@@ -40,7 +40,6 @@ def two_nodes(base: Path, machines: Machines, config: str = POLLED) -> Iterator[
 
 
 def others(of: Node) -> list[SeenNode]:
-    """The other nodes that a service sees."""
     return [one for one in of.running.volume(of.volume).nodes if not one.is_here]
 
 
@@ -49,13 +48,11 @@ def sees_one_alive(of: Node) -> bool:
 
 
 def until_seen(alpha: Node, beta: Node) -> None:
-    """Wait until each has seen the other live."""
     for one in (alpha, beta):
         one.running.until(partial(sees_one_alive, one))
 
 
 def reaped(*nodes: Node) -> Counter[str]:
-    """How often each orphan was told to be gone, by the services that reaped it."""
     events = [event for one in nodes if (one.base / "audit").exists() for event in audited(one.base)]
     return Counter(event["id"] for event in events if event["event"] == "reaped" and not event["detail"])
 

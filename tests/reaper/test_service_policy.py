@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
 from tests.support.many_files import fill, roomy_volume
+from tests.support.other_users import as_user
 from tests.support.real_filesystems import unmount
 from tests.support.service_process import configure, service
+from tests.support.shared_volume import ALICE, MALLORY, Shared
 from tests.support.small_orphans import EXPIRED, ids, orphan_in
 from tests.support.store_calls import assert_silent, swap
 from tests.support.trashd_command import done_well
@@ -30,22 +33,28 @@ def window_in(hours: int) -> str:
     return f'windows = ["{begins:02d}:00-{(begins + 1) % 24:02d}:00"]\n'
 
 
-def test_low_space_takes_the_oldest_before_its_time_until_there_is_enough(base: Path, volume: Path) -> None:
-    oldest = aged(volume, "oldest", 3 * HOUR_S, 10)
-    older = aged(volume, "older", 2 * HOUR_S, 10)
-    young = aged(volume, "young", 1 * HOUR_S, 10)
-    low = 'free_space = { low = "55%", high = "60%" }\n'  # of 64 MiB: 34 are free
-    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + low) as running:
+@pytest.mark.parametrize(
+    "limit",
+    ['free_space = { low = "55%", high = "60%" }\n', 'quota = { bytes = "25M" }\n'],  # of 64 MiB: 34 are free
+    ids=["low space", "quota"],
+)
+def test_the_oldest_are_taken_before_their_time_until_the_rest_is_within_the_limit(
+    base: Path, volume: Path, limit: str
+) -> None:
+    oldest, older, young = (
+        aged(volume, name, hours * HOUR_S, 10) for name, hours in (("oldest", 3), ("older", 2), ("young", 1))
+    )
+    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + limit) as running:
         running.until(lambda: oldest not in ids(volume))
         outwait(running, volume)
         assert ids(volume) == {older, young}
-    assert "low space" in running.log.read_text()
+    assert ("low space" in running.log.read_text()) == ("free" in limit)
 
 
 def test_low_on_inodes_takes_the_oldest_before_its_time(base: Path, volume: Path) -> None:
-    identifier = orphan_in(volume).id
-    low = 'free_inodes = { low = "99%", high = "99.9%" }\n'
     fill(volume / "many", os.statvfs(volume).f_files // 50)
+    identifier = swap(volume / "many").id
+    low = 'free_inodes = { low = "99%", high = "99.9%" }\n'
     with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + low) as running:
         running.until(lambda: identifier not in ids(volume))
 
@@ -58,16 +67,6 @@ def test_low_space_spares_what_is_too_young(base: Path, volume: Path) -> None:
         running.until(lambda: old not in ids(volume))
         outwait(running, volume)
         assert ids(volume) == {young}
-
-
-def test_quota_by_bytes_takes_the_oldest_until_the_rest_is_within_it(base: Path, volume: Path) -> None:
-    oldest = aged(volume, "oldest", 3 * HOUR_S, 10)
-    older = aged(volume, "older", 2 * HOUR_S, 10)
-    young = aged(volume, "young", 1 * HOUR_S, 10)
-    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + 'quota = { bytes = "25M" }\n') as running:
-        running.until(lambda: oldest not in ids(volume))
-        outwait(running, volume)
-        assert ids(volume) == {older, young}
 
 
 def test_quota_by_inodes_takes_the_oldest(base: Path, volume: Path) -> None:
@@ -87,6 +86,53 @@ def test_quota_holds_for_what_comes_later_too(base: Path, volume: Path) -> None:
         assert ids(volume) == {first}
         second = aged(volume, "second", 0, 10)
         running.until(lambda: ids(volume) == {second})
+
+
+def pin(home: Path, has_links: bool) -> None:
+    """Six orphans of 4 MiB each that stay, or of one such file that has a name in each of them."""
+    for n in range(6):
+        job = home / f"pinned{n}"
+        job.mkdir()
+        if has_links and n:
+            (job / "a").hardlink_to(home / "file")
+        else:
+            (job / "a").write_bytes(b"x" * (4 << 20))
+            if has_links:
+                (home / "file").hardlink_to(job / "a")
+        swap(job, options=SwapOptions(retention_s=None))
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_what_mallory_pins_takes_nothing_from_alice(shared: Shared, has_links: bool) -> None:
+    """More than the quota: names of one file, which take nothing, or files of hers, which count against her alone."""
+    as_user(MALLORY, partial(pin, shared.home(MALLORY), has_links))
+    alices = shared.throw(ALICE, options=SwapOptions())
+    large = shared.throw(MALLORY, "large", SwapOptions(), {"a": b"x" * (15 << 20)})
+    with shared.served("[defaults]\n" + AT_ANY_AGE + 'quota = { bytes = "13M" }\n') as running:
+        running.until(lambda: shared.is_gone(large))
+        outwait(running, shared.volume)
+        assert shared.is_in(alices, "orphans")
+
+
+def test_low_space_takes_the_largest_and_leaves_what_could_not_help(shared: Shared) -> None:
+    alices = [shared.throw(ALICE, f"job{n}", SwapOptions()) for n in range(3)]
+    large = shared.throw(MALLORY, "large", SwapOptions(), {"a": b"x" * (15 << 20)})
+    low = 'free_space = { low = "90%", high = "95%" }\n'
+    with shared.served("[defaults]\n" + AT_ANY_AGE + low) as running:
+        running.until(lambda: shared.is_gone(large))
+    assert all(shared.is_in(identifier, "orphans") for identifier in alices)
+
+
+def test_low_space_that_no_orphan_takes_deletes_nobodys(shared: Shared) -> None:
+    """Whoever fills the disk for a minute with files in use does not delete what all others could take back."""
+    alices = [shared.throw(ALICE, f"job{n}", SwapOptions()) for n in range(3)]
+    (shared.volume / "live").write_bytes(bytes(30 << 20))
+    low = 'free_space = { low = "90%", high = "95%" }\n'
+    with shared.served("[defaults]\n" + AT_ANY_AGE + low) as running:
+        running.until(lambda: "low space" in running.log.read_text())
+        outwait(running, shared.volume)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
+        assert all(shared.is_in(identifier, "orphans") for identifier in alices)
 
 
 def test_what_came_from_a_kept_place_stays(base: Path, volume: Path) -> None:
@@ -115,11 +161,27 @@ def test_rules_of_a_path_hold_for_what_came_from_there(base: Path, volume: Path)
         assert ids(volume) == {other}
 
 
-def test_outside_its_window_it_waits(base: Path, volume: Path) -> None:
+def test_outside_its_window_it_waits_until_a_reload_opens_one(base: Path, volume: Path) -> None:
     identifier = orphan_in(volume, options=EXPIRED).id
     with service(base, volume, config="[defaults]\n" + window_in(3)) as running:
         assert running.until_phase(volume, VolumePhase.WINDOW).why.startswith("it may work")
         assert ids(volume) == {identifier}
+        assert not running.volume(volume).is_known
+        assert "backlog   not known" in done_well("status").out
+        configure(base, "")
+        running.reload()
+        running.until(lambda: not ids(volume))
+
+
+def test_what_comes_outside_the_window_is_told_as_not_looked_at(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        outwait(running, volume)
+        configure(base, "[defaults]\n" + window_in(3))
+        running.reload()
+        running.until_phase(volume, VolumePhase.WINDOW)
+        orphan_in(volume, options=EXPIRED)
+        running.until(lambda: running.volume(volume).n_unread == 1)
+        assert "1 not looked at yet" in done_well("status").out
 
 
 def test_in_its_window_it_works(base: Path, volume: Path) -> None:
@@ -127,15 +189,6 @@ def test_in_its_window_it_works(base: Path, volume: Path) -> None:
     now = time.localtime().tm_hour
     window = f'windows = ["{now:02d}:00-{(now + 2) % 24:02d}:00"]\n'
     with service(base, volume, config="[defaults]\n" + window) as running:
-        running.until(lambda: not ids(volume))
-
-
-def test_window_that_opens_by_a_reload_lets_it_work(base: Path, volume: Path) -> None:
-    orphan_in(volume, options=EXPIRED)
-    with service(base, volume, config="[defaults]\n" + window_in(3)) as running:
-        running.until_phase(volume, VolumePhase.WINDOW)
-        configure(base, "")
-        running.reload()
         running.until(lambda: not ids(volume))
 
 
@@ -156,23 +209,17 @@ def test_volume_that_is_full_at_the_start_does_not_wait_for_its_window_either(ba
         running.until(lambda: not ids(volume))
 
 
-def test_paused_volume_is_let_go_of_and_goes_on_when_resumed(base: Path, volume: Path) -> None:
+@pytest.mark.parametrize("is_named", [True, False])
+def test_paused_volume_is_let_go_of_and_goes_on_when_resumed(base: Path, volume: Path, is_named: bool) -> None:
+    named = [volume] if is_named else []
     with service(base, volume) as running:
-        done_well("pause", volume)
+        done_well("pause", *named)
         running.until_phase(volume, VolumePhase.PAUSED)
         identifier = orphan_in(volume, options=EXPIRED).id
         assert "paused by" in running.volume(volume).why
         assert ids(volume) == {identifier}
-        done_well("resume", volume)
+        done_well("resume", *named)
         running.until(lambda: not ids(volume))
-
-
-def test_pause_of_all_is_one_of_each(base: Path, volume: Path) -> None:
-    with service(base, volume) as running:
-        done_well("pause")
-        running.until_phase(volume, VolumePhase.PAUSED)
-        done_well("resume")
-        outwait(running, volume)
 
 
 def test_pause_ends_by_itself(base: Path, volume: Path) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.service_status import VolumePhase
+from fusefs.store.registry_lines import RegistryLine
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Dir, make_tree
 from tests.support.service_process import QUICK, service
+from tests.support.store_calls import users_own
 from tests.support.trashd_command import trashd
 from tests.support.user_homes import ALICE, BOB, registry_of
 from tests.support.user_owned_stores import SOON, bare_stores, line_of, outlasts, own_stores, phases, register, thrown
@@ -35,11 +37,23 @@ def test_nobody_has_anothers_store_reaped_by_registering_it(base: Path, home: Ma
         assert kept.exists()
 
 
-def test_nobody_keeps_anothers_store_from_being_served_by_registering_it(base: Path, home: Mapping[int, Path]) -> None:
+@pytest.mark.parametrize(
+    "lines",
+    [lambda home: [line_of(home[ALICE])], lambda home: bare_stores(BOB, home[BOB], 1) * 10_000, None],
+    ids=["of hers", "ten thousand", "a fifo"],
+)
+def test_a_registry_of_anothers_keeps_nobody_from_being_served(
+    base: Path, home: Mapping[int, Path], lines: Callable[[Mapping[int, Path]], list[RegistryLine]] | None
+) -> None:
     container = thrown(ALICE, home[ALICE], *SOON)
-    register(BOB, home[BOB], [line_of(home[ALICE])])
+    register(BOB, home[BOB], lines(home) if lines else [])
+    if lines is None:
+        registry_of(home[BOB]).unlink()
+        os.mkfifo(registry_of(home[BOB]))
+        os.chown(registry_of(home[BOB]), BOB, BOB)
     with service(base) as running:
         running.until(lambda: not container.exists())
+        running.until(lambda: {one.owner for one in own_stores(running)} == {ALICE})
 
 
 def test_another_store_at_a_registered_place_is_not_served(base: Path, home: Mapping[int, Path]) -> None:
@@ -65,48 +79,18 @@ def test_a_user_with_many_stores_has_so_many_served_and_others_all_of_theirs(
         assert f"not served: uid {BOB}: 200 of the stores in his registry" in done.out
 
 
-def test_a_registry_with_ten_thousand_lines_holds_up_nobody(base: Path, home: Mapping[int, Path]) -> None:
-    (line,) = bare_stores(BOB, home[BOB], 1)
-    register(BOB, home[BOB], [line] * 10_000)
-    container = thrown(ALICE, home[ALICE], *SOON)
-    with service(base) as running:
-        running.until(lambda: not container.exists())
-        running.until(lambda: {one.owner for one in own_stores(running)} == {ALICE})
-
-
-def test_a_registry_that_is_a_fifo_holds_up_nobody(base: Path, home: Mapping[int, Path]) -> None:
-    register(BOB, home[BOB], [])
-    registry_of(home[BOB]).unlink()
-    os.mkfifo(registry_of(home[BOB]))
-    os.chown(registry_of(home[BOB]), BOB, BOB)
-    container = thrown(ALICE, home[ALICE], *SOON)
-    with service(base) as running:
-        running.until(lambda: not container.exists())
-
-
 @pytest.mark.needs("fuse")
-def test_a_disk_that_hangs_holds_up_whose_stores_are_on_it_alone(base: Path, home: Mapping[int, Path]) -> None:
-    register(BOB, home[BOB], bare_stores(BOB, home[BOB], 5))
-    container = thrown(ALICE, home[ALICE])
+@pytest.mark.parametrize(("n_stores", "uid"), [(5, 0), (1, BOB)], ids=["a disk", "a user's own mount"])
+def test_what_hangs_holds_up_whose_stores_are_on_it_alone(
+    base: Path, home: Mapping[int, Path], n_stores: int, uid: int
+) -> None:
+    register(BOB, home[BOB], bare_stores(BOB, home[BOB], n_stores))
+    thrown(ALICE, home[ALICE])
     with service(base) as running:
-        running.until(lambda: phases(running) == [VolumePhase.IDLE] * 6)
+        running.until(lambda: phases(running) == [VolumePhase.IDLE] * (n_stores + 1))
         with ExitStack() as hanging:
-            for number in range(5):
-                hanging.enter_context(silent_fuse(home[BOB] / f"bare-{number}", 0))
-            running.reload()
-            container = thrown(ALICE, home[ALICE], *SOON)
-            running.until(lambda: not container.exists())
-        running.stop()
-
-
-@pytest.mark.needs("fuse")
-def test_a_mount_of_a_users_that_never_answers_holds_up_nobody(base: Path, home: Mapping[int, Path]) -> None:
-    (line,) = bare_stores(BOB, home[BOB], 1)
-    register(BOB, home[BOB], [line])
-    container = thrown(ALICE, home[ALICE])
-    with service(base) as running:
-        running.until(lambda: phases(running) == [VolumePhase.IDLE] * 2)
-        with silent_fuse(home[BOB] / "bare-0", BOB):
+            for number in range(n_stores):
+                hanging.enter_context(silent_fuse(home[BOB] / f"bare-{number}", uid))
             running.reload()
             container = thrown(ALICE, home[ALICE], *SOON)
             running.until(lambda: not container.exists())
@@ -117,7 +101,7 @@ def test_a_store_that_its_owner_breaks_alarms_nobody_and_is_served_when_it_is_wh
     base: Path, home: Mapping[int, Path]
 ) -> None:
     kept = thrown(BOB, home[BOB])
-    volume = home[BOB] / ".trashd/volume.json"
+    volume = users_own(home[BOB], BOB) / "volume.json"
     text = volume.read_text()
     with service(base, config=OFTEN) as running:
         running.until(lambda: phases(running) == [VolumePhase.IDLE])
@@ -133,7 +117,6 @@ def test_a_store_that_its_owner_breaks_alarms_nobody_and_is_served_when_it_is_wh
 
 
 def volume_id(text: str) -> str:
-    """The id in a volume.json."""
     return next(word for word in text.split('"') if len(word) == 32)
 
 

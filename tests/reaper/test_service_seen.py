@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.service_status import VolumePhase
-from fusefs.store.stage import SwapOptions
 from tests.support.many_files import roomy_volume
+from tests.support.many_orphans import many_orphans
+from tests.support.peak_usage import peak_of
+from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.service_process import Service, service
-from tests.support.small_orphans import EXPIRED, orphan_in
+from tests.support.small_orphans import orphan_in
 from tests.support.store_calls import init
 from tests.support.trashd_command import done_well
-from tests.support.volume_under_service import SLOW, audited, begin_large, outwait, queue_up
+from tests.support.volume_under_service import SLOW, audited, begin_large, outwait
 
 pytestmark = pytest.mark.needs("root")
 
@@ -29,15 +29,7 @@ MORE_KIB, ALL_KIB = 16 * MIB, 120 * MIB
 """What very many orphans may need beyond what few do, in the service's own process; and all its processes together."""
 
 
-def of_process(pid: int, file: str, key: str) -> int:
-    """A number from a file in /proc/PID."""
-    found = re.search(rf"^{key}:\s+(\d+)", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1])
-
-
 def processes(running: Service) -> list[int]:
-    """The service, its forker, and their children."""
     return [running.process.pid, running.forker(), *running.children()]
 
 
@@ -79,39 +71,6 @@ def counts(running: Service, volume: Path) -> tuple[int, int, int]:
     return told.n_reaped, told.removed_entries, told.n_orphans
 
 
-def test_status_command_shows_it(base: Path, volume: Path) -> None:
-    with service(base, volume) as running:
-        running.until(running.seen)
-        (told,) = done_well("status", "--json").objects()
-    assert told["volumes"][0]["path"] == str(volume)
-
-
-def test_status_of_a_service_that_ended_says_so(base: Path, volume: Path) -> None:
-    with service(base, volume) as running:
-        running.stop()
-        seen = running.seen()
-    assert seen is not None
-    assert not seen.is_running
-
-
-def test_metrics_are_written_for_the_node_exporter(base: Path, volume: Path) -> None:
-    textfile = base / "trashd.prom"
-    with service(base, volume, config=f'[metrics]\ntextfile = "{textfile}"\n') as running:
-        outwait(running, volume)
-        running.until(lambda: re.search(r"^trashd_[a-z_]*reaped\w*\{.*\} 1\.0$", textfile.read_text(), re.MULTILINE))
-
-
-def test_hook_runs_when_an_orphan_is_gone(base: Path, volume: Path) -> None:
-    told = base / "told"
-    told.touch()
-    told.chmod(0o666)
-    config = f'[hooks]\non_reaped = ["/bin/sh", "-c", \'cat > {told}\']\n'
-    with service(base, volume, config=config) as running:
-        identifier = orphan_in(volume, options=EXPIRED).id
-        running.until(lambda: told.read_text().endswith("}\n") or told.read_text().endswith("}"))
-    assert json.loads(told.read_text())["id"] == identifier
-
-
 def test_what_came_while_no_service_ran_is_told_once(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
         running.stop()
@@ -144,24 +103,18 @@ def n_wakeups_in(running: Service, seconds: float) -> int:
 
 
 def n_sleeps(pids: list[int]) -> int:
-    """How often all threads of these processes went to sleep so far."""
     found = 0
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):  # that thread was not needed any more
-                found += of_process(pid, f"task/{thread.name}/status", "voluntary_ctxt_switches")
+                found += int(status_of(pid, f"task/{thread.name}/status")["voluntary_ctxt_switches"][0])
     return found
-
-
-def most_kib(running: Service) -> int:
-    """The most memory that the service's own process ever had."""
-    return of_process(running.process.pid, "status", "VmHWM")
 
 
 def pss_kib(pid: int) -> int:
     """The memory of a process, its share of what others have too; 0 if it has ended."""
     try:
-        return of_process(pid, "smaps_rollup", "Pss")
+        return int(status_of(pid, "smaps_rollup")["Pss"][0])
     except (FileNotFoundError, ProcessLookupError):
         return 0
 
@@ -171,13 +124,13 @@ def test_very_many_orphans_need_little_memory(base: Path) -> None:
         init(volume)
         with service(base, volume) as running:
             outwait(running, volume)
-            few_kib = most_kib(running)
+            few_kib = peak_of(running.process.pid)
             running.stop()
-        queue_up(volume, MANY, SwapOptions(retention_s=3600))
+        many_orphans(volume, MANY, retention_s=3600)
         with service(base, volume) as running:
             running.until(lambda: running.volume(volume).n_orphans == MANY)
             outwait(running, volume)
-            assert most_kib(running) - few_kib < MORE_KIB
+            assert peak_of(running.process.pid) - few_kib < MORE_KIB
             assert sum(map(pss_kib, processes(running))) < ALL_KIB
             running.until(lambda: running.volume(volume).n_orphans == MANY)  # it knows of the marker's end
             (told,) = done_well("status", "--json").objects()

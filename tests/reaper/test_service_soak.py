@@ -6,13 +6,11 @@ A few seconds by default, so that it is known to work; `make soak` gives it an h
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from random import Random
 from statistics import median
 from typing import NamedTuple
@@ -22,6 +20,7 @@ import pytest
 from tests.support.concurrent_users import Traffic, traffic
 from tests.support.many_files import roomy_volume
 from tests.support.outside_tree import Canary
+from tests.support.proc_stat import status_of
 from tests.support.service_process import Service, places, service
 from tests.support.store_calls import assert_silent, recover_all
 
@@ -47,26 +46,16 @@ class Sample(NamedTuple):
 
 
 def look(running: Service) -> Sample:
-    """A sample, of the service's own process."""
-    status = Path(f"/proc/{running.process.pid}/status").read_text()
-    n_fds = len(os.listdir(f"/proc/{running.process.pid}/fd"))
-    return Sample(_field(status, "VmRSS"), n_fds, _field(status, "Threads"), len(running.children()))
-
-
-def _field(status: str, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
-    assert found is not None
-    return int(found[1])
+    status, n_fds = status_of(running.process.pid), len(os.listdir(f"/proc/{running.process.pid}/fd"))
+    return Sample(int(status["VmRSS"][0]), n_fds, int(status["Threads"][0]), len(running.children()))
 
 
 def n_reaped(running: Service) -> int:
-    """Orphans of its one volume that are gone."""
     seen = running.seen()
     return seen.status.volumes[0].n_reaped if seen else 0
 
 
 def is_over(at_s: float) -> bool:
-    """Whether it is that late."""
     return time.monotonic() > at_s
 
 

@@ -17,6 +17,7 @@ from tests.support.crash_scenarios import DyingAfter, end_of
 from tests.support.make_trees import IMMUTABLE, Dir, File, make_tree, remove_tree_hard, set_flags
 from tests.support.many_files import fill, roomy_volume
 from tests.support.other_users import as_user
+from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, project_quota_volume, set_project
 from tests.support.service_process import service
 from tests.support.small_orphans import EXPIRED, ids, orphan_in, orphan_of
@@ -29,18 +30,15 @@ ALICE, BOB = 12101, 12102
 
 
 def home_of(uid: int, volume: Path) -> Path:
-    """A directory of the user's."""
     return make_tree(volume / f"home-{uid}", Dir(owner=(uid, uid)))
 
 
 def large_of(uid: int, volume: Path, n_files: int, options: SwapOptions = EXPIRED) -> str:
-    """The id of an orphan of the user's with many files."""
     large = home_of(uid, volume) / "large"
     return as_user(uid, lambda: str(swap(fill(large, n_files), options=options).id))
 
 
 def orphan_with_a_file_of_roots(uid: int, volume: Path) -> str:
-    """The id of an orphan in which a directory of root's can't be emptied by its user."""
     tree = Dir({"mine": "1", "roots": Dir({"a": "1"})}, owner=(uid, uid))
     job = make_tree(home_of(uid, volume) / "job", tree)
     return as_user(uid, lambda: str(swap(job, options=EXPIRED).id))
@@ -48,11 +46,7 @@ def orphan_with_a_file_of_roots(uid: int, volume: Path) -> str:
 
 def uids_of(pids: list[int]) -> set[tuple[str, ...]]:
     """Real, effective, saved and filesystem uids."""
-    found = set()
-    for pid in pids:
-        (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("Uid:"))
-        found.add(tuple(line.split()[1:]))
-    return found
+    return {tuple(status_of(pid)["Uid"]) for pid in pids}
 
 
 def test_each_users_orphans_are_reaped_by_processes_of_his(base: Path) -> None:
@@ -118,16 +112,12 @@ def test_what_a_killed_root_left_of_a_swap_for_its_owner_is_given_to_him(base: P
         running.until(lambda: [(entry.uid, entry.state) for entry in entries(volume)] == [(ALICE, State.ORPHANS)])
 
 
-def test_new_user_is_served(base: Path, volume: Path) -> None:
-    orphan_in(volume, options=EXPIRED)
+@pytest.mark.parametrize("has_worked", [False, True])
+def test_user_who_comes_to_an_idle_volume_is_served(base: Path, volume: Path, has_worked: bool) -> None:
+    if has_worked:
+        orphan_in(volume, options=EXPIRED)
     with service(base, volume) as running:
         running.until(lambda: not ids(volume))
-        orphan_of(BOB, volume, EXPIRED)
-        running.until(lambda: not ids(volume))
-
-
-def test_user_who_comes_to_an_idle_volume_is_served(base: Path, volume: Path) -> None:
-    with service(base, volume) as running:
         running.until_phase(volume, VolumePhase.IDLE)
         orphan_of(BOB, volume, EXPIRED)
         running.until(lambda: not ids(volume))
@@ -177,7 +167,6 @@ def test_roots_authority_is_for_those_alone_who_are_listed(base: Path, volume: P
 
 
 def immutable_orphan(uid: int, volume: Path) -> str:
-    """The id of an orphan of the user's with an immutable file in it."""
     job = make_tree(home_of(uid, volume) / "job", Dir({"sub": Dir({"a": "1"}, owner=(uid, uid))}, owner=(uid, uid)))
     set_flags(job / "sub/a", IMMUTABLE)
     return as_user(uid, lambda: str(swap(job, options=EXPIRED).id))

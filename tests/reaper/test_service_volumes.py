@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
 from tests.support.service_process import QUICK, Service, service
 from tests.support.small_orphans import EXPIRED, ids, orphan_in
 from tests.support.store_calls import assert_silent, init, tmpfs_store, tree_of
+from tests.support.trashd_command import done_well, trashd
 from tests.support.volume_under_service import SLOW, begin_large, outwait
 
 pytestmark = pytest.mark.needs("root")
@@ -28,14 +30,12 @@ pytestmark = pytest.mark.needs("root")
 
 @contextmanager
 def two_places() -> Iterator[tuple[Path, Path]]:
-    """A volume with a store, and an empty directory to mount it on."""
     with tmpfs_store() as volume, tmpfs_volume() as elsewhere:
         (elsewhere / "place").mkdir()
         yield volume, elsewhere / "place"
 
 
 def open_on(running: Service, volume: Path) -> list[str]:
-    """What the service and its forker have open on a volume, as paths."""
     found = []
     for pid in (running.process.pid, running.forker()):
         for fd in Path(f"/proc/{pid}/fd").iterdir():
@@ -130,7 +130,6 @@ def test_another_volume_over_it_in_the_middle_of_a_reap_is_served_next(base: Pat
 
 
 def volume_id(volume: Path) -> str:
-    """What volume.json says."""
     return str(json.loads((volume / ".trashd/volume.json").read_text())["id"])
 
 
@@ -251,11 +250,35 @@ def test_store_whose_volume_json_is_removed_is_left_alone(base: Path, volume: Pa
             outwait(running, volume)
             aside = (volume / ".trashd/volume.json").rename(volume / "aside")
             fcntl.flock(record, fcntl.LOCK_UN)
-            running.until_phase(volume, VolumePhase.GONE)
+            running.until_phase(volume, VolumePhase.BROKEN)
             assert (tree / "a").exists()
             aside.rename(volume / ".trashd/volume.json")
             running.reload()
             running.until(lambda: not ids(volume))
+
+
+def test_store_that_is_removed_and_made_again_is_served_at_once(base: Path, volume: Path) -> None:
+    """What the service finds gone it looks at again in ten minutes by itself."""
+    with service(base, volume) as running:
+        running.until_phase(volume, VolumePhase.IDLE)
+        shutil.rmtree(volume / ".trashd")
+        running.until_phase(volume, VolumePhase.GONE)
+        done_well("init", volume)
+        running.until_phase(volume, VolumePhase.IDLE)
+        outwait(running, volume)
+
+
+def test_store_that_is_there_and_not_roots_any_more_is_no_store_that_is_gone(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        running.until_phase(volume, VolumePhase.IDLE)
+        (volume / ".trashd/u").chmod(0o777)
+        running.reload()
+        assert "belongs to somebody else" in running.until_phase(volume, VolumePhase.BROKEN).why
+        assert trashd("status").code == 14
+        (volume / ".trashd/u").chmod(0o755)
+        done_well("init", volume)
+        running.until_phase(volume, VolumePhase.IDLE)
+        outwait(running, volume)
 
 
 def test_several_volumes_are_served_beside_each_other(base: Path, volume: Path) -> None:

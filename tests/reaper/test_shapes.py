@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.filesystem_params import ALL_FILESYSTEMS
-from tests.support.make_trees import Dir, File, HardLink, Node, Spec, Symlink, deep_chain, make_tree, weird_names
+from tests.support.make_trees import Dir, Entry, File, HardLink, Node, Spec, Symlink, deep_chain, make_tree, weird_names
 from tests.support.many_files import fill, roomy_volume
 from tests.support.other_users import as_user
 from tests.support.reap_process import state_of
@@ -25,7 +25,6 @@ MODES = [0o000, 0o111, 0o222, 0o333, 0o444, 0o555, 0o700, 0o2555, 0o1555, 0o4000
 
 
 def assert_reaped(volume: Path, victim: Path, n_entries: int) -> None:
-    """One reap removes it all, and counts what it removed."""
     identifier = swap(victim).id
     reaped = reap_now(volume, identifier)
     assert (reaped.report.failures, reaped.report.removed) == ((), n_entries)
@@ -88,7 +87,6 @@ def test_names_of_any_kind_are_reaped_as_files_and_as_directories(volume: Path) 
 
 
 def closed_tree() -> Dir:
-    """Directories of every mode in directories of every mode, with something in them."""
     inner = {f"{mode:o}": Dir({"file": File(b"x", mode=0), "empty": Dir({}, mode=0)}, mode=mode) for mode in MODES}
     return Dir({f"{mode:o}": Dir({"file": "x", **inner}, mode=mode) for mode in MODES}, mode=0o555)
 
@@ -148,18 +146,13 @@ def test_smallest_trees_are_reaped_too(volume: Path, spec: Spec) -> None:
     assert_reaped(volume, make_tree(volume / "job", spec), 1 + len(spec))
 
 
-@pytest.mark.parametrize("kind", ["file", "fifo", "link", "device"])
-def test_what_is_no_directory_at_all_is_reaped(volume: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "entry", ["x", Node(stat.S_IFIFO | 0o600), Symlink("target"), Node(stat.S_IFCHR | 0o600, os.makedev(1, 3))]
+)
+def test_what_is_no_directory_at_all_is_reaped(volume: Path, entry: Entry | str) -> None:
+    made = make_tree(volume / "made", {"job": entry})
     target = make_tree(volume / "target", {"kept": "1"})
-    match kind:
-        case "file":
-            (volume / "job").write_text("x")
-        case "fifo":
-            os.mkfifo(volume / "job")
-        case "link":
-            (volume / "job").symlink_to(target)
-        case _:
-            os.mknod(volume / "job", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    (made / "job").rename(volume / "job")
     identifier = remove(volume / "job").id
     assert reap_now(volume, identifier).report.removed == 1
     assert state_of(volume, identifier) is None

@@ -31,8 +31,6 @@ _A_FEW_S = 0.4
 
 
 class _Notes:
-    """Full speed, and how long each slice took."""
-
     def __init__(self) -> None:
         self.busy_s: list[float] = []
         self.n_entries: list[int] = []
@@ -52,7 +50,6 @@ class _Notes:
 def slow_container(n_files: int) -> Iterator[tuple[SlowVolume, Path]]:
     """A container with one flat directory, every call about which takes its time."""
     with tmpfs_volume() as source, slow_volume(source, _DELAY_US) as slow:
-        (source / "container").mkdir()
         fill(source / "container" / "tree", n_files)
         slow.delay_all()
         yield slow, slow.path / "container"
@@ -116,7 +113,6 @@ class _Ghosts(Kernel):
 
 def test_listing_in_parts_that_tells_names_which_nothing_has_comes_to_an_end() -> None:
     with tmpfs_volume() as volume:
-        (volume / "container").mkdir()
         fill(volume / "container" / "tree", 500)
         kernel = _Ghosts(1000)
         with kernel.open_path(os.fsencode(volume / "container"), os.O_RDONLY | os.O_DIRECTORY) as fd:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.service_status import Status, StatusFault, VolumeStatus
+from fusefs.core.service_status import SeenStatus, Status, StatusFault, VolumeStatus
 from fusefs.linux.boot_id import boot_id
 from fusefs.service.status_file import FILE, read_status, write_status
 
@@ -39,6 +39,12 @@ while True:
 SOME = Status(version="0", pid=1, boot_id="b", started_ns=0, updated_ns=0)
 
 
+def status_in(directory: Path) -> SeenStatus:
+    seen = read_status(os.fsencode(directory))
+    assert seen is not None
+    return seen
+
+
 @contextmanager
 def service(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has written its status, and writes it without end when it is told a line."""
@@ -58,28 +64,21 @@ def test_no_service_ever_ran_there(tmp_path: Path) -> None:
 
 
 def test_a_service_is_seen_alive_and_after_a_kill_dead(tmp_path: Path) -> None:
-    directory = os.fsencode(tmp_path)
     with service(tmp_path) as process:
-        seen = read_status(directory)
-        assert seen is not None
-        assert seen.is_running
+        assert status_in(tmp_path).is_running
         process.send_signal(signal.SIGKILL)
         process.wait()
-    seen = read_status(directory)
-    assert seen is not None
-    assert not seen.is_running
+    assert not status_in(tmp_path).is_running
 
 
 def test_a_reader_sees_one_whole_status_after_the_other(tmp_path: Path) -> None:
-    directory = os.fsencode(tmp_path)
     with service(tmp_path) as process:
         assert process.stdin is not None
         process.stdin.write(b"go\n")
         process.stdin.flush()
         last = 0
         while last < 500:
-            seen = read_status(directory)
-            assert seen is not None
+            seen = status_in(tmp_path)
             assert seen.status.updated_ns >= last
             last = seen.status.updated_ns
             assert {volume.n_orphans for volume in seen.status.volumes} <= {last}
@@ -89,19 +88,15 @@ def test_a_killed_writer_leaves_the_old_status_and_hinders_nobody(tmp_path: Path
     directory = os.fsencode(tmp_path)
     write_status(directory, SOME)
     (tmp_path / "status.json.new").write_bytes(b"{ half")
-    assert read_status(directory) is not None
+    status_in(tmp_path)
     later = msgspec.structs.replace(SOME, updated_ns=7)
     write_status(directory, later)
-    seen = read_status(directory)
-    assert seen is not None
-    assert msgspec.structs.replace(seen.status, updated_boot_ns=None) == later
+    assert msgspec.structs.replace(status_in(tmp_path).status, updated_boot_ns=None) == later
 
 
 def test_its_age_does_not_follow_the_wall_clock(tmp_path: Path) -> None:
     write_status(os.fsencode(tmp_path), msgspec.structs.replace(SOME, boot_id=boot_id(), updated_ns=2**62))
-    seen = read_status(os.fsencode(tmp_path))
-    assert seen is not None
-    assert 0 < seen.age_s < 60
+    assert 0 < status_in(tmp_path).age_s < 60
 
 
 def test_everybody_may_read_it_whatever_the_umask(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -90,10 +89,3 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-
-
-@pytest.mark.parametrize("identifier", ["", "unknown"])
-def test_forgetting_what_is_not_known_is_nothing(identifier: str) -> None:
-    upcoming = DueQueue(3)
-    upcoming.remove(identifier)
-    assert len(upcoming) == 0

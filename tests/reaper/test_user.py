@@ -52,12 +52,10 @@ HOUR_S = 3600.0
 
 
 def new_user(most: int = MOST) -> UserState:
-    """A user of whom nothing is known yet."""
     return UserState(UID, BASE, lambda: most, 0)
 
 
 def part_of(user: UserState) -> FolderPart:
-    """The user's folder in the only store."""
     return user.parts[BASE]
 
 
@@ -73,7 +71,7 @@ def new_intake() -> ChildAnswers:
             KnownVolumes(b"/nowhere"),
         )  # fmt: skip
     opened = OpenVolume(store, "", nowhere, ExitStack())
-    return ChildAnswers(context, opened, VolumePolicy(BASE), WorkTotals(), SpaceTrend(), lambda: None)
+    return ChildAnswers(context, opened, VolumePolicy(BASE), WorkTotals(), SpaceTrend(), lambda: None, lambda uid: uid)
 
 
 def looked_at(user: UserState, *identifiers: str, at_s: float = 0.0) -> None:
@@ -145,7 +143,6 @@ def test_large_orphan_makes_way_after_a_while_and_has_longer_the_next_time() -> 
 
 
 def one_of(identifiers: Collection[str], which: int) -> str:
-    """One of some."""
     return sorted(identifiers)[which % len(identifiers)]
 
 
@@ -162,7 +159,6 @@ class Machine(RuleBasedStateMachine):
         self.ahead_s = 0.0
 
     def now_s(self) -> float:
-        """The service's time; it passes as the test says."""
         return boot_s() + self.ahead_s
 
     def tell(self, identifier: str, *, by_name: bool) -> None:
@@ -270,7 +266,6 @@ class Machine(RuleBasedStateMachine):
                 yield OrderDone()
 
     def seen(self, identifier: str) -> SeenContainer:
-        """A container as its record describes it."""
         is_claimed = identifier in self.claimed
         # Far enough from each other that the clock does not tell who is first.
         created_ns = time.time_ns() - (OLDEST_S - 10 * int(identifier[2:])) * 10**9
@@ -279,7 +274,6 @@ class Machine(RuleBasedStateMachine):
         )
 
     def reap(self, chosen: DueContainer, *, is_parked: bool) -> OrphanEnded:
-        """Reap one, as far as it may be had."""
         if chosen.id not in self.there:
             return OrphanEnded(chosen.id, lost="gone")
         if chosen.id in self.held:

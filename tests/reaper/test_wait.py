@@ -43,7 +43,6 @@ def make_job(volume: Path) -> Path:
 
 @contextmanager
 def volume_of(fs_type: str) -> Iterator[Path]:
-    """A volume with a store."""
     with tmpfs_volume() if fs_type == "tmpfs" else loop_volume(fs_type, 200) as path:
         init(path)
         yield path
@@ -57,13 +56,11 @@ class Gone(NamedTuple):
     volume_wait: VolumeWait
 
     def wait(self) -> Waited:
-        """`--wait`, after the reap."""
         return self.volume_wait.conclude(lambda: False)
 
 
 @contextmanager
 def reaped(volume: Path, victim: Path) -> Iterator[Gone]:
-    """A directory that was swapped, counted and reaped."""
     kernel = Kernel()
     swapped = swap(victim)
     sync(volume)
@@ -77,7 +74,6 @@ def reaped(volume: Path, victim: Path) -> Iterator[Gone]:
 
 @contextmanager
 def holder(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has a file open."""
     with path.open("rb") as file, subprocess.Popen(["sleep", "infinity"], stdin=file) as process:
         file.close()
         try:
@@ -185,7 +181,6 @@ def test_deleted_files_that_were_none_of_the_tree_are_not_blamed() -> None:
 
 @contextmanager
 def holding_deleted(path: Path) -> Iterator[None]:
-    """A process has a deleted file open."""
     path.write_bytes(os.urandom(SIZE))
     with holder(path):
         path.unlink()
@@ -241,7 +236,6 @@ class Volume(Kernel):
         return (self._mib.pop(0) if len(self._mib) > 1 else self._mib[0]) * MIB
 
     def wait(self, goal_mib: int = 0, stops: Callable[[], bool] = lambda: False) -> Waited:
-        """Wait after a reap; the first figures were those before it."""
         with ExitStack() as owned:
             volume_wait = VolumeWait(self, b"/dev/shm", owned, goal_mib * MIB)
             volume_wait.ids.append(ContainerId("nobody-has-this-id"))

@@ -15,9 +15,9 @@ from tests.support.store_calls import assert_silent, entries, init, reap_now, re
 
 
 @pytest.fixture
-def volume() -> Iterator[Path]:
-    """A tmpfs with a store; in the end the checker has nothing to say."""
-    with tmpfs_store() as path:
+def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """What the module's VOLUME makes; without one a tmpfs with a store, of which in the end the checker is silent."""
+    with getattr(request.module, "VOLUME", tmpfs_store)() as path:
         yield path
 
 

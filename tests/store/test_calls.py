@@ -29,7 +29,6 @@ PRIVATE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-pro
 
 
 def flat(path: Path, n_files: int) -> Path:
-    """A directory with that many empty files."""
     path.mkdir()
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     for number in range(n_files):

@@ -21,7 +21,7 @@ from tests.support.crash_scenarios import DyingAfter
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, full, loop_volume, mount_of, sync, unmount
-from tests.support.shared_store import ALICE, alices_volume
+from tests.support.shared_store import ALICE, alices_volume, orphan_of
 from tests.support.small_orphans import command
 from tests.support.store_calls import (
     assert_silent,
@@ -75,36 +75,20 @@ def volumes() -> Iterator[Volumes]:
         yield Volumes(source, copy)
 
 
-def attempt(act: Callable[[], object]) -> None:
-    """Do it, whether it works or not."""
-    with suppress(TrashdError):
-        act()
-
-
-def swapped(volume: Path, name: str = "job") -> str:
-    """The id of a directory of Alice's that she swapped."""
-
-    def act() -> str:
-        make_tree(volume / "alice" / name, {"results": "hers"})
-        return str(swap(volume / "alice" / name).id)
-
-    return as_user(ALICE, act)
-
-
 @pytest.mark.parametrize("how", COPIES)
 def test_what_a_copied_store_holds_is_listed_and_restored_to_its_free_name(volumes: Volumes, how: str) -> None:
-    identifier = swapped(volumes.source)
+    identifier = orphan_of(volumes.source, ALICE)
     COPIES[how](volumes.source, volumes.copy)
     assert [entry.id for entry in entries(volumes.copy)] == [identifier]
     (volumes.copy / "alice/job").rmdir()
     as_user(ALICE, lambda: restore(volumes.copy, identifier))
-    assert (volumes.copy / "alice/job/results").read_text() == "hers"
+    assert (volumes.copy / "alice/job/results").read_text() == "his own"
     assert entries(volumes.copy) == []
 
 
 @pytest.mark.parametrize("how", COPIES)
 def test_a_refused_restore_of_a_copy_leaves_the_orphan_for_another_try(volumes: Volumes, how: str) -> None:
-    identifier = swapped(volumes.source)
+    identifier = orphan_of(volumes.source, ALICE)
     COPIES[how](volumes.source, volumes.copy)
     for _ in range(2):
         with pytest.raises(Occupied) as caught:
@@ -112,11 +96,11 @@ def test_a_refused_restore_of_a_copy_leaves_the_orphan_for_another_try(volumes: 
         assert "--to" in caught.value.hint
         assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]
     as_user(ALICE, partial(restore, volumes.copy, identifier, to=volumes.copy / "alice/again"))
-    assert (volumes.copy / "alice/again/results").read_text() == "hers"
+    assert (volumes.copy / "alice/again/results").read_text() == "his own"
 
 
 def test_a_refused_restore_of_a_read_only_copy_takes_its_loan_back(volumes: Volumes) -> None:
-    identifier = swapped(volumes.source)
+    identifier = orphan_of(volumes.source, ALICE)
     _by_cp(volumes.source, volumes.copy)
     tree = place(volumes.copy, identifier) / "tree"
     tree.chmod(0o555)
@@ -126,7 +110,7 @@ def test_a_refused_restore_of_a_read_only_copy_takes_its_loan_back(volumes: Volu
 
 
 def test_a_refused_restore_of_a_part_leaves_the_copys_orphan_for_another_try(volumes: Volumes) -> None:
-    identifier = swapped(volumes.source)
+    identifier = orphan_of(volumes.source, ALICE)
     _by_cp(volumes.source, volumes.copy)
     (volumes.copy / "alice/job/results").write_text("another's")
     with pytest.raises(Occupied):
@@ -134,13 +118,13 @@ def test_a_refused_restore_of_a_part_leaves_the_copys_orphan_for_another_try(vol
     assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]
     (volumes.copy / "alice/job/results").unlink()
     as_user(ALICE, lambda: restore(volumes.copy, identifier, inside=b"results"))
-    assert (volumes.copy / "alice/job/results").read_text() == "hers"
+    assert (volumes.copy / "alice/job/results").read_text() == "his own"
     assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]
 
 
 @pytest.mark.parametrize("is_copy", [False, True])
 def test_a_refused_restore_from_quarantine_goes_back_there(volumes: Volumes, is_copy: bool) -> None:
-    identifier = swapped(volumes.source)
+    identifier = orphan_of(volumes.source, ALICE)
     make_tree(place(volumes.source, identifier) / "tree" / "roots", {"file": "root's"})
     reap_now(volumes.source, identifier)
     volume = volumes.source
@@ -158,7 +142,7 @@ def test_a_refused_restore_from_quarantine_goes_back_there(volumes: Volumes, is_
 
 
 def test_root_gives_a_copy_no_name_that_its_record_does_not_prove(volumes: Volumes) -> None:
-    identifier = swapped(volumes.source)
+    identifier = orphan_of(volumes.source, ALICE)
     _by_cp(volumes.source, volumes.copy)
     make_tree(volumes.copy / "srv", {})
     with pytest.raises(Refused, match="its tree is") as caught:
@@ -166,7 +150,7 @@ def test_root_gives_a_copy_no_name_that_its_record_does_not_prove(volumes: Volum
     assert "its owner can restore it himself" in caught.value.hint
     assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]
     as_user(ALICE, partial(restore, volumes.copy, identifier, to=volumes.copy / "alice/again"))
-    assert (volumes.copy / "alice/again/results").read_text() == "hers"
+    assert (volumes.copy / "alice/again/results").read_text() == "his own"
 
 
 def test_what_a_sweep_took_comes_back_in_a_copy_and_what_is_in_the_way_stays(volumes: Volumes) -> None:
@@ -211,15 +195,15 @@ def test_what_was_removed_comes_back_in_a_copy(volumes: Volumes) -> None:
 
 
 def test_recovery_loses_nothing_of_a_copy_that_was_made_in_the_middle_of_a_restore(volumes: Volumes) -> None:
-    identifier = swapped(volumes.source)
+    identifier = orphan_of(volumes.source, ALICE)
     container = place(volumes.source, identifier)
     container.rename(container.parent.parent / "restoring" / identifier)
     _by_cp(volumes.source, volumes.copy)
     assert recover_all(volumes.copy) != []
-    assert (place(volumes.copy, identifier) / "tree/results").read_text() == "hers"
+    assert (place(volumes.copy, identifier) / "tree/results").read_text() == "his own"
     with pytest.raises(TrashdError):
         as_user(ALICE, lambda: restore(volumes.copy, identifier))
-    assert (place(volumes.copy, identifier) / "tree/results").read_text() == "hers"
+    assert (place(volumes.copy, identifier) / "tree/results").read_text() == "his own"
 
 
 @pytest.mark.parametrize("call", ["link", "exchange"])
@@ -242,13 +226,12 @@ def test_a_swap_that_was_killed_before_the_copy_is_told_with_a_way_out(volumes: 
 
 
 def link_everything(volume: Path, to: Path) -> None:
-    """Give each file of Alice's folder another name."""
     subprocess.run(["cp", "-al", folder_of(volume, ALICE), to], check=True)
 
 
 def test_records_with_a_second_link_are_listed_kept_and_restored(volumes: Volumes) -> None:
     volume = volumes.source
-    identifier = swapped(volume)
+    identifier = orphan_of(volume, ALICE)
     link_everything(volume, volume / "backup")
     record = place(volume, identifier) / "record.json"
     before = record.read_bytes()
@@ -259,7 +242,7 @@ def test_records_with_a_second_link_are_listed_kept_and_restored(volumes: Volume
     assert record.stat().st_nlink == 1
     assert (volume / "backup/orphans" / identifier / "record.json").read_bytes() == before
     as_user(ALICE, lambda: restore(volume, identifier))
-    assert (volume / "alice/job/results").read_text() == "hers"
+    assert (volume / "alice/job/results").read_text() == "his own"
     recover_all(volume)
     assert_silent(volume)
 
@@ -268,12 +251,13 @@ def test_a_swap_on_a_full_volume_writes_into_no_file_of_a_backup(volumes: Volume
     volume = volumes.copy
     init(volume)
     make_tree(volume / "alice", Dir(owner=(ALICE, ALICE)))
-    swapped(volume)
+    orphan_of(volume, ALICE)
     link_everything(volume, volume / "backup")
     as_user(ALICE, lambda: make_tree(volume / "alice/second", {"more": "hers"}))
     spare = volume / "backup/reserve/ready/spare"
     with full(volume):
-        attempt(lambda: as_user(ALICE, lambda: swap(volume / "alice/second")))
+        with suppress(TrashdError):
+            as_user(ALICE, lambda: swap(volume / "alice/second"))
         assert spare.stat().st_size == 0
     recover_all(volume)
     assert (folder_of(volume, ALICE) / "reserve/ready/spare").stat().st_nlink == 1
@@ -282,7 +266,7 @@ def test_a_swap_on_a_full_volume_writes_into_no_file_of_a_backup(volumes: Volume
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])
 def test_a_record_that_others_can_write_to_by_another_name_is_nobodys_word(volumes: Volumes, mode: int) -> None:
-    identifier = swapped(volumes.source)
+    identifier = orphan_of(volumes.source, ALICE)
     record = place(volumes.source, identifier) / "record.json"
     record.chmod(mode)
     (volumes.source / "shared").hardlink_to(record)
@@ -291,7 +275,7 @@ def test_a_record_that_others_can_write_to_by_another_name_is_nobodys_word(volum
 
 
 def test_root_deletes_from_quarantine_what_has_a_record_with_a_second_link(volumes: Volumes) -> None:
-    identifier = swapped(volumes.source)
+    identifier = orphan_of(volumes.source, ALICE)
     make_tree(place(volumes.source, identifier) / "tree" / "roots", {"file": "root's"})
     reap_now(volumes.source, identifier)
     (volumes.source / "second").hardlink_to(place(volumes.source, identifier) / "record.json")
@@ -303,7 +287,7 @@ def test_root_deletes_from_quarantine_what_has_a_record_with_a_second_link(volum
 
 
 def test_two_mounted_copies_are_told_apart_by_volume_and_the_message_says_so(volumes: Volumes) -> None:
-    identifier = swapped(volumes.source)
+    identifier = orphan_of(volumes.source, ALICE)
     _by_cp(volumes.source, volumes.copy)
     kernel, both = Kernel(), [raw(volumes.source), raw(volumes.copy)]
     with pytest.raises(UsageError) as caught:
@@ -316,7 +300,7 @@ def test_two_mounted_copies_are_told_apart_by_volume_and_the_message_says_so(vol
 
 
 def test_a_copy_mounted_in_its_original_is_the_one_that_is_named(volumes: Volumes) -> None:
-    identifier = swapped(volumes.source)
+    identifier = orphan_of(volumes.source, ALICE)
     _by_cp(volumes.source, volumes.copy)
     inner = volumes.source / "copy"
     inner.mkdir()
@@ -326,7 +310,7 @@ def test_a_copy_mounted_in_its_original_is_the_one_that_is_named(volumes: Volume
         os.chown(inner / "alice/job", ALICE, ALICE)
         (inner / "alice/job").rmdir()
         as_user(ALICE, lambda: restore(inner, identifier))
-        assert (inner / "alice/job/results").read_text() == "hers"
+        assert (inner / "alice/job/results").read_text() == "his own"
         assert [entry.id for entry in entries(volumes.source)] == [identifier]
 
 
@@ -334,7 +318,7 @@ def test_an_image_mounted_beside_its_original_is_a_volume_of_its_own() -> None:
     with loop_volume("ext4", 16) as original:
         init(original)
         make_tree(original / "alice", Dir(owner=(ALICE, ALICE)))
-        identifier = swapped(original)
+        identifier = orphan_of(original, ALICE)
         entry = mount_of(original)
         assert entry is not None
         sync(original)
@@ -347,10 +331,10 @@ def test_an_image_mounted_beside_its_original_is_a_volume_of_its_own() -> None:
             with pytest.raises(UsageError, match=" and in "):
                 find_container(Kernel(), [raw(original), raw(there)], identifier)
             as_user(ALICE, lambda: restore(there, identifier))
-            assert (there / "alice/job/results").read_text() == "hers"
+            assert (there / "alice/job/results").read_text() == "his own"
             assert_silent(there)
             as_user(ALICE, lambda: restore(original, identifier))
-            assert (original / "alice/job/results").read_text() == "hers"
+            assert (original / "alice/job/results").read_text() == "his own"
         finally:
             unmount(there)
             there.rmdir()

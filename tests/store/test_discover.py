@@ -24,7 +24,6 @@ def find_bases(kernel: Kernel, silent: list[bytes] | None = None) -> list[bytes]
 
 @pytest.fixture
 def new() -> Iterator[Path]:
-    """A volume without a store."""
     with tmpfs_volume() as volume:
         yield volume
 
@@ -41,7 +40,6 @@ def steady(new: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def count_forks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many children were forked."""
     forks: list[int] = []
     fork = os.fork
 

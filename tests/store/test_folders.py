@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fusefs.core.names import whose
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import all_entries
-from fusefs.store.user_folders import open_user, whose
+from fusefs.store.user_folders import open_user
 from tests.support.acls import ACCESS, DEFAULT, acl
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
@@ -28,11 +28,7 @@ from tests.support.store_calls import (
 
 pytestmark = pytest.mark.needs("root")
 
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    with alices_volume() as path:
-        yield path
+VOLUME = alices_volume
 
 
 # What counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from tests.support.store_calls import (
     DyingAt,
     assert_silent,
     folder_of,
+    forked,
     in_child,
     init,
     own,
@@ -27,11 +28,7 @@ from tests.support.store_calls import (
 
 pytestmark = pytest.mark.needs("root")
 
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    with alices_volume() as path:
-        yield path
+VOLUME = alices_volume
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o077, 0o277, 0o777])
@@ -66,22 +63,17 @@ def test_a_part_that_is_missing_is_made_exact(volume: Path, mask: int) -> None:
     assert folders(volume) == [str(ALICE)]
 
 
-def _setgid(users: Path) -> None:
-    users.chmod(0o3777)
+STINGY = [(USER_OBJ, 1, NOBODY), (USER, 7, BOB), (GROUP_OBJ, 7, NOBODY), (MASK, 7, NOBODY), (OTHER, 7, NOBODY)]
+ABOVE: dict[str, Callable[[Path], None]] = {
+    "setgid": lambda users: users.chmod(0o3777),
+    "generous": lambda users: os.setxattr(users, DEFAULT, acl(*OPEN_TO_BOB)),
+    "stingy": lambda users: os.setxattr(users, DEFAULT, acl(*STINGY)),
+}
 
 
-def _generous(users: Path) -> None:
-    os.setxattr(users, DEFAULT, acl(*OPEN_TO_BOB))
-
-
-def _stingy(users: Path) -> None:
-    entries = [(USER_OBJ, 1, NOBODY), (USER, 7, BOB), (GROUP_OBJ, 7, NOBODY), (MASK, 7, NOBODY), (OTHER, 7, NOBODY)]
-    os.setxattr(users, DEFAULT, acl(*entries))
-
-
-@pytest.mark.parametrize("above", [_setgid, _generous, _stingy])
-def test_a_folder_is_exact_whatever_the_directory_above_gives(volume: Path, above: Callable[[Path], None]) -> None:
-    above(volume / ".trashd/new")
+@pytest.mark.parametrize("above", ABOVE)
+def test_a_folder_is_exact_whatever_the_directory_above_gives(volume: Path, above: str) -> None:
+    ABOVE[above](volume / ".trashd/new")
     folder = as_user(ALICE, lambda: throw(volume))
     assert modes(folder) == {0o700}
     with pytest.raises(PermissionError):
@@ -146,20 +138,10 @@ def test_two_first_commands_of_a_user_end_in_one_folder(volume: Path, is_planted
 
 
 def counted(volume: Path) -> int:
-    """How many calls it takes to make a folder."""
-    remove_own(volume)
+    remove_folders(volume)
     calls = Counting()
     make(volume, Kernel(calls))
     return len(calls.calls)
-
-
-def remove_own(volume: Path) -> None:
-    """What `remove_folders` does, by its owner."""
-    for path in (volume / ".trashd/new").iterdir():
-        if path.stat().st_uid == os.geteuid():
-            for part in path.iterdir():
-                part.rmdir()
-            path.rmdir()
 
 
 def race(volume: Path, n: int) -> tuple[Path, Path]:
@@ -168,16 +150,7 @@ def race(volume: Path, n: int) -> tuple[Path, Path]:
     pids: list[int] = []
 
     def begin() -> None:
-        pid = os.fork()
-        if pid:
-            pids.append(pid)
-            return
-        code = 1
-        try:
-            os.write(write_fd, os.fsencode(make(volume)))
-            code = 0
-        finally:
-            os._exit(code)
+        pids.append(forked(lambda: os.write(write_fd, os.fsencode(make(volume)))))
 
     first = make(volume, Kernel(ActingAt(n, begin)))
     os.close(write_fd)
@@ -193,15 +166,13 @@ def test_many_first_commands_of_a_user_end_in_one_folder_beside_a_planted_one(vo
     def act() -> set[str]:
         read_fd, write_fd = os.pipe()
         start, go = os.pipe()
-        pids = []
-        for _ in range(8):
-            pid = os.fork()
-            if pid == 0:
-                os.close(go)
-                os.read(start, 1)
-                os.write(write_fd, os.fsencode(make(volume)) + b"\n")
-                os._exit(0)
-            pids.append(pid)
+
+        def begin() -> None:
+            os.close(go)
+            os.read(start, 1)
+            os.write(write_fd, os.fsencode(make(volume)) + b"\n")
+
+        pids = [forked(begin) for _ in range(8)]
         os.close(go)
         os.close(write_fd)
         with open(read_fd, "rb") as pipe:

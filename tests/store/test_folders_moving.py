@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,7 @@ COMMANDS = (
     "swap VOLUME/alice/job",
 )
 N_MOST, EACH = 600, 6
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    with tmpfs_volume() as path:
-        yield path
+VOLUME = tmpfs_volume
 
 
 def set_up(volume: Path, n: int) -> tuple[Path, str]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fusefs.cli.main import run
-from fusefs.core.errors import NotProven
+from fusefs.core.errors import Exit, NotProven, TrashdError
 from fusefs.linux.kernel import Kernel
+from fusefs.store.find_orphans import all_entries
+from fusefs.store.make_folder import look_first
 from fusefs.store.stage import SwapOptions
 from fusefs.store.user_folders import open_user, take_census
 from tests.support.crash_scenarios import STRIDE
@@ -21,10 +26,10 @@ from tests.support.group_members import FORGED, plant
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.shared_store import ALICE, BOB, alices_volume, throw
+from tests.support.shared_store import ALICE, BOB, alices_volume, shared_store, throw
 from tests.support.store_calls import (
-    ENTRIES,
     ActingAt,
+    Counting,
     DyingAt,
     assert_silent,
     calls_of,
@@ -34,30 +39,25 @@ from tests.support.store_calls import (
     opened,
     own,
     problems,
+    raw,
     recover_all,
     swap,
+    users_own,
 )
 
 pytestmark = pytest.mark.needs("root")
 
 EXPIRED = SwapOptions(retention_s=0)
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    with alices_volume() as path:
-        yield path
+VOLUME = alices_volume
+ZOE = 1003
 
 
 def served(volume: Path) -> set[int]:
-    """The users that root's service would serve."""
     with opened(volume) as store:
         return set(take_census(store).inos)
 
 
 def expired(volume: Path) -> str:
-    """The id of what Alice swapped, past its term."""
-
     def act() -> str:
         path = make_tree(volume / "alice" / os.urandom(4).hex(), {"results": "her own"})
         return str(swap(path, options=EXPIRED).id)
@@ -66,7 +66,6 @@ def expired(volume: Path) -> str:
 
 
 def reap(volume: Path) -> int:
-    """`trashd reap` by root."""
     return run(["reap", "--volume", str(volume)])
 
 
@@ -114,7 +113,6 @@ def test_what_is_in_the_place_of_a_registered_folder_is_not_proven(volume: Path)
 
 
 def problems_of_folders(volume: Path) -> list[str]:
-    """What doctor says of folders."""
     return [one.what for one in problems(volume) if "uid" in one.what and "reap" in one.what]
 
 
@@ -202,15 +200,6 @@ def test_where_strangers_are_not_refused_nothing_that_a_user_made_is_registered(
     assert [entry.id for entry in entries(volume)] == [identifier]
     assert any("lets strangers move" in what for what in problems_of_folders(volume))
     assert served(volume) == {0}
-
-
-@pytest.mark.parametrize("filesystem", ["ext4", "xfs", "btrfs"])
-@pytest.mark.needs("loop")
-def test_init_sees_that_strangers_are_refused(filesystem: str) -> None:
-    with loop_volume(filesystem) as path:
-        init(path)
-        assert json.loads((path / ".trashd/volume.json").read_text())["strangers_refused"] is True
-        assert sorted(os.listdir(path / ".trashd")) == ENTRIES
 
 
 @pytest.mark.needs("loop")
@@ -346,11 +335,87 @@ def test_a_folder_that_root_makes_is_whole_and_proven_whenever_he_is_killed(volu
 def test_own_is_proven_in_a_users_own_store() -> None:
     with tmpfs_volume(options=("mode=1777",)) as path:
         as_user(ALICE, lambda: init(path))
-        assert oct((path / ".trashd/u").stat().st_mode & 0o7777) == "0o755"
-        assert not (path / ".trashd/new").exists()
+        assert oct((users_own(path, ALICE) / "u").stat().st_mode & 0o7777) == "0o755"
+        assert not (users_own(path, ALICE) / "new").exists()
 
         def is_proven() -> bool:
             with own(path) as folder:
                 return folder.is_proven
 
         assert as_user(ALICE, is_proven)
+
+
+# What her user does while root looks
+
+
+def by_link(path: Path) -> None:
+    path.symlink_to("/etc")
+
+
+def by_file(path: Path) -> None:
+    path.write_text("mine")
+
+
+def by_nothing(_path: Path) -> None:
+    pass
+
+
+def exchange(path: Path, make: Callable[[Path], None]) -> None:
+    """Put something else in the place of what is there, unless root has moved it by now."""
+    with suppress(FileNotFoundError):
+        path.rename(path.with_name("aside"))
+        make(path)
+
+
+def swap_new(path: Path) -> None:
+    swap(make_tree(path, {}))
+
+
+def root_looks(volume: Path, kernel: Kernel) -> None:
+    with opened(volume) as store:
+        look_first(store._replace(kernel=kernel))
+
+
+@pytest.mark.parametrize("made", [by_link, by_file, by_nothing])
+@pytest.mark.parametrize("part", ["", "orphans", "orphans/ID"])
+@pytest.mark.parametrize("act", [root_looks, init])
+def test_what_bob_does_while_root_looks_keeps_nobody_from_being_registered(
+    act: Callable[[Path, Kernel], None], made: Callable[[Path], None], part: str
+) -> None:
+    """Root looks at Bob first, and before each of its calls Bob puts something else in the place of what is his."""
+    n, n_calls = 0, 1
+    while n < n_calls:
+        with shared_store(alice=ALICE, zoe=ZOE, bob=BOB) as volume:
+            for uid, name in ((BOB, "bob"), (ZOE, "zoe")):
+                as_user(uid, partial(swap_new, volume / name / "job"))
+            identifier = next((volume / ".trashd/new" / str(BOB) / "orphans").iterdir()).name
+            hers = volume / ".trashd/new" / str(BOB) / part.replace("ID", identifier)
+            hook = Counting() if n == 0 else ActingAt(n, partial(as_user, BOB, partial(exchange, hers, made)))
+            act(volume, Kernel(hook))
+            n_calls = len(hook.calls) if isinstance(hook, Counting) else n_calls
+            assert ZOE in served(volume), n
+        n += STRIDE
+
+
+class BadBlocks(Kernel):
+    """What is in directories of Bob's can't be looked at."""
+
+    def stat(self, dir_fd: int, name: bytes) -> os.stat_result:
+        """As Kernel has it."""
+        if os.fstat(dir_fd).st_uid == BOB:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().stat(dir_fd, name)
+
+
+def test_what_can_not_be_read_of_bobs_is_told_and_the_others_are_looked_at() -> None:
+    with shared_store(alice=ALICE, zoe=ZOE, bob=BOB) as volume:
+        for uid, name in ((BOB, "bob"), (ZOE, "zoe")):
+            as_user(uid, partial(swap_new, volume / name / "job"))
+        recover_all(volume)
+        kernel, lost = BadBlocks(), list[TrashdError]()
+        with opened(volume) as store:
+            census = take_census(store._replace(kernel=kernel))
+        assert ZOE in census.inos
+        assert [one.uid for one in census.unread] == [BOB]
+        assert {entry.uid for entry in all_entries(kernel, [raw(volume)], lost)} == {ZOE}
+        assert [error.exit_code for error in lost] == [Exit.INCOMPLETE]

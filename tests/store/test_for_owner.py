@@ -22,7 +22,7 @@ from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.crash_scenarios import LOOKING, DyingAfter, end_of, forbid_exchange
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard, snapshot
 from tests.support.other_users import as_user
-from tests.support.shared_store import ALICE, NOGROUP, shared_store
+from tests.support.shared_store import ALICE, NOGROUP, dooms, shared_store
 from tests.support.store_calls import (
     ActingAt,
     assert_silent,
@@ -53,7 +53,6 @@ def volume() -> Iterator[Path]:
 
 
 def make_home(volume: Path) -> None:
-    """Her directory, as it was."""
     remove_tree_hard(volume / "home")
     make_tree(volume / "home", Dir({"results": "hers"}, owner=(ALICE, NOGROUP)))
 
@@ -61,12 +60,10 @@ def make_home(volume: Path) -> None:
 def swap_it(
     volume: Path, hook: Callable[[str], None] = lambda _call: None, options: SwapOptions | None = None
 ) -> Swapped:
-    """`trashd swap --for-owner`."""
     return swap_for_owner(Kernel(hook), raw(volume / "home"), options or SwapOptions(retention_s=DAY_S))
 
 
 def staged(volume: Path) -> list[Path]:
-    """The containers in Alice's stage/."""
     return list((folder_of(volume, ALICE) / "stage").iterdir())
 
 
@@ -88,19 +85,16 @@ def plant_directories(volume: Path) -> None:
 
 
 def hide_containers(volume: Path) -> None:
-    """Take the containers away."""
     for container in staged(volume):
         container.rename(folder_of(volume, ALICE) / "drop" / container.name)
 
 
 def open_containers(volume: Path) -> None:
-    """Let all users into them."""
     for container in staged(volume):
         container.chmod(0o777)
 
 
 def remove_containers(volume: Path) -> None:
-    """Remove them."""
     for container in staged(volume):
         remove_tree_hard(container)
 
@@ -175,7 +169,7 @@ def test_she_gets_it_with_the_retention_that_was_asked_for(volume: Path) -> None
 
 
 def test_what_she_does_not_take_stays_roots_and_is_kept_until_root_asks(volume: Path) -> None:
-    swapped = swap_it(volume, dooms(signal.SIGKILL))
+    swapped = swap_it(volume, dooms(signal.SIGKILL, "tmpfile", "create"))
     [warning] = swapped.warnings
     assert "trashd restore" in warning
     [entry] = entries(volume)
@@ -189,20 +183,10 @@ def test_what_she_does_not_take_stays_roots_and_is_kept_until_root_asks(volume: 
 
 
 def test_root_reaps_what_was_not_taken_by_its_id(volume: Path) -> None:
-    swapped = swap_it(volume, dooms(signal.SIGSTOP))
+    swapped = swap_it(volume, dooms(signal.SIGSTOP, "tmpfile", "create"))
     assert reap_now(volume, swapped.id).report.n_failed == 0
     recover_all(volume)
     assert_silent(volume)
-
-
-def dooms(number: int) -> Callable[[str], None]:
-    """A hook that ends or stops the child that acts for Alice as soon as it makes a record."""
-
-    def hook(call: str) -> None:
-        if os.geteuid() == ALICE and call in ("tmpfile", "create"):
-            os.kill(os.getpid(), number)
-
-    return hook
 
 
 @pytest.mark.parametrize("call", [("exchange", 1), ("renameat2", 1)])

@@ -60,7 +60,7 @@ def volume_of(fs_type: str) -> Iterator[Path]:
         init(path)
         home = Dir({"job": owned_by(USER), "next": owned_by(USER)}, owner=(USER, USER))
         make_tree(path / "home", home)
-        as_user(USER, partial(stock, path))
+        assert as_user(USER, partial(is_ready, path))
         yield path
 
 
@@ -71,12 +71,6 @@ def owned_by(uid: int) -> Dir:
 def leaves_room(fs_type: str, fullness: dict[str, bool]) -> bool:
     """Whether there is room for another swap: a record needs few of the reserve's blocks, which may make inodes."""
     return fs_type in ("xfs", "btrfs") or not fullness.get("inodes", True)
-
-
-def stock(volume: Path) -> None:
-    """Give the caller a folder with its reserve."""
-    with own(volume) as folder:
-        assert is_stocked(folder)
 
 
 def is_ready(volume: Path) -> bool:
@@ -197,7 +191,6 @@ def test_reap_works_at_a_quotas_limit() -> None:
 
 
 def use_up(subvolume: Path) -> None:
-    """Write until the quota says no."""
     with (subvolume / "filling").open("wb", buffering=0) as file:
         try:
             while True:

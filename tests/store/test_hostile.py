@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +16,14 @@ from fusefs.store.list_orphans import ListedContainer
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_store import ALICE, BOB, CANARY, attempt, canary_of, orphan_of, shared_store
+from tests.support.shared_store import ALICE, BOB, CANARY, canary_of, orphan_of, shared_store
 from tests.support.store_calls import (
     assert_silent,
     entries,
     folder_of,
     forge,
     init,
+    init_as_of_old,
     place,
     problems,
     raw,
@@ -34,20 +35,7 @@ from tests.support.store_calls import (
 
 pytestmark = pytest.mark.needs("root")
 
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    with shared_store(CANARY, alice=ALICE, bob=BOB) as path:
-        yield path
-
-
-def everything_root_does(volume: Path, identifier: str) -> None:
-    """All commands of root's that meet a user's container."""
-    entries(volume)
-    recover_all(volume)
-    attempt(lambda: restore(volume, identifier))
-    attempt(lambda: reap_now(volume, identifier))
-    problems(volume)
+VOLUME = partial(shared_store, CANARY, alice=ALICE, bob=BOB)
 
 
 # Forged records
@@ -162,10 +150,6 @@ def test_the_longest_retention_that_can_be_written_can_be_read(volume: Path) -> 
     assert_silent(volume)
 
 
-def _fifo(record: Path) -> None:
-    os.mkfifo(record, 0o600)
-
-
 def _socket(record: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         here = os.open(record.parent, os.O_PATH)
@@ -173,50 +157,38 @@ def _socket(record: Path) -> None:
         os.close(here)
 
 
-def _link_to_roots(record: Path) -> None:
-    record.symlink_to(record.parents[5] / "canary" / "secret")
-
-
-def _hard_link_to_roots(record: Path) -> None:
-    record.hardlink_to(record.parents[5] / "canary" / "secret")
-
-
 def _gigabyte(record: Path) -> None:
     (record.parents[5] / "alice" / "saved").rename(record)
     os.truncate(record, 1 << 30)
-
-
-def _directory(record: Path) -> None:
-    record.mkdir()
 
 
 def _text(content: bytes, record: Path) -> None:
     record.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [
-        _fifo,
-        _socket,
-        _link_to_roots,
-        _hard_link_to_roots,
-        _gigabyte,
-        _directory,
-        partial(_text, b""),
-        partial(_text, b"[]"),
-        partial(_text, b"[" * 60_000),
-        partial(_text, b"\xff\xfe"),
-        partial(_text, b'{"format": 1}'),
-        partial(_text, b'{"format": 2}'),
-    ],
-)
-def test_what_is_no_record_is_told_and_kept(volume: Path, plant: Callable[[Path], None]) -> None:
+NO_RECORDS: dict[str, Callable[[Path], object]] = {
+    "a FIFO": lambda record: os.mkfifo(record, 0o600),
+    "a socket": _socket,
+    "a link": lambda record: record.symlink_to(record.parents[5] / "canary/secret"),
+    "a hard link": lambda record: record.hardlink_to(record.parents[5] / "canary/secret"),
+    "a gigabyte": _gigabyte,
+    "a directory": lambda record: record.mkdir(),
+    "nothing": partial(_text, b""),
+    "a list": partial(_text, b"[]"),
+    "a deep list": partial(_text, b"[" * 60_000),
+    "no UTF-8": partial(_text, b"\xff\xfe"),
+    "an old format": partial(_text, b'{"format": 1}'),
+    "a format": partial(_text, b'{"format": 2}'),
+}
+
+
+@pytest.mark.parametrize("kind", NO_RECORDS)
+def test_what_is_no_record_is_told_and_kept(volume: Path, kind: str) -> None:
     identifier = orphan_of(volume, ALICE)
     record = place(volume, identifier) / "record.json"
     record.rename(volume / "alice" / "saved")
-    plant(record)
-    if not record.is_symlink() and plant is not _hard_link_to_roots:
+    NO_RECORDS[kind](record)
+    if "link" not in kind:
         os.chown(record, ALICE, ALICE)
     before = canary_of(volume)
     [entry] = entries(volume)
@@ -266,21 +238,16 @@ def test_unknown_keys_are_kept_when_a_record_is_rewritten(volume: Path) -> None:
 # Things planted where a folder or a store belongs
 
 
-def _plant_folder(path: Path) -> None:
-    make_tree(path, {"orphans": {}})
+PLANTED: dict[str, Callable[[Path], object]] = {
+    "a folder": lambda path: make_tree(path, {"orphans": {}}),
+    "a file": lambda path: path.write_text("mine"),
+    "a link": lambda path: path.symlink_to(path.parents[2] / "canary"),
+}
 
 
-def _plant_file(path: Path) -> None:
-    path.write_text("mine")
-
-
-def _plant_link(path: Path) -> None:
-    path.symlink_to(path.parents[2] / "canary")
-
-
-@pytest.mark.parametrize("plant", [_plant_folder, _plant_file, _plant_link])
-def test_a_planted_folder_is_passed_over_and_init_repairs_it(volume: Path, plant: Callable[[Path], None]) -> None:
-    as_user(BOB, lambda: plant(folder_of(volume, ALICE)))
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_planted_folder_is_passed_over_and_init_repairs_it(volume: Path, kind: str) -> None:
+    as_user(BOB, lambda: [PLANTED[kind](folder_of(volume, ALICE)), None][1])
     before = canary_of(volume)
     identifier = orphan_of(volume, ALICE)
     [entry] = entries(volume)
@@ -300,18 +267,17 @@ def test_a_planted_folder_is_passed_over_and_init_repairs_it(volume: Path, plant
 
 
 def listed(volume: Path) -> list[ListedContainer]:
-    """`trashd list`."""
     recover_all(volume)
     return entries(volume)
 
 
 def test_root_does_not_use_a_users_store_and_says_so() -> None:
     with tmpfs_volume(options=("mode=1777",)) as volume:
-        as_user(ALICE, lambda: init(volume))
+        as_user(ALICE, lambda: init_as_of_old(volume))
         make_tree(volume / "job", {"a": "b"})
         with pytest.raises(Untrusted, match="owner 1001") as caught:
             swap(volume / "job")
-        assert "trashd init" in caught.value.hint
+        assert "trashd init --replace" in caught.value.hint
         assert (volume / "job" / "a").read_text() == "b"
 
 
@@ -334,6 +300,7 @@ def test_init_takes_over_a_users_store_and_keeps_his_orphans(litter: Callable[[P
 
         def make() -> str:
             make_tree(volume / "job", {"results": "his own"})
+            init_as_of_old(volume)
             return str(swap(volume / "job").id)
 
         identifier = as_user(ALICE, make)
@@ -365,7 +332,7 @@ def test_init_puts_a_file_of_roots_where_a_user_planted_volume_json(plant: Calla
     with tmpfs_volume(options=("mode=1777",)) as volume:
         make_tree(volume / "canary", {"secret": "root's"})
         before = canary_of(volume)
-        as_user(ALICE, lambda: init(volume))
+        as_user(ALICE, lambda: init_as_of_old(volume))
         (volume / ".trashd" / "volume.json").unlink()
         as_user(ALICE, lambda: plant(volume / ".trashd" / "volume.json"))
         with pytest.raises(TrashdError):

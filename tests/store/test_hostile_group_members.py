@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,21 +15,26 @@ from tests.support.group_members import FORGED, plant
 from tests.support.make_trees import Dir, Seen, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_store import ALICE, BOB, alices_volume
-from tests.support.store_calls import assert_silent, entries, folder_of, problems, reap_now, recover_all, restore, swap
+from tests.support.shared_store import ALICE, BOB, alices_volume, orphan_of
+from tests.support.store_calls import (
+    assert_silent,
+    entries,
+    folder_of,
+    init_as_of_old,
+    problems,
+    reap_now,
+    recover_all,
+    restore,
+    swap,
+)
 
 pytestmark = pytest.mark.needs("root")
+
+VOLUME = alices_volume
 
 HEX = "0123456789ab"
 LIKE_FOLDERS = [f"{ALICE}", f"{ALICE}.{HEX}"]
 UNLIKE = ["junk", f"0{ALICE}", f"{ALICE}.{HEX[:-1]}", f"{ALICE}.{HEX}0", f"{ALICE}.{HEX.upper()}", f"{ALICE}.", "-1"]
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    """A store of root's and Alice's home."""
-    with alices_volume() as path:
-        yield path
 
 
 @contextmanager
@@ -48,19 +54,16 @@ def list_and_tend(volume: Path) -> None:
 
 
 def reap_all(volume: Path) -> None:
-    """All that is due, and what is not."""
     assert run(["reap", "--volume", str(volume)]) == 0
     run(["reap", "--all", "--now", "--volume", str(volume)])
 
 
 def repair(volume: Path) -> None:
-    """`doctor --repair`."""
     run(["doctor", "--repair", str(volume)])
 
 
 def take_over(volume: Path) -> None:
-    """`trashd init`, again."""
-    run(["init", str(volume)])
+    run(["init", "--replace", str(volume)])
 
 
 def restore_it(volume: Path) -> None:
@@ -89,25 +92,14 @@ def test_what_has_no_users_name_is_nobodys_folder(volume: Path, name: str) -> No
     assert_silent(volume)
 
 
-def throw(volume: Path) -> str:
-    """The id of an orphan that Alice makes."""
-
-    def act() -> str:
-        make_tree(volume / "alice/job", {"results": "her own"})
-        return str(swap(volume / "alice/job").id)
-
-    return as_user(ALICE, act)
-
-
 @pytest.mark.parametrize("name", LIKE_FOLDERS)
 def test_its_user_works_in_one_folder_of_her_own_beside_a_planted_one(volume: Path, name: str) -> None:
     planted = plant(volume, BOB, ALICE, name)
     with nothing_changes(planted):
-        first = throw(volume)
+        first = orphan_of(volume, ALICE)
         as_user(ALICE, lambda: restore(volume, first))
-        (volume / "alice/job/results").unlink()
-        (volume / "alice/job").rmdir()
-        second = throw(volume)
+        shutil.rmtree(volume / "alice/job")
+        second = orphan_of(volume, ALICE)
         assert [entry.id for entry in entries(volume)] == [second]
         assert reap_now(volume, second).lost is None
     folders = [path.name for path in folder_of(volume, ALICE).parent.glob(f"{ALICE}*")]
@@ -136,7 +128,7 @@ def test_the_hands_that_he_kept_open_lead_to_nothing_of_hers(volume: Path, name:
     planted = plant(volume, BOB, ALICE, name)
     held = [os.open(planted / part, os.O_RDONLY) for part in (".", "orphans", "drop", "stage")]
     try:
-        throw(volume)
+        orphan_of(volume, ALICE)
         recover_all(volume)
         for fd in held:
             assert not any(b"-job-" in os.fsencode(name) for name in os.listdir(fd))
@@ -152,6 +144,7 @@ def test_after_root_took_over_a_store_no_directory_of_roots_is_his_folder() -> N
 
         def begin() -> None:
             make_tree(volume / "bob/job", {"a": "b"})
+            init_as_of_old(volume)
             swap(volume / "bob/job")
 
         as_user(BOB, begin)

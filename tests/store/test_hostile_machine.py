@@ -22,6 +22,7 @@ from tests.support.hostile_steps import (
     ALICE,
     BOB,
     DATA,
+    LIVE,
     MAPPED,
     OF_A_MATE,
     OF_THE_MAPPED,
@@ -111,6 +112,13 @@ class HostileMachine(RuleBasedStateMachine):
             self.twins.act(self.twins.first, steps)
         return ended.code, is_late[0]
 
+    def follow(self) -> None:
+        """On the plain one: what the hostile one could do on the first one, and no more.
+
+        A name that is free on one and taken on the other, as in a store, would make two histories of one.
+        """
+        self.twins.act(self.twins.plain, self.twins.made)
+
     def identity(self, where: str) -> int:
         try:
             return self.twins.first.at(where).lstat().st_ino
@@ -119,8 +127,8 @@ class HostileMachine(RuleBasedStateMachine):
 
     @rule(steps=STEPS)
     def act(self, steps: Sequence[Step]) -> None:
-        for side in (self.twins.first, self.twins.plain):
-            self.twins.act(side, steps)
+        self.twins.act(self.twins.first, steps)
+        self.follow()
 
     @rule(where=st.sampled_from(SHARED))
     def open(self, where: str) -> None:
@@ -146,10 +154,10 @@ class HostileMachine(RuleBasedStateMachine):
         _code, is_late = self.beside(asker, f"{verb} --keep-for {keep} VOLUME/{where}", moment, steps, where)
         self.n_thrown += 1
         if not is_late:
-            twins.act(twins.plain, steps)
+            self.follow()
         twins.give(asker, where, self.n_thrown, is_swap="swap" in verb)
         if is_late:
-            twins.act(twins.plain, steps)
+            self.follow()
         for entry in entries(self.volumes[0]):
             if entry.id not in known:
                 self.thrown[entry.id] = (asker, self.n_thrown)
@@ -164,13 +172,13 @@ class HostileMachine(RuleBasedStateMachine):
         option = f"--to VOLUME/{to}" if to else ""
         code, is_late = self.beside(by, f"restore {option} {identifier} --volume VOLUME", moment, steps, where)
         if not is_late:
-            twins.act(twins.plain, steps)
+            self.follow()
         if code == 0 and identifier in listed:
             twins.take_back(asker if not to else by, number, where)
             twins.keep_from_now(where)
             del self.thrown[identifier]
         if is_late:
-            twins.act(twins.plain, steps)
+            self.follow()
 
     @rule(
         asker=ASKERS,
@@ -184,13 +192,13 @@ class HostileMachine(RuleBasedStateMachine):
         identifier = data.draw(st.sampled_from(sorted(self.thrown))) if self.thrown else "none"
         words = words.replace("ID", identifier)
         told = "init VOLUME" if words == "init" else f"{words} --volume VOLUME"
-        self.twins.act(self.twins.plain, steps)
         self.beside(asker, told, moment, steps)
+        self.follow()
 
     @rule(moment=MOMENTS, steps=STEPS)
     def repair(self, moment: int, steps: Sequence[Step]) -> None:
-        self.twins.act(self.twins.plain, steps)
         self.beside(ROOT, "doctor --repair VOLUME", moment, steps)
+        self.follow()
 
     @rule(asker=ASKERS, where=st.sampled_from(VICTIMS))
     def drop(self, asker: Person, where: str) -> None:
@@ -226,3 +234,20 @@ def test_no_history_does_to_a_file_what_its_people_could_not(bare: tuple[Path, P
     phases = set(Phase) if is_soak else {Phase.reuse, Phase.generate}
     bounded = settings(max_examples=n_examples // 8, stateful_step_count=60 if is_soak else 10, phases=phases)
     run_machine(Histories, settings=bounded)
+
+
+def test_a_name_that_is_free_on_the_twin_alone_is_no_fault(bare: tuple[Path, Path]) -> None:
+    """A folder planted where the twin had a free name went there, and was not exchanged with what root swapped."""
+
+    class History(HostileMachine):
+        volumes = bare
+
+    history = History()
+    try:
+        history.start(BOB)
+        history.throw(ALICE, "swap", "0s", LIVE, 0, [])
+        history.throw(ROOT, "swap", "1d", DATA, 10_000, OF_A_MATE["plants new"])
+        history.act(OF_A_MATE["exchanges in"])
+        history.nothing_happened_that_the_twin_does_not_show()
+    finally:
+        history.teardown()

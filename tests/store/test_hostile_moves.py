@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,20 @@ from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard
 from tests.support.nested_stores import point_to, without_upper_store
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import bind_mount, mounts, tmpfs_volume, unmount
-from tests.support.shared_store import ALICE, BOB, CANARY, NOGROUP, attempt, canary_of, job_of, orphan_of, shared_store
+from tests.support.outside_tree import unmount_below
+from tests.support.real_filesystems import bind_mount, tmpfs_volume
+from tests.support.shared_store import (
+    ALICE,
+    BOB,
+    CANARY,
+    NOGROUP,
+    attempt,
+    canary_of,
+    dooms,
+    job_of,
+    orphan_of,
+    shared_store,
+)
 from tests.support.store_calls import (
     ActingAt,
     FailingAt,
@@ -40,11 +53,7 @@ from tests.support.store_calls import (
 
 pytestmark = pytest.mark.needs("root")
 
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    with shared_store(CANARY, alice=ALICE, bob=BOB) as path:
-        yield path
+VOLUME = partial(shared_store, CANARY, alice=ALICE, bob=BOB)
 
 
 # Mounts
@@ -63,9 +72,7 @@ def test_root_enters_no_mount_in_a_users_folder_and_serves_the_others(volume: Pa
         attempt(lambda: restore(volume, mine))
         attempt(lambda: reap_now(volume, mine))
         assert reap_now(volume, other).report.n_failed == 0
-        for mount in mounts():
-            if b"/.trashd/" in mount.mount_point:
-                unmount(mount.mount_point)  # it went along with its container
+        unmount_below(volume / ".trashd")
     assert canary_of(volume) == before
     recover_all(volume)
     assert_silent(volume)
@@ -189,16 +196,6 @@ def test_a_container_renamed_at_any_call_leads_root_nowhere(
 
 
 # Signals to the child
-
-
-def dooms(number: int) -> Callable[[str], None]:
-    """A hook that sends a signal to its own process if that acts for Alice."""
-
-    def hook(_call: str) -> None:
-        if os.geteuid() == ALICE:
-            os.kill(os.getpid(), number)
-
-    return hook
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])

@@ -14,7 +14,7 @@ from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from tests.support.make_trees import make_tree, remove_tree_hard, snapshot
 from tests.support.other_users import as_user
-from tests.support.shared_store import BOB, shared_store
+from tests.support.shared_store import BOB, orphan_of, shared_store
 from tests.support.store_calls import assert_silent, entries, folder_of, place, remove, restore, swap
 
 pytestmark = pytest.mark.needs("root")
@@ -28,36 +28,15 @@ def volume() -> Iterator[Path]:
         yield path
 
 
-def orphan(volume: Path) -> str:
-    """The id of a directory that Bob swapped."""
-
-    def act() -> str:
-        make_tree(volume / "bob/job", {"results": "his own"})
-        return str(swap(volume / "bob/job").id)
-
-    return as_user(BOB, act)
+SUBSTITUTES: dict[str, Callable[[Path], object]] = {
+    "another directory": lambda tree: make_tree(tree, {"another": "one"}),
+    "a link": lambda tree: tree.symlink_to("/etc"),
+    "a file": lambda tree: tree.write_text("a file"),
+    "a FIFO": os.mkfifo,
+}
 
 
-def _directory(tree: Path) -> None:
-    make_tree(tree, {"another": "one"})
-
-
-def _link(tree: Path) -> None:
-    tree.symlink_to("/etc")
-
-
-def _file(tree: Path) -> None:
-    tree.write_text("a file")
-
-
-def _device(tree: Path) -> None:
-    os.mkfifo(tree)
-
-
-SUBSTITUTES = {"another directory": _directory, "a link": _link, "a file": _file, "a FIFO": _device}
-
-
-def substitute(container: Path, planted: Callable[[Path], None]) -> None:
+def substitute(container: Path, planted: Callable[[Path], object]) -> None:
     """Put something else where a container's tree is, as its owner."""
     (container / "tree").rename(container / "aside")
     planted(container / "tree")
@@ -65,7 +44,7 @@ def substitute(container: Path, planted: Callable[[Path], None]) -> None:
 
 @pytest.mark.parametrize("what", SUBSTITUTES)
 def test_what_is_not_the_records_tree_is_refused_and_stays_where_it_was(volume: Path, what: str) -> None:
-    identifier = orphan(volume)
+    identifier = orphan_of(volume, BOB)
     container = place(volume, identifier)
     as_user(BOB, lambda: substitute(container, SUBSTITUTES[what]))
     before = snapshot(container)
@@ -118,13 +97,12 @@ class AtRootsRename:
 
 
 def claimed(volume: Path, identifier: str) -> Path:
-    """A container that is being restored."""
     return folder_of(volume, BOB) / State.RESTORING.value / identifier
 
 
 @pytest.mark.parametrize("what", SUBSTITUTES)
 def test_who_is_faster_than_roots_look_gets_back_what_he_put_there(volume: Path, what: str) -> None:
-    identifier = orphan(volume)
+    identifier = orphan_of(volume, BOB)
     container = claimed(volume, identifier)
     hook = AtRootsRename(lambda: substitute(container, SUBSTITUTES[what]))
     with pytest.raises(Refused, match="given back"):
@@ -136,9 +114,11 @@ def test_who_is_faster_than_roots_look_gets_back_what_he_put_there(volume: Path,
 
 
 def test_who_is_faster_twice_leaves_nothing_at_roots_name(volume: Path) -> None:
-    identifier = orphan(volume)
+    identifier = orphan_of(volume, BOB)
     container = claimed(volume, identifier)
-    hook = AtRootsRename(lambda: substitute(container, _link), lambda: _directory(container / "tree"))
+    hook = AtRootsRename(
+        lambda: substitute(container, SUBSTITUTES["a link"]), lambda: make_tree(container / "tree", {})
+    )
     with pytest.raises(Refused, match="given back"):
         restore(volume, identifier, Kernel(hook), to=volume / "srv/data")
     assert hook.acts == []
@@ -147,14 +127,14 @@ def test_who_is_faster_twice_leaves_nothing_at_roots_name(volume: Path) -> None:
 
 
 def test_who_removes_the_container_meanwhile_leaves_nothing_at_roots_name(volume: Path) -> None:
-    identifier = orphan(volume)
+    identifier = orphan_of(volume, BOB)
     container = claimed(volume, identifier)
 
     def take_apart() -> None:
         (container / "aside").rename(volume / "bob/aside")
         remove_tree_hard(container)
 
-    hook = AtRootsRename(lambda: substitute(container, _link), take_apart)
+    hook = AtRootsRename(lambda: substitute(container, SUBSTITUTES["a link"]), take_apart)
     with pytest.raises(TrashdError):
         restore(volume, identifier, Kernel(hook), to=volume / "srv/data")
     assert hook.acts == []
@@ -163,7 +143,7 @@ def test_who_removes_the_container_meanwhile_leaves_nothing_at_roots_name(volume
 
 
 def test_in_a_copied_store_root_refuses_and_its_owner_restores(volume: Path) -> None:
-    identifier = orphan(volume)
+    identifier = orphan_of(volume, BOB)
     tree = place(volume, identifier) / "tree"
 
     def copy() -> None:

@@ -21,7 +21,7 @@ from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
 from tests.support.run_sweep import sweep
 from tests.support.small_orphans import PINNED
-from tests.support.store_calls import folder_of, init, raw, reap_now, remove, restore, swap, tmpfs_store
+from tests.support.store_calls import folder_of, init, raw, reap_now, remove, restore, swap, tmpfs_store, users_own
 from tests.support.trashd_command import trashd
 
 pytestmark = pytest.mark.needs("root")
@@ -111,7 +111,7 @@ def test_a_store_that_nothing_but_the_registry_names_is_found(monkeypatch: pytes
             return str(swap(path / "team/proj/job", options=PINNED).id)
 
         as_user(BOB, act)
-        assert (path / "team/proj/.trashd").exists()
+        assert users_own(path / "team/proj", BOB).exists()
         for directory in (path, path / "team"):
             os.chown(directory, BOB, BOB)
         with pytest.raises(IsStore):

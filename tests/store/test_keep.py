@@ -34,12 +34,10 @@ PINNED: Term = KeepFor(None)
 
 
 def record_in(volume: Path, identifier: str) -> Record:
-    """What a record says."""
     return decode((place(volume, identifier) / "record.json").read_bytes())
 
 
 def keep(volume: Path, identifier: str, term: Term = PINNED, kernel: Kernel | None = None) -> PinnedOrphan:
-    """`trashd keep`."""
     kernel = kernel or Kernel()
     return keep_by_id(kernel, [bytes(volume)], find_container(kernel, [bytes(volume)], identifier), term)
 
@@ -130,21 +128,17 @@ def test_kept_orphan_is_restored_as_any_other(volume: Path) -> None:
     assert snapshot(job) == before
 
 
-def test_what_is_being_reaped_can_not_be_kept_and_that_is_said(volume: Path) -> None:
-    identifier = orphan_in(volume).id
-    orphan = place(volume, identifier)
-    orphan.rename(orphan.parents[1] / "reaping" / identifier)
-    with pytest.raises(Refused, match="being reaped already") as caught:
-        keep(volume, identifier)
-    assert "trashd restore" in caught.value.hint
-
-
-def test_what_is_in_quarantine_can_not_be_kept(volume: Path) -> None:
-    identifier = orphan_in(volume).id
-    orphan = place(volume, identifier)
-    orphan.rename(orphan.parents[1] / "quarantine" / identifier)
-    with pytest.raises(Refused, match="quarantine"):
-        keep(volume, identifier)
+@pytest.mark.parametrize(
+    ("state", "told", "way"), [("reaping", "being reaped already", "trashd restore"), ("quarantine", "quarantine", "")]
+)
+def test_what_is_no_orphan_any_more_can_not_be_kept_and_that_is_said(
+    volume: Path, state: str, told: str, way: str
+) -> None:
+    orphan = place(volume, orphan_in(volume).id)
+    orphan.rename(orphan.parents[1] / state / orphan.name)
+    with pytest.raises(Refused, match=told) as caught:
+        keep(volume, orphan.name)
+    assert way in caught.value.hint
 
 
 def test_what_is_gone_is_not_found(volume: Path) -> None:

@@ -200,36 +200,22 @@ def test_what_is_no_glob_of_a_name_is_a_usage_error(volume: Path, job: Path, glo
     assert_refused(volume, job, UsageError, glob)
 
 
-def test_another_users_file_is_refused(volume: Path) -> None:
+@pytest.mark.parametrize(("his", "told"), [("2", "protected_hardlinks"), ({}, "write permission")], ids=["file", "dir"])
+def test_what_another_user_has_in_it_is_refused(volume: Path, his: str | Spec, told: str) -> None:
     volume.chmod(0o1777)
     job = volume / "job"
-    as_user(4711, lambda: make_tree(job, {"mine": "1"}) and None)
-    (job / "his").write_text("2")
-    (job / "his").chmod(0o644)
+    as_user(4711, lambda: make_tree(job, {"mine": {} if his == {} else "1"}) and None)
+    make_tree(volume / "roots", {"his": his})
+    (volume / "roots/his").rename(job / "his")
 
     def act() -> str:
         with pytest.raises(NotKept) as caught:
             keeping(job, "*")
         return caught.value.message()
 
-    assert "protected_hardlinks" in as_user(4711, act)
+    assert told in as_user(4711, act)
     assert names(job) == {"mine", "his"}
     assert as_user(4711, lambda: bool(preflight(Kernel(), raw(job), ("*",)).refusals))
-
-
-def test_another_users_directory_is_refused(volume: Path) -> None:
-    volume.chmod(0o1777)
-    job = volume / "job"
-    as_user(4711, lambda: make_tree(job, {"mine": {}}) and None)
-    (job / "his").mkdir()
-
-    def act() -> str:
-        with pytest.raises(NotKept) as caught:
-            keeping(job, "*")
-        return caught.value.message()
-
-    assert "write permission" in as_user(4711, act)
-    assert names(job) == {"mine", "his"}
 
 
 @pytest.mark.parametrize(

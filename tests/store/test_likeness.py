@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache, partial
@@ -16,11 +14,12 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.core.errors import NotAlike
-from fusefs.core.lifecycle import State
 from fusefs.core.record import Method
 from fusefs.linux.directory_metadata import apply_likeness, differences, read_likeness
 from fusefs.linux.kernel import Kernel
+from fusefs.store.preflight import preflight
 from fusefs.store.stage import SwapOptions
+from tests.support.acls import ACCESS, DEFAULT, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.crash_scenarios import forbid_exchange, wipe
 from tests.support.make_trees import (
     APPEND_ONLY,
@@ -34,7 +33,14 @@ from tests.support.make_trees import (
     snapshot,
 )
 from tests.support.other_users import as_user, run_as
-from tests.support.real_filesystems import loop_volume, set_project, tmpfs_volume
+from tests.support.real_filesystems import (
+    FSXATTR,
+    btrfs_subvolume,
+    fsxattr,
+    loop_volume,
+    set_project,
+    volume_of,
+)
 from tests.support.shared_store import shared_store
 from tests.support.store_calls import Before, assert_silent, entries, folder_of, init, raw, recover_all, restore, swap
 from tests.support.trashd_command import TRASHD
@@ -42,23 +48,15 @@ from tests.support.trashd_command import TRASHD
 pytestmark = pytest.mark.needs("root")
 
 ALICE, BOB, TEAM = 12001, 12002, 4242
-ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
-NODUMP, NOATIME, DIRSYNC, NOCOW = 0x40, 0x80, 0x1_0000, 0x80_0000
-_GETXATTR, _SETXATTR = 0x801C581F, 0x401C5820
-_FSXATTR = struct.Struct("=IIIII8x")
-_EXTENT_SIZE_INHERIT, _COW_EXTENT_SIZE = 0x1000, 0x1_0000
+NODUMP, NOATIME, DIRSYNC, TOPDIR, NOCOW = 0x40, 0x80, 0x1_0000, 0x2_0000, 0x80_0000
+_EXTENT_SIZE_INHERIT, _COW_EXTENT_SIZE, _NODEFRAG, _DAX = 0x1000, 0x1_0000, 0x2000, 0x8000
+_BEEGFS = 0x19830326
 
 Dress = Callable[[Path], None]
 
 
-def acl(*entries: tuple[int, int, int]) -> bytes:
-    """The xattr of an ACL with the owner's, the group's and others' r-x, a full mask, and (tag, permissions, id)."""
-    nobody = 0xFFFFFFFF
-    fixed = [(1, 7, nobody), (4, 5, nobody), (0x10, 7, nobody), (0x20, 5, nobody)]
-    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in sorted([*fixed, *entries]))
-
-
-ALICES_ACL = acl((2, 7, ALICE), (8, 5, TEAM))
+PLAIN = [(USER_OBJ, 7, NOBODY), (GROUP_OBJ, 5, NOBODY), (MASK, 7, NOBODY), (OTHER, 5, NOBODY)]
+ALICES_ACL = acl(*sorted([*PLAIN, (USER, 7, ALICE), (GROUP, 5, TEAM)]))
 
 
 class Extended(NamedTuple):
@@ -73,34 +71,23 @@ class Extended(NamedTuple):
 
 def extended(path: Path) -> Extended | None:
     """None where the filesystem has no such thing."""
-    fd = os.open(path, os.O_RDONLY)
     try:
-        return Extended(*_FSXATTR.unpack(fcntl.ioctl(fd, _GETXATTR, bytes(_FSXATTR.size))))._replace(n_extents=0)
+        return Extended(*FSXATTR.unpack(fsxattr(path)))._replace(n_extents=0)
     except OSError:
         return None
-    finally:
-        os.close(fd)
 
 
 def looks(path: Path) -> tuple[Seen, Extended | None]:
-    """All that a directory itself looks like."""
     return snapshot(path)[0], extended(path)
 
 
-def hint_extents(path: Path) -> None:
-    """Extent size hints of 64 KiB, for new extents and for copies, inherited by what is made inside."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        flags, _, _, project, _ = _FSXATTR.unpack(fcntl.ioctl(fd, _GETXATTR, bytes(_FSXATTR.size)))
-        flags |= _EXTENT_SIZE_INHERIT | _COW_EXTENT_SIZE
-        fcntl.ioctl(fd, _SETXATTR, _FSXATTR.pack(flags, 1 << 16, 0, project, 1 << 16))
-    finally:
-        os.close(fd)
+def set_extended(path: Path, added_flags: int, extent_size: int = 0) -> None:
+    """Add flags of struct fsxattr, and extent size hints for new extents and for copies."""
+    flags, _, _, project, _ = FSXATTR.unpack(fsxattr(path))
+    fsxattr(path, FSXATTR.pack(flags | added_flags, extent_size, 0, project, extent_size))
 
 
 def xattrs(*names: str, value: bytes = b"\0value") -> Dress:
-    """Give a directory xattrs."""
-
     def dress(path: Path) -> None:
         for name in names:
             os.setxattr(path, name, value)
@@ -134,11 +121,16 @@ ASPECTS: dict[str, Dress] = {
     "a label": xattrs("security.label"),
     "noatime and nodump": lambda path: set_flags(path, NOATIME | NODUMP),
 }
-EXT4: dict[str, Dress] = {"dirsync": lambda path: set_flags(path, DIRSYNC)}
+EXT4: dict[str, Dress] = {
+    "dirsync": lambda path: set_flags(path, DIRSYNC),
+    "topdir": lambda path: set_flags(path, TOPDIR),
+}
 XFS: dict[str, Dress] = {
     "project": lambda path: set_project(path, 42, is_inherited=False),
     "inherited project": lambda path: set_project(path, 42),
-    "extent size hint": hint_extents,
+    "extent size hint": lambda path: set_extended(path, _EXTENT_SIZE_INHERIT | _COW_EXTENT_SIZE, 1 << 16),
+    "no defragmentation": lambda path: set_extended(path, _NODEFRAG),
+    "dax": lambda path: set_extended(path, _DAX),
 }
 BTRFS: dict[str, Dress] = {
     "dirsync": lambda path: set_flags(path, DIRSYNC),
@@ -146,11 +138,12 @@ BTRFS: dict[str, Dress] = {
     "zlib": xattrs("btrfs.compression", value=b"zlib"),
     "zstd": xattrs("btrfs.compression", value=b"zstd"),
     "lzo": xattrs("btrfs.compression", value=b"lzo"),
+    "never compressed": xattrs("btrfs.compression", value=b"none"),
 }
-NEEDS = {"ext4": ["loop"], "xfs": ["loop", "xfs"], "btrfs": ["loop", "btrfs"], "tmpfs": []}
+NEEDS = {"ext4": ["loop"], "xfs": ["loop", "xfs"], "btrfs": ["loop", "btrfs"], "tmpfs": [], "overlay": []}
 CASES = [
     pytest.param(filesystem, dress, id=f"{filesystem}-{aspect}", marks=pytest.mark.needs(*NEEDS[filesystem]))
-    for filesystem, more in {"ext4": EXT4, "xfs": XFS, "btrfs": BTRFS, "tmpfs": {}}.items()
+    for filesystem, more in {"ext4": EXT4, "xfs": XFS, "btrfs": BTRFS, "tmpfs": {}, "overlay": {}}.items()
     for aspect, dress in {**ASPECTS, **more}.items()
 ]
 
@@ -159,7 +152,7 @@ CASES = [
 def mounted() -> Iterator[Callable[[str], Path]]:
     """One volume of each filesystem, mounted when first asked for."""
     with ExitStack() as stack:
-        yield cache(lambda name: stack.enter_context(tmpfs_volume() if name == "tmpfs" else loop_volume(name, 64)))
+        yield cache(lambda name: stack.enter_context(loop_volume(name, 64) if NEEDS[name] else volume_of(name)))
 
 
 @pytest.fixture
@@ -171,7 +164,6 @@ def volume() -> Iterator[Path]:
 
 
 def emptied(volume: Path) -> Path:
-    """A volume with a store and nothing else."""
     wipe(volume)
     init(volume)
     return volume
@@ -268,7 +260,7 @@ def test_a_base_with_a_default_acl_and_setgid_leaks_nothing(
     if not is_first:
         init(base)
     os.chown(base, uid, TEAM)
-    xattrs(DEFAULT, ACCESS, value=acl((2, 7, BOB), (8, 7, TEAM)))(base)
+    xattrs(DEFAULT, ACCESS, value=acl(*sorted([*PLAIN, (USER, 7, BOB), (GROUP, 7, TEAM)])))(base)
     base.chmod(0o2775)
     if is_first and uid == 0:
         init(base)  # a root without capabilities could not note that it was root
@@ -288,20 +280,21 @@ def test_a_base_with_a_default_acl_and_setgid_leaks_nothing(
 
 
 def hers(volume: Path, victim: Dir) -> Path:
-    """A victim in Alice's home."""
     return make_tree(volume / "home" / "job", victim)
 
 
-STRANGE = {
-    "group 12001 instead of 4242": Dir({"results": "x"}, 0o770, (ALICE, TEAM)),
-    "owner 12001 instead of 12002": Dir({"results": "x"}, 0o777, (BOB, ALICE)),
-    "security.label none instead of 6c": Dir({"results": "x"}, 0o755, (ALICE, ALICE), {"security.label": b"l"}),
-}
+STRANGE = [
+    ("group 12001 instead of 4242", Dir({"results": "x"}, 0o770, (ALICE, TEAM))),
+    ("group 12001 instead of 4242", Dir({"results": "x"}, 0o2770, (ALICE, TEAM))),
+    ("owner 12001 instead of 12002", Dir({"results": "x"}, 0o777, (BOB, ALICE))),
+    ("security.label none instead of 6c", Dir({"results": "x"}, 0o755, (ALICE, ALICE), {"security.label": b"l"})),
+]
+strange = pytest.mark.parametrize(("told", "victim"), STRANGE)
 
 
-@pytest.mark.parametrize("told", STRANGE)
-def test_what_can_not_be_had_is_refused_by_name_with_nothing_changed(volume: Path, told: str) -> None:
-    job = hers(volume, STRANGE[told])
+@strange
+def test_what_can_not_be_had_is_refused_by_name_with_nothing_changed(volume: Path, told: str, victim: Dir) -> None:
+    job = hers(volume, victim)
     before = snapshot(volume / "home", with_times=True), job.stat().st_ino
     with pytest.raises(NotAlike) as caught:
         as_user(ALICE, partial(swap, job))
@@ -319,9 +312,9 @@ def test_an_attributes_name_reaches_no_terminal_raw(volume: Path) -> None:
     assert r"security.\x1b[31m none instead of 6c" in caught.value.message()
 
 
-@pytest.mark.parametrize("told", STRANGE)
-def test_unlike_accepts_what_can_not_be_had_and_tells(volume: Path, told: str) -> None:
-    job = hers(volume, STRANGE[told])
+@strange
+def test_unlike_accepts_what_can_not_be_had_and_tells(volume: Path, told: str, victim: Dir) -> None:
+    job = hers(volume, victim)
     before = snapshot(job)
     swapped = as_user(ALICE, partial(swap, job, options=SwapOptions(unlike=True)))
     assert told in [f"{d.what} {d.got} instead of {d.wanted}" for d in swapped.unlike]
@@ -332,7 +325,7 @@ def test_unlike_accepts_what_can_not_be_had_and_tells(volume: Path, told: str) -
 
 
 def test_root_gives_what_a_user_can_not(volume: Path) -> None:
-    for number, victim in enumerate(STRANGE.values()):
+    for number, victim in enumerate(victim for _, victim in STRANGE):
         job = make_tree(volume / str(number), victim)
         before = looks(job)
         assert swap(job).unlike == ()
@@ -350,35 +343,78 @@ def test_who_may_not_write_in_it_is_refused_and_unlike_does_not_help(volume: Pat
     assert entries(volume) == []
 
 
-def test_what_decides_about_nobodys_access_is_told_and_no_reason_to_refuse(volume: Path) -> None:
-    job = make_tree(volume / "job", Dir({"results": "x"}, xattrs={"user.one": b"1"}))
+def refused_with(number: int) -> Callable[[], None]:
+    """Make a call fail with an errno."""
 
     def refuse() -> None:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        raise OSError(number, os.strerror(number))
 
-    swapped = swap(job, Kernel(Before("setxattr", refuse)))
-    assert [tuple(difference) for difference in swapped.unlike] == [("user.one", "31", "none", False)]
-    [entry] = entries(volume)
-    assert entry.state is State.ORPHANS
+    return refuse
 
 
-def test_a_group_that_its_owner_is_in_is_had_with_its_setgid(volume: Path) -> None:
-    job = hers(volume, Dir({"results": "x"}, 0o2770, (ALICE, TEAM)))
-    before = looks(job)
-    assert as_user(ALICE, partial(swap, job), groups=[TEAM]).unlike == ()
-    assert looks(job) == before
+@pytest.mark.parametrize(
+    ("call", "n", "number", "told"),
+    [
+        ("setxattr", 1, errno.EOPNOTSUPP, "user.one none instead of 31"),
+        ("getxattr", 2, errno.EACCES, "user.one unreadable"),  # the first is the store's
+        ("ioctl", 1, errno.EPERM, "inode flags and project id unreadable"),
+    ],
+)
+def test_what_can_not_be_read_or_given_is_refused_by_name(
+    volume: Path, call: str, n: int, number: int, told: str
+) -> None:
+    job = make_tree(volume / "job", Dir({"results": "x"}, xattrs={"user.one": b"1"}))
+    with pytest.raises(NotAlike) as caught:
+        swap(job, Kernel(Before(call, refused_with(number), n)))
+    assert told in caught.value.message()
+    assert (os.listdir(job), entries(volume)) == (["results"], [])
 
 
-def test_setgid_for_a_foreign_group_is_refused_and_keeps_its_bit(volume: Path) -> None:
-    job = hers(volume, Dir({"results": "x"}, 0o2770, (ALICE, TEAM)))
-    before = snapshot(volume / "home", with_times=True)
-    with pytest.raises(NotAlike):
-        as_user(ALICE, partial(swap, job))
-    assert snapshot(volume / "home", with_times=True) == before
+def test_what_only_a_filesystems_own_tools_read_is_refused_by_name(volume: Path) -> None:
+    class BeeGfs(Kernel):
+        def filesystem(self, fd: int) -> int:
+            super().filesystem(fd)
+            return _BEEGFS
+
+    job = make_tree(volume / "job", {"results": "x"})
+    kernel = BeeGfs()
+    with kernel.open_path(raw(volume)) as base, kernel.open_dir(base, b"job") as fd:
+        likeness = read_likeness(kernel, fd)
+    assert [one.what for one in differences(likeness, likeness)] == ["stripe pattern and storage pool (BeeGFS)"]
+    with pytest.raises(NotAlike, match=r"stripe pattern and storage pool \(BeeGFS\) unreadable"):
+        swap(job, BeeGfs())
+
+
+@pytest.mark.needs("loop", "btrfs")
+def test_a_subvolume_becomes_a_directory_only_with_unlike(mounted: Callable[[str], Path]) -> None:
+    volume = emptied(mounted("btrfs"))
+    job = btrfs_subvolume(volume, "job")
+    found = preflight(Kernel(), raw(job)).refusals
+    with pytest.raises(NotAlike, match="kind directory instead of btrfs subvolume") as caught:
+        swap(job)
+    assert found == ((caught.value.message(), caught.value.hint),)
+    swapped = swap(job, options=SwapOptions(unlike=True))
+    assert [tuple(one) for one in swapped.unlike] == [("kind", "btrfs subvolume", "directory")]
+    assert_silent(volume)
+
+
+@pytest.mark.needs("loop", "btrfs")
+def test_compression_is_had_in_a_store_that_is_compressed_itself(mounted: Callable[[str], Path]) -> None:
+    volume = emptied(mounted("btrfs"))
+    make_tree(volume / "home", {"job": {}})
+    xattrs("btrfs.compression", value=b"zstd")(volume / "home")
+    init(volume / "home")
+    set_flags(volume / "home" / "job", NODUMP)
+    xattrs("btrfs.compression", value=b"zstd")(volume / "home" / "job")
+    before = looks(volume / "home" / "job")
+    os.rename(volume / ".trashd", volume / "aside")
+    swap(volume / "home" / "job")
+    os.rename(volume / "aside", volume / ".trashd")
+    assert looks(volume / "home" / "job") == before
 
 
 def test_the_command_refuses_names_the_difference_and_takes_unlike(volume: Path) -> None:
-    job = hers(volume, STRANGE["group 12001 instead of 4242"])
+    job = hers(volume, STRANGE[0][1])
     refused = run_as(ALICE, [TRASHD, "swap", job], cwd=volume)
     assert refused.returncode == NotAlike.exit_code
     assert b"group 12001 instead of 4242" in refused.stderr

@@ -13,7 +13,7 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.subuid import read_subordinates
 from fusefs.service.open_volume import open_volume
-from fusefs.store import make_folder
+from fusefs.store import make_folder, subordinate_folders
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.check import check_folder, check_store
 from fusefs.store.discover import discover
@@ -60,7 +60,6 @@ def make_folders(volume: Path, start: int, n: int) -> None:
 
 
 def doctor(kernel: Kernel, volumes: Sequence[bytes]) -> object:
-    """What `trashd doctor` looks at."""
     with opened(Path(os.fsdecode(volumes[0]))) as store:
         found = list(check_store(store._replace(kernel=kernel)))
     return [*found, *each_folder(discover(kernel, volumes), check_folder, list[AdoptionProblem])]
@@ -108,7 +107,6 @@ def make_registered(volume: Path, start: int, n: int) -> int:
 
 
 def look_with(kernel: Kernel, volume: Path) -> None:
-    """Root's look at what is new."""
     with opened(volume) as store:
         look_first(store._replace(kernel=kernel))
 
@@ -131,3 +129,21 @@ def test_all_of_them_are_served_in_the_end(volume: Path) -> None:
     assert make_registered(volume, 0, N_MANY) <= N_MANY // A_LOOK + 1
     with opened(volume) as store:
         assert len(take_census(store).inos) == N_MANY + 1
+
+
+def test_one_users_subordinate_uids_are_served_up_to_a_number_and_others_all(
+    volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = partial(read_subordinates, bytes(tmp_path / "subuid"))
+    monkeypatch.setattr(subordinate_folders, "read_subordinates", told)
+    monkeypatch.setattr(subordinate_folders, "MOST", 10)
+    make_folders(volume, 0, 15)
+    make_folders(volume, ALICE - FIRST, 1)
+    look_with(Kernel(), volume)
+    with opened(volume) as store:
+        census = take_census(store)
+    assert len(census.inos) == 10 + 2
+    assert ALICE in census.inos
+    [refused] = census.refused
+    assert (refused.owner, refused.why[:2]) == (BOB, "5 ")
+    assert len(os.listdir(volume / ".trashd/new")) == 5

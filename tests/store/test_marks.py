@@ -50,7 +50,6 @@ def bindfs_volume() -> Iterator[Path]:
 
 @pytest.fixture
 def volume() -> Iterator[Path]:
-    """A store on it, and a victim."""
     with bindfs_volume() as path:
         init(path)
         make_tree(path / "job", {"results": "old"})

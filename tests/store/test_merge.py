@@ -38,7 +38,6 @@ LOGS = ["a.log", "logs/b.log", "logs/c.log", "logs/deep/d.log", "gone/e.log"]
 
 
 def swept(directory: Path, names: list[str] = LOGS) -> ContainerId:
-    """The orphan of a sweep of some files."""
     gathered = gather(directory, names)
     assert gathered.refused == ()
     assert gathered.orphan is not None

@@ -62,11 +62,15 @@ def test_exchange_is_one_of_the_mounts_own_names_whichever_path_was_typed(mount:
             assert where() == str(mount.path / STAGED / swapped.id / "tree")
 
 
-def test_removal_is_one_of_the_mounts_own_names(mount: Mounted, job: Path) -> None:
+def test_removal_is_one_of_the_mounts_own_names_and_comes_back_at_once(mount: Mounted, job: Path) -> None:
+    before = snapshot(job)
     with opened(job) as where:
         removed = remove(job)
         assert where() == str(mount.path / STAGED / removed.id / "tree")
-    assert not job.exists()
+        assert not job.exists()
+        restore(mount.path, removed.id)
+        assert where() == str(job)
+    assert snapshot(job) == before
 
 
 @pytest.mark.usefixtures("job")
@@ -143,16 +147,6 @@ def test_a_restored_tree_is_there_at_once(mount: Mounted, job: Path) -> None:
             restore(volume, swapped.id)
             assert where() == str(job)
         assert snapshot(job) == before
-
-
-def test_a_removed_tree_comes_back_at_once(mount: Mounted, job: Path) -> None:
-    before = snapshot(job)
-    removed = remove(job)
-    assert not job.exists()
-    with opened(tree_of(removed)) as where:
-        restore(mount.path, removed.id)
-        assert where() == str(job)
-    assert snapshot(job) == before
 
 
 def test_what_was_written_meanwhile_is_kept(mount: Mounted, job: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_user_gets_a_store_where_he_may_make_one() -> None:
             before = snapshot(job)
             swapped = as_user(ALICE, lambda: swap(job))
             assert swapped.volume == raw(bare.backing / "home")  # which is there when the mount is gone
-            assert swapped.store == raw(bare.path / f"home/.trashd/u/{ALICE}")
+            assert swapped.store == raw(bare.path / f"home/.trashd-{ALICE}/u/{ALICE}")
             with opened(tree_of(swapped)) as where:
                 as_user(ALICE, lambda: restore(bare.path / "home", swapped.id))
                 assert where() == str(job)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -46,15 +46,28 @@ from tests.support.store_calls import (
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
-Serve = Callable[[], AbstractContextManager[ServedVolume]]
 TREE: Spec = {"a": "1", "sub": {"b": "2"}}
-MODES = ["ignore", "lie", "einval", "enosys"]
 LIES = ["ignore", "lie"]
-WITHOUT = [
-    *(pytest.param(partial(lying_volume, mode), id=mode) for mode in MODES),
-    pytest.param(sshfs_volume, id="sshfs", marks=pytest.mark.needs("sshfs")),
-]
-every_filesystem = pytest.mark.parametrize("serve", WITHOUT)
+MODES = [*LIES, "einval", "enosys"]
+SSHFS = pytest.param("sshfs", marks=pytest.mark.needs("sshfs"))
+liars = pytest.mark.parametrize("served", LIES, indirect=True)
+all_liars = pytest.mark.parametrize("served", MODES, indirect=True)
+by_einval = pytest.mark.parametrize("served", ["einval"], indirect=True)
+on_sshfs = pytest.mark.parametrize("served", [SSHFS], indirect=True)
+
+
+@pytest.fixture(params=[*MODES, SSHFS])
+def served(request: pytest.FixtureRequest) -> Iterator[ServedVolume]:
+    """A filesystem with a store; in the end the checker has nothing to say."""
+    with sshfs_volume() if request.param == "sshfs" else lying_volume(request.param) as served:
+        init(served.path)
+        yield served
+        assert_silent(served.path)
+
+
+@pytest.fixture
+def job(served: ServedVolume) -> Path:
+    return victim_in(served.path)
 
 
 def victim_in(volume: Path) -> Path:
@@ -74,163 +87,114 @@ def claim_exchange(volume: Path) -> None:
 
 
 def swap_gap(job: Path) -> None:
-    """A swap killed between its two renames."""
     assert in_child(partial(swap, job, Kernel(InTheGap(job, die)))) == DyingAt.EXIT_CODE
 
 
-@every_filesystem
-def test_probe_says_no(serve: Serve) -> None:
-    with serve() as served:
-        init(served.path)
-        with opened(served.path) as store:
-            assert not store.volume.exchange
-        assert sorted(os.listdir(served.path / ".trashd")) == ENTRIES
-        assert_silent(served.path)
+def test_probe_says_no(served: ServedVolume) -> None:
+    with opened(served.path) as store:
+        assert not store.volume.exchange
+    assert sorted(os.listdir(served.path / ".trashd")) == ENTRIES
 
 
-def test_probe_says_yes_where_fuse_is_honest() -> None:
-    with lying_volume("honest") as served:
-        init(served.path)
-        with opened(served.path) as store:
-            assert store.volume.exchange
-        assert_silent(served.path)
+@pytest.mark.parametrize("served", ["honest"], indirect=True)
+def test_probe_says_yes_where_fuse_is_honest(served: ServedVolume) -> None:
+    with opened(served.path) as store:
+        assert store.volume.exchange
 
 
-@every_filesystem
-def test_swap_makes_two_renames_and_keeps_all(serve: Serve) -> None:
-    with serve() as served:
-        init(served.path)
-        swapped = swap(victim_in(served.path))
-        assert (swapped.method, os.listdir(served.path / "job")) == (Method.TWO_RENAME, [])
-        assert swapped.gap_ns is not None
-        assert swapped.gap_ns > 0
-        assert record_of(swapped).method is Method.TWO_RENAME
-        assert is_whole(tree_of(swapped))
-        assert_silent(served.path)
+def test_swap_makes_two_renames_and_keeps_all(job: Path) -> None:
+    swapped = swap(job)
+    assert (swapped.method, os.listdir(job)) == (Method.TWO_RENAME, [])
+    assert swapped.gap_ns is not None
+    assert swapped.gap_ns > 0
+    assert record_of(swapped).method is Method.TWO_RENAME
+    assert is_whole(tree_of(swapped))
 
 
-def test_output_states_how_long_the_name_was_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    with lying_volume("einval") as served:
-        init(served.path)
-        assert run(["swap", str(victim_in(served.path))]) == 0
-        assert "the name was missing for" in capsys.readouterr().out
-        assert_silent(served.path)
+@by_einval
+def test_output_states_how_long_the_name_was_missing(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["swap", str(job)]) == 0
+    assert "the name was missing for" in capsys.readouterr().out
 
 
-@every_filesystem
-def test_swap_and_restore_leave_everything_as_it_was(serve: Serve) -> None:
-    with serve() as served:
-        init(served.path)
-        job = victim_in(served.path)
-        restored = restore(served.path, swap(job).id)
+def test_swap_and_restore_leave_everything_as_it_was(served: ServedVolume, job: Path) -> None:
+    restored = restore(served.path, swap(job).id)
+    assert is_whole(job)
+    assert (restored.rescued, restored.warnings, entries(served.path)) == (None, (), [])
+
+
+def test_rm_restore_and_reap_work(served: ServedVolume, job: Path) -> None:
+    removed = remove(job)
+    assert not job.exists()
+    restore(served.path, removed.id)
+    assert is_whole(job)
+    assert reap_now(served.path, remove(job).id).report.n_failed == 0
+    assert entries(served.path) == []
+
+
+def test_what_was_written_into_the_fresh_directory_survives_a_restore(served: ServedVolume, job: Path) -> None:
+    swapped = swap(job)
+    (job / "late").write_text("x")
+    try:
+        restore(served.path, swapped.id)
+    except TrashdError:
+        # Without identities only an empty directory makes way.
+        assert (job / "late").read_text() == "x"
+        restore(served.path, swapped.id, to=served.path / "other")
+        assert is_whole(served.path / "other")
+    else:
+        (kept,) = entries(served.path)
+        assert (Path(os.fsdecode(kept.path)) / "tree/late").read_text() == "x"
         assert is_whole(job)
-        assert (restored.rescued, restored.warnings, entries(served.path)) == (None, (), [])
-        assert_silent(served.path)
 
 
-@every_filesystem
-def test_rm_restore_and_reap_work(serve: Serve) -> None:
-    with serve() as served:
-        init(served.path)
-        job = victim_in(served.path)
-        removed = remove(job)
-        assert not job.exists()
-        restore(served.path, removed.id)
-        assert is_whole(job)
-        assert reap_now(served.path, remove(job).id).report.n_failed == 0
-        assert entries(served.path) == []
-        assert_silent(served.path)
+def test_swap_killed_between_its_renames_goes_forward(served: ServedVolume, job: Path) -> None:
+    swap_gap(job)
+    assert not job.exists()
+    assert recover_all(served.path) == []
+    assert os.listdir(job) == []
+    (entry,) = entries(served.path)
+    assert (entry.state, is_whole(Path(os.fsdecode(entry.path)) / "tree")) == (State.ORPHANS, True)
 
 
-@every_filesystem
-def test_what_was_written_into_the_fresh_directory_survives_a_restore(serve: Serve) -> None:
-    with serve() as served:
-        init(served.path)
-        job = victim_in(served.path)
-        swapped = swap(job)
-        (job / "late").write_text("x")
-        try:
-            restore(served.path, swapped.id)
-        except TrashdError:
-            # Without identities only an empty directory makes way.
-            assert (job / "late").read_text() == "x"
-            restore(served.path, swapped.id, to=served.path / "other")
-            assert is_whole(served.path / "other")
-        else:
-            (kept,) = entries(served.path)
-            assert (Path(os.fsdecode(kept.path)) / "tree/late").read_text() == "x"
-            assert is_whole(job)
-        assert_silent(served.path)
+def test_recovery_leaves_alone_what_took_the_name_in_the_gap(served: ServedVolume, job: Path) -> None:
+    swap_gap(job)
+    make_tree(job, {"strange": "x"})
+    assert recover_all(served.path) == []
+    assert os.listdir(job) == ["strange"]
+    assert [entry.state for entry in entries(served.path)] == [State.ORPHANS]
 
 
-@every_filesystem
-def test_swap_killed_between_its_renames_goes_forward(serve: Serve) -> None:
-    with serve() as served:
-        init(served.path)
-        job = victim_in(served.path)
-        swap_gap(job)
-        assert not job.exists()
-        assert recover_all(served.path) == []
-        assert os.listdir(job) == []
-        (entry,) = entries(served.path)
-        assert (entry.state, is_whole(Path(os.fsdecode(entry.path)) / "tree")) == (State.ORPHANS, True)
-        assert_silent(served.path)
+@by_einval
+def test_what_takes_the_name_in_the_gap_keeps_it(job: Path) -> None:
+    swapped = swap(job, Kernel(InTheGap(job, lambda: make_tree(job, {"strange": "x"}))))
+    assert os.listdir(job) == ["strange"]
+    assert is_whole(tree_of(swapped))
 
 
-@every_filesystem
-def test_recovery_leaves_alone_what_took_the_name_in_the_gap(serve: Serve) -> None:
-    with serve() as served:
-        init(served.path)
-        job = victim_in(served.path)
-        swap_gap(job)
-        make_tree(job, {"strange": "x"})
-        assert recover_all(served.path) == []
-        assert os.listdir(job) == ["strange"]
-        assert [entry.state for entry in entries(served.path)] == [State.ORPHANS]
-        assert_silent(served.path)
+@by_einval
+def test_restore_killed_between_its_renames_goes_forward(served: ServedVolume, job: Path) -> None:
+    swapped = swap(job)
+
+    def die_after_aside(call: str) -> None:
+        if call in ("rename", "renameat2") and not job.exists():
+            die()
+
+    assert in_child(partial(restore, served.path, swapped.id, Kernel(die_after_aside))) == DyingAt.EXIT_CODE
+    assert not job.exists()
+    assert recover_all(served.path) == []
+    assert is_whole(job)
+    assert entries(served.path) == []
 
 
-def test_what_takes_the_name_in_the_gap_keeps_it() -> None:
-    with lying_volume("einval") as served:
-        init(served.path)
-        job = victim_in(served.path)
-        swapped = swap(job, Kernel(InTheGap(job, lambda: make_tree(job, {"strange": "x"}))))
-        assert os.listdir(job) == ["strange"]
-        assert is_whole(tree_of(swapped))
-        assert_silent(served.path)
-
-
-def test_restore_killed_between_its_renames_goes_forward() -> None:
-    with lying_volume("einval") as served:
-        init(served.path)
-        job = victim_in(served.path)
-        swapped = swap(job)
-
-        class AfterAside(Before):
-            def __call__(self, call: str) -> None:
-                if call == "rename" and not job.exists():
-                    die()
-                if call == "renameat2" and not job.exists():
-                    die()
-
-        assert in_child(partial(restore, served.path, swapped.id, Kernel(AfterAside("", die)))) == DyingAt.EXIT_CODE
-        assert not job.exists()
-        assert recover_all(served.path) == []
-        assert is_whole(job)
-        assert entries(served.path) == []
-        assert_silent(served.path)
-
-
-@pytest.mark.parametrize("mode", [*LIES, "einval", "enosys"])
-def test_swap_on_a_filesystem_that_lost_the_exchange_after_the_probe_loses_nothing(mode: str) -> None:
-    with lying_volume(mode) as served:
-        init(served.path)
-        claim_exchange(served.path)
-        job = victim_in(served.path)
-        swapped = swap(job)
-        assert (swapped.method, os.listdir(job)) == (Method.TWO_RENAME, [])
-        assert is_whole(tree_of(swapped))
-        assert_silent(served.path)
+@all_liars
+def test_swap_on_a_filesystem_that_lost_the_exchange_after_the_probe_loses_nothing(
+    served: ServedVolume, job: Path
+) -> None:
+    claim_exchange(served.path)
+    swapped = swap(job)
+    assert (swapped.method, os.listdir(job)) == (Method.TWO_RENAME, [])
+    assert is_whole(tree_of(swapped))
 
 
 @pytest.mark.parametrize("mode", LIES)
@@ -248,44 +212,36 @@ def test_liar_that_the_kernel_believes_for_a_while_loses_nothing(mode: str) -> N
         assert (found[0].parent.parent / "a").read_text() == "1"
 
 
-@pytest.mark.parametrize("mode", LIES)
-def test_swap_of_an_empty_directory_on_a_liar_leaves_an_empty_directory(mode: str) -> None:
-    with lying_volume(mode) as served:
-        init(served.path)
-        claim_exchange(served.path)
-        job = make_tree(served.path / "job", {})
-        with suppress(TrashdError):
-            swap(job)
-        assert os.listdir(job) == []
-        assert recover_all(served.path) == []
-        assert_silent(served.path)
+@liars
+def test_swap_of_an_empty_directory_on_a_liar_leaves_an_empty_directory(served: ServedVolume) -> None:
+    claim_exchange(served.path)
+    job = make_tree(served.path / "job", {})
+    with suppress(TrashdError):
+        swap(job)
+    assert os.listdir(job) == []
+    assert recover_all(served.path) == []
 
 
-@pytest.mark.parametrize("mode", [*LIES, "einval", "enosys"])
-def test_restore_on_a_filesystem_that_lost_the_exchange_after_the_probe_loses_nothing(mode: str) -> None:
-    with lying_volume(mode) as served:
-        init(served.path)
-        job = victim_in(served.path)
-        swapped = swap(job)
-        claim_exchange(served.path)
-        restore(served.path, swapped.id)
-        assert is_whole(job)
-        assert entries(served.path) == []
-        assert_silent(served.path)
+@all_liars
+def test_restore_on_a_filesystem_that_lost_the_exchange_after_the_probe_loses_nothing(
+    served: ServedVolume, job: Path
+) -> None:
+    swapped = swap(job)
+    claim_exchange(served.path)
+    restore(served.path, swapped.id)
+    assert is_whole(job)
+    assert entries(served.path) == []
 
 
-@pytest.mark.needs("sshfs")
-def test_orphan_is_still_known_after_the_filesystem_was_mounted_anew() -> None:
-    with sshfs_volume() as served:
-        init(served.path)
-        swapped = swap(victim_in(served.path))
-        # A new mount numbers its inodes anew: so does a look at many others first, and a cache that forgot.
-        forget_all(served.path)
-        make_tree(served.path / "others", {str(i): {} for i in range(20)})
-        assert problems(served.path) == []
-        restore(served.path, swapped.id)
-        assert is_whole(served.path / "job")
-        assert_silent(served.path)
+@on_sshfs
+def test_orphan_is_still_known_after_the_filesystem_was_mounted_anew(served: ServedVolume, job: Path) -> None:
+    swapped = swap(job)
+    # A new mount numbers its inodes anew: so does a look at many others first, and a cache that forgot.
+    forget_all(served.path)
+    make_tree(served.path / "others", {str(i): {} for i in range(20)})
+    assert problems(served.path) == []
+    restore(served.path, swapped.id)
+    assert is_whole(job)
 
 
 def make_foreign(volume: Path) -> None:

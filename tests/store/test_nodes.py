@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,21 +13,14 @@ from fusefs.core.node_beats import NodeBeat, beat_name, encode_beat
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import OTHER
-from tests.support.store_calls import assert_silent, init, tmpfs_store
+from tests.support.store_calls import assert_silent, init
 
 pytestmark = pytest.mark.needs("root")
 
 BEAT = beat_name("beta", str(uuid.UUID(int=7))).decode()
 
 
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    with tmpfs_store() as path:
-        yield path
-
-
 def beats_in(volume: Path) -> Path:
-    """A store's beats, one of them."""
     nodes = volume / ".trashd/nodes"
     nodes.mkdir(0o700)
     (nodes / BEAT).write_bytes(encode_beat(NodeBeat(started_ns=1, n=1, version="0", phase="idle")))

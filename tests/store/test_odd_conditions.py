@@ -48,7 +48,6 @@ UID = 1001
 
 @contextmanager
 def read_only(volume: Path) -> Iterator[None]:
-    """It is mounted so in the block."""
     subprocess.run(["mount", "-o", "remount,ro", volume], check=True)
     yield
     subprocess.run(["mount", "-o", "remount,rw", volume], check=True)
@@ -115,7 +114,6 @@ def prepared_for_fullness(fs_type: str) -> Iterator[Full]:
 
 
 def her_orphan(volume: Path, name: str) -> str:
-    """A user swaps a tree of hers."""
     her_tree(volume, name)
     return as_user(UID, lambda: str(swap(volume / "alice" / name).id))
 

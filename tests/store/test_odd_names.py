@@ -26,7 +26,7 @@ pytestmark = pytest.mark.needs("root")
 UID = 1001
 ROOT, ALICE = PEOPLE["root"], Person(UID, UID)
 NAMES = [
-    b"-\x1b[31m\x9b\r\n\xff%s%n{0} '\"\\7$(id)`",
+    b"-\x1b[31m\x9b\x07\r\n\xff\xe2\x80\xae%s%n{0} '\"\\7$(id)`",
     b"\xff" * 255,
     b"\n",
     "ä".encode() * 127 + b"x",
@@ -45,7 +45,6 @@ class Place(NamedTuple):
     name: bytes
 
     def at(self, *names: bytes) -> Path:
-        """A path below it."""
         return Path(os.fsdecode(b"/".join((raw(self.volume), *names))))
 
     def victim(self, uid: int = 0) -> Path:
@@ -58,13 +57,11 @@ class Place(NamedTuple):
         return path
 
     def says(self, *words: str | bytes | Path, person: Person = ROOT) -> list[dict[str, Any]]:
-        """The JSON objects that a command prints, which succeeds."""
         ended = tell(*words, "--json", person=person)
         assert ended.code == 0, (words, ended)
         return [json.loads(line) for line in ended.told.splitlines()]
 
     def swapped(self, person: Person = ROOT) -> str:
-        """The id of a victim that a user swapped."""
         (told,) = self.says("swap", self.victim(person.uid), person=person)
         return str(told["id"])
 
@@ -94,7 +91,6 @@ def pasted(line: str, *more: str) -> int:
 
 
 def cut_record(place: Place, uid: int = 0) -> str:
-    """The id of an orphan whose record can't be read."""
     identifier = place.swapped(ALICE if uid else ROOT)
     tell("list", "--volume", place.volume)  # root looks at a new folder
     os.truncate(folder_of(place.volume, uid) / "orphans" / identifier / "record.json", 40)
@@ -102,7 +98,6 @@ def cut_record(place: Place, uid: int = 0) -> str:
 
 
 def stray(place: Place) -> Path:
-    """Something of that name where a container should be."""
     path = place.at(b".trashd/u/0/orphans", place.name)
     path.write_text("whose")
     return path
@@ -114,10 +109,12 @@ def test_nothing_but_what_a_terminal_may_see_is_printed(place: Place) -> None:
     tell("init", volume)
     for person in (ROOT, ALICE):
         for command in ("check", "swap --dry-run", "swap", "rm"):
-            tell(*command.split(), "--", place.victim(person.uid), person=person)
+            for more in ("", " --json"):
+                tell(*(command + more).split(), "--", place.victim(person.uid), person=person)
         for command in ("list", "reap --dry-run --all --now", "reap"):
             tell(*command.split(), "--volume", volume, person=person)
-    tell("swap", "--for-owner", "--", place.victim(UID))
+    for more in ("--for-owner", "--json"):
+        tell("swap", "--for-owner", more, "--", place.victim(UID))
     for _ in range(2):  # the second time something has the name
         tell("restore", place.swapped(), f"--to={os.fsdecode(raw(to))}", "--volume", volume)
     make_tree(place.at(b"roots", b"team"), {place.name: {"of": "it"}})

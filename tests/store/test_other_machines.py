@@ -31,6 +31,7 @@ from tests.support.store_calls import (
     die,
     entries,
     forge,
+    forked,
     in_child,
     init,
     reap_now,
@@ -78,14 +79,7 @@ def held_at(call: str | Path, act: Callable[[Kernel], object]) -> Iterator[None]
         os.write(tells, b".")
         os.read(awaited, 1)
 
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            act(Kernel(Before(call, wait) if isinstance(call, str) else InTheGap(call, wait)))
-            code = 0
-        finally:
-            os._exit(code)
+    pid = forked(lambda: act(Kernel(Before(call, wait) if isinstance(call, str) else InTheGap(call, wait))))
     os.close(tells)
     try:
         assert os.read(told, 1) == b"."
@@ -99,13 +93,11 @@ def held_at(call: str | Path, act: Callable[[Kernel], object]) -> Iterator[None]
 
 
 def staged(volume: Path) -> Path:
-    """The one record in stage/."""
     (path,) = volume.glob(".trashd/u/0/stage/*/record.json")
     return path
 
 
 def kill_swap(volume: Path) -> None:
-    """One killed between its two renames."""
     assert in_child(partial(swap, volume / "job", Kernel(InTheGap(volume / "job", die)))) == DyingAt.EXIT_CODE
 
 

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.errors import CrossesBoundary, NotPermitted, TrashdError
 from fusefs.core.lifecycle import State
+from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.make_store import unmake_store
@@ -43,6 +45,7 @@ from tests.support.store_calls import (
     remove,
     restore,
     swap,
+    users_own,
 )
 
 pytestmark = pytest.mark.needs("root")
@@ -66,7 +69,6 @@ def xfs() -> Iterator[Path]:
 
 @pytest.fixture
 def btrfs() -> Iterator[Path]:
-    """A btrfs with a store and a subvolume."""
     with loop_volume("btrfs") as path:
         init(path)
         btrfs_subvolume(path, "sub").chmod(0o755)
@@ -84,7 +86,6 @@ def alices() -> Iterator[Path]:
 
 
 def inode_numbers(tree: Path) -> list[int]:
-    """Those of a directory and of all in it."""
     return [tree.stat().st_ino, *(path.lstat().st_ino for path in sorted(tree.rglob("*")))]
 
 
@@ -179,6 +180,7 @@ def test_in_a_subvolume_a_lower_store_takes_it(btrfs: Path, verb: Callable[[Path
     [entry] = entries(btrfs)
     assert inode_numbers(place(btrfs, entry.id) / "tree") == inos, "it was moved, never copied"
     assert entry.path.startswith(raw(btrfs / "sub" / ".trashd"))
+    assert [pointer.read_bytes() for pointer in (folder_of(btrfs, 0) / "pointers").iterdir()] == [b"sub"]
     restore(btrfs, entry.id)
     assert snapshot(job) == before
     identifier = swap(job).id
@@ -189,9 +191,9 @@ def test_in_a_subvolume_a_lower_store_takes_it(btrfs: Path, verb: Callable[[Path
 
 
 @pytest.mark.needs("loop", "btrfs")
-@pytest.mark.parametrize("verb", [swap, remove])
+@pytest.mark.parametrize("verb", [partial(swap, options=SwapOptions(unlike=True)), remove])
 def test_a_subvolume_itself_goes_and_comes_back(btrfs: Path, verb: Callable[[Path], object]) -> None:
-    name = f"whole-{verb.__name__}"
+    name = "removed" if verb is remove else "swapped"
     make_tree(btrfs_subvolume(btrfs, name) / "job", {"results": "x"})
     before = snapshot(btrfs / name)
     verb(btrfs / name)
@@ -221,7 +223,7 @@ def test_what_a_user_could_not_have_deleted_root_does_not_reap_for_him_in_his_ow
     as_user(ALICE, lambda: make_tree(job, {"results": "hers"}))
     make_tree(job / "roots", {"kept": "k"})
     identifier = as_user(ALICE, lambda: str(swap(job).id))
-    assert (btrfs / "sub" / "home" / ".trashd").stat().st_uid == ALICE
+    assert users_own(btrfs / "sub" / "home", ALICE).stat().st_uid == ALICE
     assert reap_now(btrfs, identifier).report.n_failed > 0
     [entry] = entries(btrfs)
     assert (entry.uid, entry.state) == (ALICE, State.QUARANTINE)
@@ -235,7 +237,6 @@ def test_what_a_user_could_not_have_deleted_root_does_not_reap_for_him_in_his_ow
 
 
 def fill_lower(lower: Path) -> None:
-    """A victim in a lower layer."""
     make_tree(lower / "a", {"b": {"job": {"results": "x"}}})
 
 
@@ -281,7 +282,7 @@ def test_a_store_that_somebody_uses_by_now_is_not_even_hidden_for_a_moment(alice
 
     def unmake(kernel: Kernel) -> None:
         with kernel.open_path(raw(alices)) as base_fd:
-            unmake_store(kernel, BackingAndMount(base_fd), raw(alices))
+            unmake_store(kernel, BackingAndMount(base_fd), raw(alices), STORE)
 
     assert "renameat2" not in calls_of(unmake)
     assert [entry.id for entry in entries(alices)] == [identifier]
@@ -325,6 +326,7 @@ def test_who_may_not_write_at_the_root_gets_a_store_further_down(alices: Path) -
     as_user(ALICE, lambda: make_tree(job, {"results": "hers"}))
     swapped = as_user(ALICE, lambda: swap(job))
     assert swapped.volume == raw(alices / "home" / "alice")
+    assert (alices / "home" / "alice" / ".trashd").stat().st_uid == ALICE
     assert not (alices / ".trashd").exists()
     assert not (alices / "home" / ".trashd").exists()
     as_user(ALICE, lambda: restore(alices / "home" / "alice", swapped.id))

@@ -10,7 +10,12 @@ from typing import TypeVar
 
 import pytest
 
-from fusefs.core.errors import NotFound
+from fusefs.core.errors import Exit, NotFound, TrashdError
+from fusefs.linux.kernel import Kernel
+from fusefs.store import check as check_module
+from fusefs.store import find_orphans
+from fusefs.store import pointers as pointers_module
+from fusefs.store.pointers import lower_stores
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
@@ -19,6 +24,7 @@ from tests.support.store_calls import (
     entries,
     folder_of,
     init,
+    own,
     problems,
     raw,
     reap_now,
@@ -35,8 +41,6 @@ T = TypeVar("T")
 
 
 def saying(says: bytes) -> Callable[[Path], object]:
-    """A pointer that says something."""
-
     def point(pointer: Path) -> None:
         pointer.write_bytes(says)
 
@@ -81,7 +85,7 @@ def by_both(act: Callable[[], T]) -> tuple[T, T]:
 def test_a_hostile_pointer_leads_nowhere_and_is_told(volume: Path, hostile: str) -> None:
     home, bobs = volume / "home" / "alice", volume / "home" / "bob"
     recover_all(volume)
-    [kept] = bobs.glob(".trashd/u/*/orphans/*")
+    [kept] = bobs.glob(".trashd-*/u/*/orphans/*")
     before = snapshot(bobs, with_times=True)
     pointer = folder_of(volume, ALICE) / "pointers" / ("0" * 32)
 
@@ -121,3 +125,54 @@ def test_the_commands_reach_a_users_lower_store_from_the_root_of_the_volume() ->
         done_well("reap", "--now", "--volume", btrfs, identifier)
         assert entries(btrfs) == []
         assert_silent(btrfs)
+
+
+def test_many_pointers_to_one_store_have_it_read_once(volume: Path) -> None:
+    lower = make_tree(volume / "home/alice/lower", Dir(owner=(ALICE, ALICE)))
+    recover_all(volume)
+
+    def act() -> int:
+        init(lower)
+        with own(volume) as folder:
+            pointers = Path(os.fsdecode(folder.path())) / "pointers"
+            for n in range(20):
+                (pointers / f"{n:032x}").write_bytes(raw(lower.relative_to(volume)))
+            stores = list(lower_stores(folder))
+        for found in stores:
+            found.__exit__()
+        return len(stores)
+
+    assert as_user(ALICE, act) == 1
+
+
+def test_pointers_beyond_a_number_are_not_followed_and_that_is_told(
+    volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pointers_module, "MOST_READ", 3)
+    monkeypatch.setattr(check_module, "MOST_READ", 3)
+    as_user(ALICE, lambda: swap(make_tree(volume / "home/alice/job", {})))
+    recover_all(volume)
+    pointers = folder_of(volume, ALICE) / "pointers"
+
+    def act() -> None:
+        for n in range(5):
+            (pointers / f"{n:032x}").write_bytes(b"home/alice")
+
+    as_user(ALICE, act)
+    assert [one.where for one in as_user(ALICE, lambda: problems(volume))] == [str(pointers)]
+    for pointer in pointers.iterdir():
+        pointer.unlink()
+
+
+def test_root_lists_no_more_of_one_user_than_an_answer_has_room_for(
+    volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find_orphans, "_MOST_LISTED", 3)
+    for n in range(4):
+        as_user(ALICE, lambda n=n: swap(make_tree(volume / f"home/alice/job{n}", {})).id)  # type: ignore[misc]
+    roots = swap(make_tree(volume / "job", {})).id
+    recover_all(volume)
+    lost: list[TrashdError] = []
+    assert [entry.id for entry in find_orphans.all_entries(Kernel(), [raw(volume)], lost)] == [roots]
+    assert [error.exit_code for error in lost] == [Exit.INCOMPLETE]
+    assert len(as_user(ALICE, lambda: entries(volume))) == 4

@@ -79,7 +79,6 @@ def stock(volume: Path) -> None:
 
 
 def use_up(home: Path) -> None:
-    """Write, then make, until the quota says no."""
     with (home / "filling").open("wb", buffering=0) as file:
         assert errno_of(partial(write, file)) in USED_UP
     assert errno_of(partial(make_many, home)) in USED_UP

@@ -14,15 +14,15 @@ from fusefs.core.record import Method
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
-from tests.support.make_trees import make_tree
+from tests.support.make_trees import make_tree, remove_tree_hard
 from tests.support.real_filesystems import loop_volume
 from tests.support.store_calls import (
     ActingAt,
     assert_silent,
     calls_of,
     entries,
+    folder_of,
     init,
-    own,
     recover_all,
     remove,
     restore,
@@ -42,11 +42,7 @@ def beside(volume: Path, n_calls: int) -> Iterator[Kernel]:
 
 
 def drop_one(volume: Path) -> Path:
-    """Something in root's drop folder; the folder."""
-    with own(volume) as folder:
-        drop = Path(os.fsdecode(folder.path())) / "drop"
-    make_tree(drop / "dropped", {"a": "1"})
-    return drop
+    return make_tree(folder_of(volume, 0) / "drop/dropped", {"a": "1"}).parent
 
 
 def test_what_was_dropped_is_taken_in_once() -> None:
@@ -72,14 +68,7 @@ def restore_late(volume: Path, kernel: Kernel) -> None:
     remove(job)
     for entry in entries(volume):
         restore(volume, entry.id, to=volume / "out")
-        remove_hard(volume / "out")
-
-
-def remove_hard(path: Path) -> None:
-    """A tree with files alone."""
-    for file in path.iterdir():
-        file.unlink()
-    path.rmdir()
+        remove_tree_hard(volume / "out")
 
 
 def test_what_was_written_meanwhile_is_rescued_and_told() -> None:

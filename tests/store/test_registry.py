@@ -6,25 +6,24 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.identity import Identity
-from fusefs.core.names import VolumeId
+from fusefs.core.names import VolumeId, user_store
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.layout import Store, open_store
+from fusefs.store.layout import open_store
 from fusefs.store.registry_lines import MAX_LINES, RegistryLine, decode, encode, registered
 from fusefs.store.registry_targets import LineOf, open_registered, stores_of_users
 from fusefs.store.store_registry import is_remembered, remember
 from tests.support.make_trees import make_tree
 from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.store_calls import init, raw, swap
+from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
+from tests.support.store_calls import init, opened, raw, swap, users_own
 from tests.support.trashd_command import done_well
 from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
 
@@ -40,17 +39,7 @@ def alice() -> Iterator[Path]:
         yield made[ALICE]
 
 
-@contextmanager
-def opened(base: Path) -> Iterator[Store]:
-    kernel = Kernel()
-    store = open_store(kernel, BackingAndMount(kernel.open_path(raw(base))), raw(base))
-    assert store is not None
-    with store:
-        yield store
-
-
 def known() -> list[Path]:
-    """What the caller's registry names."""
     return [Path(os.fsdecode(one.path)) for one in registered()]
 
 
@@ -104,7 +93,7 @@ def test_a_users_registry_is_his_alone_and_root_has_another(alice: Path) -> None
 
 def test_root_names_no_users_store(alice: Path) -> None:
     kernel, base = Kernel(), own_store(alice)
-    store = open_store(kernel, BackingAndMount(kernel.open_path(raw(base))), raw(base), of=ALICE)
+    store = open_store(kernel, BackingAndMount(kernel.open_path(raw(base))), raw(base), user_store(ALICE), of=ALICE)
     assert store is not None
     with store:
         assert remember(store)
@@ -194,7 +183,7 @@ def test_without_a_home_a_store_is_used_all_the_same() -> None:
     with tmpfs_volume() as volume:
         os.chown(volume, 6102, 6102)
         assert as_user(6102, act) is False
-        assert (volume / ".trashd/volume.json").exists()
+        assert (users_own(volume, 6102) / "volume.json").exists()
 
 
 def test_root_hears_of_a_store_in_a_home_whose_user_is_not_there(alice: Path) -> None:
@@ -220,7 +209,6 @@ def test_a_store_seen_through_a_bind_mount_is_named_once_for_each_way() -> None:
     with tmpfs_volume() as volume, tmpfs_volume() as other:
         init(volume)
         (other / "bound").mkdir()
-        subprocess.run(["mount", "--bind", volume, other / "bound"], check=True)
-        swap(make_tree(other / "bound/job", {}))
-        assert known() == [volume, other / "bound"]
-        subprocess.run(["umount", other / "bound"], check=True)
+        with bind_mount(volume, other / "bound"):
+            swap(make_tree(other / "bound/job", {}))
+            assert known() == [volume, other / "bound"]

@@ -6,6 +6,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,6 @@ def line_of(home: Path) -> RegistryLine:
 
 
 def says(home: Path, uid: int, *lines: RegistryLine) -> None:
-    """Have a registry say just that."""
     registry_of(home).write_bytes(b"".join(map(encode, lines)))
     os.chown(registry_of(home), uid, uid)
 
@@ -72,59 +72,35 @@ def _link(registry: Path) -> None:
     registry.symlink_to("aside")
 
 
-def _second_name(registry: Path) -> None:
-    os.link(registry, registry.with_name("aside"))
-
-
-def _fifo(registry: Path) -> None:
+def _hers(make: Callable[[Path], None], registry: Path) -> None:
     registry.unlink()
-    os.mkfifo(registry)
+    make(registry)
     os.chown(registry, ALICE, ALICE)
-
-
-def _directory(registry: Path) -> None:
-    registry.unlink()
-    registry.mkdir()
-    os.chown(registry, ALICE, ALICE)
-
-
-def _ten_megabytes(registry: Path) -> None:
-    registry.write_bytes(registry.read_bytes() + b"\n" * (10 << 20))
-
-
-def _hole(registry: Path) -> None:
-    os.truncate(registry, 1 << 40)
-
-
-def _anothers(registry: Path) -> None:
-    os.chown(registry, BOB, BOB)
-
-
-def _writable(registry: Path) -> None:
-    registry.chmod(0o620)
-
-
-def _directory_writable(registry: Path) -> None:
-    registry.parent.chmod(0o777)
 
 
 def _directory_is_a_link(registry: Path) -> None:
-    registry.parent.rename(registry.parent.with_name("aside"))
-    registry.parent.symlink_to("aside")
+    _link(registry.parent)
     os.lchown(registry.parent, ALICE, ALICE)
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        _link, _second_name, _fifo, _directory, _ten_megabytes, _hole, _anothers, _writable, _directory_writable,
-        _directory_is_a_link,
-    ],
-    ids=lambda act: act.__name__.lstrip("_"),
-)  # fmt: skip
-def test_what_is_no_registry_of_his_alone_is_not_read(users: tuple[Path, Path], spoil: Callable[[Path], None]) -> None:
+SPOIL: dict[str, Callable[[Path], object]] = {
+    "link": _link,
+    "second_name": lambda registry: os.link(registry, registry.with_name("aside")),
+    "fifo": partial(_hers, os.mkfifo),
+    "directory": partial(_hers, os.mkdir),
+    "ten_megabytes": lambda registry: registry.write_bytes(registry.read_bytes() + b"\n" * (10 << 20)),
+    "hole": lambda registry: os.truncate(registry, 1 << 40),
+    "anothers": lambda registry: os.chown(registry, BOB, BOB),
+    "writable": lambda registry: registry.chmod(0o620),
+    "directory_writable": lambda registry: registry.parent.chmod(0o777),
+    "directory_is_a_link": _directory_is_a_link,
+}
+
+
+@pytest.mark.parametrize("how", SPOIL)
+def test_what_is_no_registry_of_his_alone_is_not_read(users: tuple[Path, Path], how: str) -> None:
     alice, bob = users
-    spoil(registry_of(alice))
+    SPOIL[how](registry_of(alice))
     began_s = time.monotonic()
     assert heard() == [(BOB, bob)]
     assert time.monotonic() - began_s < LIMIT_S

@@ -18,7 +18,7 @@ from tests.support.crash_scenarios import EVERY_CALL
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user, become
 from tests.support.real_filesystems import bind_mount, btrfs_subvolume, full, loop_volume, tmpfs_volume
-from tests.support.store_calls import DyingAt, forked, in_child, init, own, raw, swap
+from tests.support.store_calls import DyingAt, forked, in_child, init, raw, swap, use
 from tests.support.trashd_command import Done
 from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
 from tests.support.user_owned_stores import line_of
@@ -57,7 +57,6 @@ def _at_home(home: Path, act: Callable[[], object]) -> None:
 
 
 def named(home: Path) -> list[Path]:
-    """What her registry names."""
     return [Path(os.fsdecode(line.path)) for line in decode(registry_of(home).read_bytes())]
 
 
@@ -68,7 +67,7 @@ def swapped(home: Path, work: Path, state: Path | None = None) -> Done:
     done = told(ALICE, home, "swap", job)
     assert done.code == 0, done
     assert list(job.iterdir()) == []
-    (tree,) = work.glob(f".trashd/u/{ALICE}/orphans/*/tree")
+    (tree,) = work.glob(f".trashd-{ALICE}/u/{ALICE}/orphans/*/tree")
     assert (tree / "file").read_text() == "x"
     return done
 
@@ -92,27 +91,22 @@ def test_killed_at_any_call_of_the_first_use_it_loses_no_line_and_the_next_use_n
     work = store_in(alice, "work")
     text = registry_of(alice).read_bytes()
 
-    def use(n: int) -> None:
+    def first_use(n: int) -> None:
         become(ALICE)
         sys.setprofile(Dying(n))
-        _at_home(alice, partial(_use, work))
+        _at_home(alice, partial(use, work))
         sys.setprofile(None)
 
     for n in range(0, 5000, 1 if EVERY_CALL else 9):
         registry_of(alice).write_bytes(b"".join(line + b"\n" for line in text.splitlines()[:2]))
-        code = in_child(partial(use, n))
+        code = in_child(partial(first_use, n))
         assert code in (0, DyingAt.EXIT_CODE)
         assert named(alice) in ([*before], [*before, work]), f"killed before call {n}"
-        as_user(ALICE, lambda: _at_home(alice, partial(_use, work)))
+        as_user(ALICE, lambda: _at_home(alice, partial(use, work)))
         assert named(alice) == [*before, work], f"killed before call {n}"
         if code == 0:
             break
     assert n > 50
-
-
-def _use(base: Path) -> None:
-    with own(base):
-        pass
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fusefs.linux.kernel import Kernel
+from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.fuse_bad_rename import lying_volume
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
@@ -29,7 +30,6 @@ pytestmark = pytest.mark.needs("root")
 
 
 def facts(volume: Path) -> dict[str, Any]:
-    """What volume.json says."""
     told: dict[str, Any] = json.loads((volume / ".trashd/volume.json").read_text())
     return told
 
@@ -39,17 +39,14 @@ def old_facts(volume: Path) -> dict[str, Any]:
     return {key: one for key, one in facts(volume).items() if key != "noreplace"}
 
 
-def test_a_local_filesystem_proves_that_a_taken_name_is_spared() -> None:
-    with tmpfs_volume() as volume:
+@pytest.mark.parametrize("filesystem", ALL_FILESYSTEMS)
+def test_a_local_filesystem_proves_all(filesystem: str) -> None:
+    with tmpfs_volume() if filesystem == "tmpfs" else loop_volume(filesystem) as volume:
         init(volume)
-        assert facts(volume)["noreplace"] is True
-
-
-@pytest.mark.needs("loop")
-def test_ext4_spares_one_too() -> None:
-    with loop_volume("ext4") as volume:
-        init(volume)
-        assert facts(volume)["noreplace"] is True
+        proven = {key for key, value in facts(volume).items() if value is True}
+        assert proven >= {"noreplace", "exchange", "strangers_refused", "unnamed"}
+        assert sorted(os.listdir(volume / ".trashd")) == ENTRIES
+        assert_silent(volume)
 
 
 @pytest.mark.needs("fuse")

@@ -21,8 +21,7 @@ from fusefs.store.seize import seize
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import own_folder
 from tests.support.make_trees import IMMUTABLE, Dir, Spec, make_tree, set_flags, snapshot
-from tests.support.other_users import as_user
-from tests.support.shared_store import ALICE, canary_of, shared_store
+from tests.support.shared_store import ALICE, canary_of, shared_store, stuck
 from tests.support.store_calls import (
     Before,
     Counting,
@@ -32,12 +31,9 @@ from tests.support.store_calls import (
     entries,
     folder_of,
     in_child,
-    place,
     raw,
-    reap_now,
     recover_all,
     restore,
-    swap,
 )
 
 pytestmark = pytest.mark.needs("root")
@@ -55,30 +51,12 @@ def volume() -> Iterator[Path]:
         assert_silent(path)
 
 
-def stuck(volume: Path) -> ListedContainer:
-    """What is in quarantine of a directory of Alice's, in which root had made one of root's."""
-
-    def act() -> str:
-        make_tree(volume / "alice" / "job", {"results": "hers"})
-        return str(swap(volume / "alice" / "job").id)
-
-    identifier = as_user(ALICE, act)
-    recover_all(volume)
-    make_tree(place(volume, identifier) / "tree" / "roots", {"file": "root's"})
-    reap_now(volume, identifier)
-    (entry,) = entries(volume)
-    assert entry.state is State.QUARANTINE
-    return entry
-
-
 def taken(volume: Path, entry: ListedContainer, kernel: Kernel | None = None) -> Swapped | ClaimLost:
-    """What seizing it returns."""
     with opened_folder(kernel or Kernel(), [raw(volume)], entry) as folder, own_folder(folder.store) as own:
         return seize(folder, entry.id, own, "a note")
 
 
 def path_of(entry: ListedContainer) -> Path:
-    """Its container."""
     return Path(os.fsdecode(entry.path))
 
 
@@ -188,14 +166,12 @@ def test_a_frozen_container_is_told(volume: Path) -> None:
 
 
 def back(volume: Path, entry: ListedContainer) -> None:
-    """Put it back where it was, whatever has it."""
     (found,) = entries(volume)
     if found.uid == 0:
         restore(volume, found.id, to=path_of(entry))
 
 
 def calls_of_taking(volume: Path, entry: ListedContainer) -> int:
-    """How many calls it makes."""
     counting = Counting()
     taken(volume, entry, Kernel(counting))
     back(volume, entry)

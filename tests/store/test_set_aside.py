@@ -29,22 +29,22 @@ from tests.support.store_calls import (
     entries,
     in_child,
     init,
+    init_as_of_old,
     opened,
     recover_all,
     swap,
+    users_own,
 )
 
 pytestmark = pytest.mark.needs("root")
 
 
 def served(volume: Path) -> set[int]:
-    """The users that root's service would serve."""
     with opened(volume) as store:
         return set(take_census(store).inos)
 
 
 def ids(volume: Path) -> set[str]:
-    """Of all orphans that root is shown."""
     return {entry.id for entry in entries(volume)}
 
 
@@ -65,6 +65,7 @@ def _hers(volume: Path) -> None:
 
     def begin() -> None:
         make_tree(volume / "job", {"results": "her own"})
+        init_as_of_old(volume)
         swap(volume / "job")
 
     as_user(ALICE, begin)
@@ -105,7 +106,7 @@ def test_in_a_users_own_store_he_alone_is_served() -> None:
         make_tree(volume / "alice", Dir({"job": Dir({"a": "1"}, owner=(ALICE, ALICE))}, owner=(ALICE, ALICE)))
         as_user(ALICE, lambda: init(volume))
         as_user(ALICE, lambda: [swap(volume / "alice/job", options=EXPIRED), None][1])
-        users = volume / ".trashd/u"
+        users = users_own(volume, ALICE) / "u"
         subprocess.run(["cp", "-a", str(users / str(ALICE)), str(users / str(BOB))], check=True)
         subprocess.run(["chown", "-R", str(BOB), str(users / str(BOB))], check=True)
         before = snapshot(users / str(BOB), with_times=True)
@@ -132,16 +133,12 @@ def test_until_its_owner_comes_list_and_doctor_tell_of_what_was_set_aside(capfd:
 
 @pytest.mark.long
 def test_taking_over_killed_at_any_call_strands_nothing() -> None:
-    with tmpfs_volume(options=("mode=1777",)) as volume:
-
-        def begin() -> str:
-            make_tree(volume / "job", {"results": "his own"})
-            return str(swap(volume / "job").id)
-
+    with tmpfs_volume() as volume:
         for n in range(0, 2000, STRIDE):
             for path in volume.iterdir():
                 shutil.rmtree(path)
-            identifier = as_user(ALICE, begin)
+            _hers(volume)
+            [identifier] = as_user(ALICE, lambda: ids(volume))
             code = in_child(lambda n=n: init(volume, Kernel(DyingAt(n))))  # type: ignore[misc]
             init(volume)
             as_user(ALICE, lambda: recover_all(volume))

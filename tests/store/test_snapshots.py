@@ -19,6 +19,7 @@ from tests.support.crash_scenarios import DyingAfter
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, mount_of, unmount
+from tests.support.shared_store import ALICE, orphan_of
 from tests.support.store_calls import (
     assert_silent,
     entries,
@@ -34,7 +35,6 @@ from tests.support.store_calls import (
 
 pytestmark = pytest.mark.needs("root", "loop")
 
-ALICE = 1001
 _UNPROVEN = "it is not the folder that root registered (a copy, or another one took its place)"
 
 
@@ -48,18 +48,7 @@ def top() -> Iterator[Path]:
         yield path
 
 
-def swapped(volume: Path, mode: int = 0o755) -> str:
-    """The id of a directory of Alice's that she swapped."""
-
-    def act() -> str:
-        make_tree(volume / "alice/job", Dir({"results": "hers"}, mode=mode))
-        return str(swap(volume / "alice/job").id)
-
-    return as_user(ALICE, act)
-
-
 def snap(top: Path, *options: str) -> Path:
-    """A snapshot of `data`."""
     subprocess.run(["btrfs", "-q", "subvolume", "snapshot", *options, top / "data", top / "snap"], check=True)
     return top / "snap"
 
@@ -87,26 +76,26 @@ def rolled_back(top: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("mode", [0o755, 0o555])
 def test_an_orphan_goes_back_in_a_snapshot_as_in_its_source(top: Path, mode: int) -> None:
-    identifier = swapped(top / "data", mode)
+    identifier = orphan_of(top / "data", ALICE, mode)
     copy = snap(top)
     for volume in (copy, top / "data"):
         as_user(ALICE, partial(restore, volume, identifier))
-        assert (volume / "alice/job/results").read_text() == "hers"
+        assert (volume / "alice/job/results").read_text() == "his own"
         assert (volume / "alice/job").stat().st_mode & 0o7777 == mode
         assert entries(volume) == []
         assert_nothing_but_unproven(volume)
 
 
 def test_an_orphan_goes_back_after_a_rollback(top: Path) -> None:
-    identifier = swapped(top / "data")
+    identifier = orphan_of(top / "data", ALICE)
     with rolled_back(top) as volume:
         as_user(ALICE, partial(restore, volume, identifier))
-        assert (volume / "alice/job/results").read_text() == "hers"
+        assert (volume / "alice/job/results").read_text() == "his own"
         assert_nothing_but_unproven(volume)
 
 
 def test_what_was_written_into_the_fresh_directory_is_kept_after_a_rollback(top: Path) -> None:
-    identifier = swapped(top / "data")
+    identifier = orphan_of(top / "data", ALICE)
     (top / "data/alice/job/late").write_text("later")
     os.chown(top / "data/alice/job/late", ALICE, ALICE)
     with rolled_back(top) as volume:
@@ -117,11 +106,11 @@ def test_what_was_written_into_the_fresh_directory_is_kept_after_a_rollback(top:
 
 
 def test_root_restores_elsewhere_what_a_snapshot_proves(top: Path) -> None:
-    identifier = swapped(top / "data")
+    identifier = orphan_of(top / "data", ALICE)
     copy = snap(top)
     make_tree(copy / "srv", {})
     restore(copy, identifier, to=copy / "srv/data")
-    assert (copy / "srv/data/results").read_text() == "hers"
+    assert (copy / "srv/data/results").read_text() == "his own"
     assert_nothing_but_unproven(copy)
 
 
@@ -130,7 +119,7 @@ def test_a_swap_that_was_killed_before_the_snapshot_is_completed_or_undone_in_it
     job = top / "data/alice/job"
 
     def act() -> None:
-        make_tree(job, {"results": "hers"})
+        make_tree(job, {"results": "his own"})
         in_child(lambda: swap(job, Kernel(DyingAfter(call))))
 
     as_user(ALICE, act)
@@ -140,36 +129,36 @@ def test_a_swap_that_was_killed_before_the_snapshot_is_completed_or_undone_in_it
         for entry in as_user(ALICE, partial(entries, volume)):
             assert entry.state is State.ORPHANS
             as_user(ALICE, partial(restore, volume, entry.id))
-        assert (volume / "alice/job/results").read_text() == "hers"
+        assert (volume / "alice/job/results").read_text() == "his own"
         assert_nothing_but_unproven(volume)
 
 
 def test_a_read_only_snapshot_is_listed(top: Path) -> None:
-    identifier = swapped(top / "data")
+    identifier = orphan_of(top / "data", ALICE)
     copy = snap(top, "-r")
     assert [entry.id for entry in entries(copy)] == [identifier]
 
 
 def test_a_read_only_snapshot_is_looked_after_as_far_as_that_goes(top: Path) -> None:
     """Root registers nothing in it, and that is no error."""
-    swapped(top / "data")
+    orphan_of(top / "data", ALICE)
     assert all(_UNPROVEN in line for line in recover_all(snap(top, "-r")))
 
 
 def test_what_was_removed_comes_back_after_a_rollback(top: Path) -> None:
     def act() -> str:
-        make_tree(top / "data/alice/job", {"results": "hers"})
+        make_tree(top / "data/alice/job", {"results": "his own"})
         return str(remove(top / "data/alice/job").id)
 
     identifier = as_user(ALICE, act)
     with rolled_back(top) as volume:
         as_user(ALICE, partial(restore, volume, identifier))
-        assert (volume / "alice/job/results").read_text() == "hers"
+        assert (volume / "alice/job/results").read_text() == "his own"
         assert_nothing_but_unproven(volume)
 
 
 def test_after_a_rollback_root_says_that_it_is_his_store_and_the_checker_is_silent(top: Path) -> None:
-    swapped(top / "data")
+    orphan_of(top / "data", ALICE)
     with rolled_back(top) as volume:
         assert problems(volume) != []
         init(volume)

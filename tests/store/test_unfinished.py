@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +16,7 @@ from tests.support.store_calls import init
 pytestmark = pytest.mark.needs("root")
 
 BOB = 1002
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    with tmpfs_volume() as path:
-        yield path
+VOLUME = tmpfs_volume
 
 
 def test_init_takes_away_what_a_killed_copy_left(volume: Path) -> None:

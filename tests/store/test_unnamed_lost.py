@@ -13,8 +13,8 @@ from fusefs.linux.kernel import TMPFS_MAGIC, Kernel
 from fusefs.store.layout import decode_volume
 from tests.support.fuse_losing_tmpfiles import LosingVolume, losing_volume
 from tests.support.make_trees import make_tree
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.store_calls import ENTRIES, assert_silent, calls_of, init, raw, remove, swap
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_calls import assert_silent, calls_of, init, raw, remove, swap
 from tests.support.trashd_command import done_well, swapped
 
 pytestmark = pytest.mark.needs("root")
@@ -33,7 +33,6 @@ class Trusting(Kernel):
     """Makes them on FUSE, too."""
 
     def create_unnamed(self, dir_fd: int) -> Fd:
-        """Wherever the kernel does."""
         return Fd(os.open(b".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, dir_fd=dir_fd))
 
 
@@ -44,12 +43,10 @@ def losing() -> Iterator[LosingVolume]:
 
 
 def unnamed_of(volume: Path) -> object:
-    """What volume.json says of them."""
     return json.loads((volume / ".trashd/volume.json").read_text()).get("unnamed")
 
 
 def be_old(volume: Path) -> None:
-    """Have a store of before."""
     (volume / ".trashd/volume.json").write_text(json.dumps(OLD))
 
 
@@ -101,16 +98,6 @@ def test_what_a_sweep_takes_is_there_afterwards(losing: LosingVolume) -> None:
     assert (Path(orphan["path"]) / "tree/below/a.log").read_text() == "content"
     assert losing.n_unnamed() == 0
     assert_silent(losing.path)
-
-
-@pytest.mark.needs("loop")
-@pytest.mark.parametrize("fstype", ["ext4", "xfs", "btrfs"])
-def test_they_last_on_disks(fstype: str) -> None:
-    with loop_volume(fstype) as volume:
-        init(volume)
-        assert unnamed_of(volume) is True
-        assert sorted(os.listdir(volume / ".trashd")) == ENTRIES
-        assert_silent(volume)
 
 
 def test_a_record_is_made_without_a_name_where_that_was_seen_to_last(volume: Path) -> None:

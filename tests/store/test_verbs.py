@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from fusefs.core.errors import BrokenStore, IsMountPoint, IsStore, NotADirectory, NotFound, Refused
+from fusefs.core.errors import BrokenStore, NotFound, Refused
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.record import Method
@@ -17,8 +16,7 @@ from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import Dir, File, Symlink, make_tree, snapshot
-from tests.support.other_users import as_user
-from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
+from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import OTHER, TREE, victim_in
 from tests.support.store_calls import (
     Before,
@@ -27,7 +25,6 @@ from tests.support.store_calls import (
     entries,
     init,
     opened,
-    own,
     record_of,
     recover_all,
     remove,
@@ -140,26 +137,6 @@ def test_nothing_touches_the_name_but_one_exchange(volume: Path) -> None:
     assert [call for call in calls if call in ("exchange", "rename", "renameat2")] == ["exchange", "rename"]
 
 
-@pytest.mark.parametrize(("name", "error"), [("file", NotADirectory), ("link", NotADirectory), (".trashd", IsStore)])
-def test_swap_refuses_what_is_no_directory_or_is_the_store(volume: Path, name: str, error: type[Refused]) -> None:
-    (volume / "file").touch()
-    (volume / "dir").mkdir()
-    (volume / "link").symlink_to("dir")
-    with pytest.raises(error):
-        swap(volume / name)
-    assert entries(volume) == []
-
-
-@pytest.mark.parametrize(
-    ("path", "error"), [("/", Refused), ("", IsMountPoint), (".trashd/u/0/orphans", IsStore), ("absent", NotFound)]
-)
-def test_swap_refuses_the_root_a_mount_the_stores_inside_and_nothing(
-    volume: Path, path: str, error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        swap(volume / path)
-
-
 @pytest.mark.parametrize("kind", ["file", "empty directory", "full directory"])
 def test_what_took_the_name_just_before_the_exchange_keeps_it(volume: Path, kind: str) -> None:
     job = victim_in(volume)
@@ -193,20 +170,13 @@ def test_rm_takes_the_name_away_and_restore_brings_the_same_thing_back(
     assert snapshot(volume / "home") == before
 
 
-def test_rm_of_a_link_spares_what_it_points_to(volume: Path) -> None:
-    job = victim_in(volume)
-    (volume / "link").symlink_to("job")
-    remove(volume / "link")
-    assert (job / "sub/b").read_text() == "2"
-
-
 def test_rm_is_one_rename_of_the_name_and_no_exchange(volume: Path) -> None:
     job = victim_in(volume)
     calls = calls_of(lambda kernel: remove(job, kernel))
     assert [call for call in calls if call in ("exchange", "rename", "renameat2")] == ["rename", "rename"]
 
 
-# drop, pointers
+# drop
 
 
 def test_moving_something_into_drop_needs_no_tool_and_makes_it_an_orphan(volume: Path) -> None:
@@ -221,28 +191,3 @@ def test_moving_something_into_drop_needs_no_tool_and_makes_it_an_orphan(volume:
     assert "--to" in caught.value.hint
     restore(volume, entry.id, to=volume / "job")
     assert snapshot(volume / "job") == before
-
-
-@pytest.mark.needs("loop", "btrfs")
-def test_store_below_a_boundary_is_found_by_a_pointer_from_the_upper_one() -> None:
-    with loop_volume("btrfs") as path:
-        init(path)
-        subvolume = btrfs_subvolume(path, "sub")
-        swapped = swap(victim_in(subvolume))
-        assert Path(os.fsdecode(swapped.store)).is_relative_to(subvolume / ".trashd")
-        with own(path) as upper:
-            pointers = Path(os.fsdecode(upper.path())) / "pointers"
-            assert [pointer.read_bytes() for pointer in pointers.iterdir()] == [b"sub"]
-        assert [entry.id for entry in entries(path)] == [swapped.id]
-        restore(path, swapped.id)
-        assert (subvolume / "job/a").read_text() == "1"
-        for base in (path, subvolume):
-            assert_silent(base)
-
-
-def test_swap_without_a_store_at_the_root_leaves_it_where_the_user_may_make_one() -> None:
-    with tmpfs_volume() as path:
-        make_tree(path / "home", Dir({"job": Dir(TREE, owner=(OTHER, OTHER))}, owner=(OTHER, OTHER)))
-        as_user(OTHER, partial(swap, path / "home/job"))
-        assert (path / "home/.trashd").stat().st_uid == OTHER
-        as_user(OTHER, partial(assert_silent, path / "home"))

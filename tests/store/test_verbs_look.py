@@ -18,9 +18,8 @@ from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import make_tree, snapshot
-from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.small_orphans import EXPIRED, OTHER, TREE, command, ids, orphan_in, orphan_of
+from tests.support.small_orphans import EXPIRED, OTHER, TREE, command, orphan_in, orphan_of
 from tests.support.store_calls import (
     Before,
     calls_of,
@@ -61,12 +60,6 @@ def _list(kernel: Kernel, volume: Path) -> None:
     from fusefs.store.find_orphans import all_entries
 
     assert len(all_entries(kernel, [bytes(volume)])) == 1
-
-
-def test_everybody_sees_his_own_and_root_everybodys(volume: Path) -> None:
-    ours, theirs = orphan_in(volume), orphan_of(OTHER, volume, SwapOptions())
-    assert ids(volume) == {ours.id, theirs.id}
-    assert as_user(OTHER, partial(ids, volume)) == {theirs.id}
 
 
 def test_check_touches_nothing(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:

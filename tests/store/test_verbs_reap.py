@@ -33,7 +33,6 @@ from tests.support.store_calls import (
     place,
     reap_now,
     recover_all,
-    remove,
     restore,
     swap,
     tree_of,
@@ -55,12 +54,6 @@ def test_nothing_is_reaped_before_its_retention(volume: Path, capsys: pytest.Cap
     assert command(volume, "reap", swapped.id) == Incomplete.exit_code
     assert "--now" in capsys.readouterr().err
     assert (tree_of(swapped) / "sub/b").read_text() == "2"
-
-
-def test_pinned_orphan_never_expires(volume: Path) -> None:
-    swapped = orphan_in(volume, options=PINNED)
-    assert command(volume, "reap", "--all") == 0
-    assert ids(volume) == {swapped.id}
 
 
 def test_reap_without_a_name_takes_what_has_expired_and_nothing_else(volume: Path) -> None:
@@ -167,12 +160,6 @@ def test_reap_removes_all_kinds_of_things_and_counts_them(volume: Path) -> None:
     assert ids(volume) == set()
 
 
-def test_files_are_reaped_too(volume: Path) -> None:
-    (volume / "file").write_text("x")
-    reap_now(volume, remove(volume / "file").id)
-    assert ids(volume) == set()
-
-
 def test_what_can_not_be_removed_goes_to_quarantine_with_its_errno_and_the_queue_goes_on(
     volume: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,16 +173,6 @@ def test_what_can_not_be_removed_goes_to_quarantine_with_its_errno_and_the_queue
     left = Path(os.fsdecode(entry.path)) / "tree"
     assert os.listdir(left) == ["sub"]
     set_flags(left / "sub", IMMUTABLE, on=False)
-
-
-def test_quarantine_is_tried_again_when_it_is_named(volume: Path) -> None:
-    stuck = orphan_in(volume)
-    set_flags(tree_of(stuck) / "sub", IMMUTABLE)
-    reap_now(volume, stuck.id)
-    (entry,) = entries(volume)
-    set_flags(Path(os.fsdecode(entry.path)) / "tree/sub", IMMUTABLE, on=False)
-    reap_now(volume, stuck.id)
-    assert ids(volume) == set()
 
 
 def test_failures_with_the_longest_paths_still_fit_into_the_record(volume: Path) -> None:

@@ -38,15 +38,6 @@ def test_restore_exchanges_the_tree_back_and_drops_the_fresh_directory(volume: P
     assert entries(volume) == []
 
 
-def test_restore_to_a_free_name_renames(volume: Path) -> None:
-    job = victim_in(volume)
-    before = snapshot(job)
-    swapped = swap(job)
-    job.rmdir()
-    restore(volume, swapped.id)
-    assert snapshot(job) == before
-
-
 def test_what_was_written_into_the_fresh_directory_becomes_an_orphan_for_a_week(volume: Path) -> None:
     job = victim_in(volume)
     swapped = swap(job)

@@ -123,15 +123,12 @@ class System:
 
     @property
     def root(self) -> Path:
-        """Its root directory, for us."""
         return Path(f"/proc/{self.pid}/root")
 
     def path(self, inside: str | Path) -> Path:
-        """Where we see one of its paths."""
         return self.root / str(inside).lstrip("/")
 
     def argv(self, *words: str | Path) -> list[str | Path]:
-        """What runs a command inside."""
         namespaces = ("--mount", "--pid", "--ipc", "--uts", "--net", "--cgroup")
         return ["nsenter", f"--target={self.pid}", *namespaces, "--wd=/", "--", *words]
 
@@ -146,20 +143,16 @@ class System:
         return done
 
     def systemctl(self, *words: str | Path, code: int | None = 0) -> str:
-        """What systemctl says."""
         return self.run("systemctl", "--no-pager", *words, code=code).stdout
 
     def trashd(self, *words: str | Path, code: int | None = 0) -> str:
-        """What `trashd` says."""
         return self.run(TRASHD, *words, code=code).stdout
 
     def show(self, unit: str, *properties: str) -> dict[str, str]:
-        """Properties of a unit."""
         lines = self.systemctl("show", f"--property={','.join(properties)}", unit).splitlines()
         return dict(line.split("=", 1) for line in lines)
 
     def state(self, unit: str) -> str:
-        """active, inactive, failed…"""
         return self.show(unit, "ActiveState")["ActiveState"]
 
     def main_pid(self, unit: str) -> int:
@@ -167,11 +160,9 @@ class System:
         return int(self.show(unit, "MainPID")["MainPID"])
 
     def proc(self, pid: int, name: str) -> str:
-        """A file of /proc/PID inside."""
         return self.path(f"proc/{pid}/{name}").read_text()
 
     def kill(self, pid: int, number: int) -> None:
-        """Signal one of its processes."""
         self.run("/bin/kill", f"-{number}", str(pid))
 
     def power_off(self, limit_s: float = _END_S) -> None:

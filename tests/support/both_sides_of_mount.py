@@ -32,7 +32,6 @@ def both(mount: Mounted, path: Path) -> tuple[Path, Path]:
 
 
 def hers(mount: Mounted, mode: int = 0o755) -> Path:
-    """A directory of Alice's."""
     path = mount.path / "home" / "job"
     as_user(ALICE, lambda: make_tree(path, Dir({"results": "hers"}, mode=mode)) and None)
     snapshot(path)

@@ -55,7 +55,6 @@ def content_of(n: int) -> Content:
 
 
 def make(path: Path, content: Content) -> Path:
-    """A tree with these files."""
     (path / "sub").mkdir(parents=True)
     for name, text in content.items():
         (path / name).write_text(text)
@@ -63,7 +62,6 @@ def make(path: Path, content: Content) -> Path:
 
 
 def read(path: Path) -> Content:
-    """The files of a tree."""
     return {str(file.relative_to(path)): file.read_text() for file in path.rglob("*") if file.is_file()}
 
 
@@ -179,8 +177,6 @@ class Person:
 
 
 class Traffic:
-    """All of them at work."""
-
     def __init__(self, volume: Path, uids: Sequence[int], seed: str) -> None:
         self._volume = volume
         self._shared = memoryview(mmap(-1, 8 * (1 + len(uids)))).cast("Q")  # whether to stop; acts of each
@@ -188,7 +184,6 @@ class Traffic:
         self._ledgers: list[Ledger] = []
 
     def n_acts(self) -> int:
-        """All that they did so far."""
         return sum(self._shared[1:])
 
     def stop(self) -> list[Ledger]:

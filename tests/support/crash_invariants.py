@@ -40,7 +40,6 @@ def _told_killed(scene: Scene, volume: Path, n: int) -> str:
 
 
 def hold_when_killed_twice(scene: Scene, volume: Path, law: Law) -> None:
-    """The act was killed before a call, and the recovery after it before a call too."""
     scene.set_up(volume)
     for i, n in enumerate(changing(scene.calls(volume))):
         scene.set_up(volume)
@@ -130,7 +129,6 @@ def hold_when_stopped(
 
 @contextmanager
 def _noting(tell: Callable[[], str]) -> Iterator[None]:
-    """What is raised in the block says where that was."""
     try:
         yield
     except BaseException as error:

@@ -17,11 +17,10 @@ from typing import NamedTuple, NoReturn
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE
+from fusefs.core.names import STORE, whose
 from fusefs.linux import syscalls
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import VOLUME, WATCH_PREFIXES, Volume, decode_volume, encode_volume
-from fusefs.store.user_folders import whose
 from tests.support.make_trees import Seen, snapshot
 from tests.support.other_users import as_user, become
 from tests.support.sampling import every_other
@@ -126,12 +125,10 @@ class Before(NamedTuple):
 
 
 def home(volume: Path) -> Path:
-    """The victim's name."""
     return volume / HOME / NAME
 
 
 def wipe(volume: Path) -> None:
-    """Empty a volume."""
     for entry in volume.iterdir():
         if entry.is_dir() and entry.name != "lost+found":
             shutil.rmtree(entry)
@@ -143,7 +140,6 @@ def forbid_exchange(volume: Path) -> None:
 
 
 def write_volume(volume: Path, seen: Callable[[Volume], Volume]) -> None:
-    """Let a store believe what the probes would have found."""
     path = volume / _STORE / os.fsdecode(VOLUME)
     found = decode_volume(path.read_bytes())
     assert found is not None
@@ -170,18 +166,15 @@ def _trees_in(container: Path) -> Iterator[Path]:
 
 
 def user_folders(volume: Path) -> list[Path]:
-    """The folders of all users, those of a lower store too."""
     found = [path for base in (volume, volume / HOME) for path in (base / _STORE).glob("[un]*/*")]
     return [path for path in found if whose(os.fsencode(path.name)) is not None]  # but for one that a kill left unmade
 
 
 def orphans(volume: Path) -> list[Path]:
-    """The trees in orphans/."""
     return [path for folder in user_folders(volume) for path in (folder / "orphans").glob("*/tree")]
 
 
 def look(volume: Path) -> Before:
-    """All that must not be lost."""
     trees: Counter[Tree] = Counter()
     contents: Counter[str] = Counter()
     for place in places(volume):
@@ -217,7 +210,6 @@ def assert_settled(volume: Path) -> None:
 
 
 def assert_nothing_half_done(volume: Path) -> None:
-    """Nothing is left in stage/ and restoring/."""
     left = [path for folder in user_folders(volume) for state in ("stage", "restoring") for path in
             (folder / state).iterdir()]  # fmt: skip
     assert left == []
@@ -236,6 +228,14 @@ def assert_nothing_lost(scene: Scene, volume: Path, before: Before) -> None:
     if scene.is_gapless:
         assert after.head is not None
         assert after.head == before.head
+
+
+def settle_without_loss(scene: Scene, volume: Path, before: Before) -> None:
+    """The law of most scenes: the name resolves already before any recovery, and nothing is lost after it."""
+    if scene.is_gapless:
+        assert home(volume).is_dir(), "the name does not resolve (I1)"
+    settle(volume)
+    assert_nothing_lost(scene, volume, before)
 
 
 def end_of(body: Callable[[], object]) -> int:
@@ -326,11 +326,9 @@ class Stopped(NamedTuple):
     status: int
 
     def is_stopped(self) -> bool:
-        """Whether it waits there."""
         return os.WIFSTOPPED(self.status)
 
     def go_on(self) -> int:
-        """Its outcome, once it has run to its end."""
         status = self.status
         if self.is_stopped():
             os.kill(self.pid, signal.SIGCONT)

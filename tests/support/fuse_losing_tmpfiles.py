@@ -36,7 +36,6 @@ class LosingVolume(NamedTuple):
     asked: Path
 
     def n_unnamed(self) -> int:
-        """Files that were made without a name."""
         return self.asked.stat().st_size
 
 
@@ -99,7 +98,6 @@ class LosingFs(LyingFs):
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
-        """Link, and note it of what has no name of its own."""
         if inode not in self._linked:
             return await super().link(inode, new_parent_inode, new_name, ctx)
         (fd,) = (fd for fd, ino in self.open_files.items() if ino == inode)

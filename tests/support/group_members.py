@@ -40,7 +40,6 @@ def expired_record(volume: Path, tree: Path) -> bytes:
 
 
 def record_of(volume: VolumeId, tree: Path) -> bytes:
-    """A forged record of a tree, in a store with that id."""
     kernel = Kernel()
     with kernel.open_path(raw(tree)) as fd, kernel.open_path(raw(tree.parent)) as up:
         record = Record(

@@ -101,13 +101,10 @@ def _may_open(path: Path) -> None:
 
 
 def move(source: str, target: str) -> Step:
-    """A rename."""
     return lambda side: side.at(source).rename(side.at(target))
 
 
 def make(where: str, mode: int = 0o777) -> Step:
-    """An own directory, open to all."""
-
     def step(side: Side) -> None:
         side.at(where).mkdir()
         side.at(where).chmod(mode)
@@ -116,22 +113,18 @@ def make(where: str, mode: int = 0o777) -> Step:
 
 
 def link(where: str, target: str) -> Step:
-    """A symbolic link to something on the volume."""
     return lambda side: side.at(where).symlink_to(side.volume / target)
 
 
 def write(where: str, text: str) -> Step:
-    """Other content for a file that the user may write to, or a new one."""
     return lambda side: side.at(where).write_text(text)
 
 
 def set_mode(where: str, mode: int) -> Step:
-    """chmod of what is the user's."""
     return lambda side: side.at(where).chmod(mode)
 
 
 def remove(where: str) -> Step:
-    """Unlink a file."""
     return lambda side: side.at(where).unlink()
 
 

@@ -73,7 +73,6 @@ class Disk(NamedTuple):
 
 
 def disk_of(tree: Mapping[str, Mapping[str, str]]) -> Disk:
-    """The state with these directories and names in them."""
     return Disk(()).with_names(tree)
 
 
@@ -186,7 +185,6 @@ class Faults(NamedTuple):
     stale: int = 0
 
     def less(self, name: str) -> Faults:
-        """What is left when one of these has happened."""
         return self._replace(**{name: getattr(self, name) - 1})
 
 
@@ -232,7 +230,6 @@ class _Numbered(Generic[T]):
     """Things that have a number each."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.all: list[T] = []
         self._numbers: dict[object, int] = {}
 
@@ -370,7 +367,6 @@ class Explorer:
         return self._steps[key]
 
     def _sent(self, disk: int, point: int, call: Call, left: int) -> Iterator[_Step]:
-        """All that a call may come to."""
         client, _, _, changed = self._points.all[point]
         who = f"{self._programs[client].__name__}: {_words(call)}"
         new, answer = self._effect(disk, call)

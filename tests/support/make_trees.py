@@ -124,6 +124,13 @@ def make_tree(path: Path, spec: Spec | Dir) -> Path:
     return path
 
 
+def owned(path: Path, uid: int) -> Path:
+    """Give a tree, and all in it, to a user and the group of that number. Returns it."""
+    for one in (path, *path.rglob("*")):
+        os.chown(one, uid, uid)
+    return path
+
+
 def _entry(value: object) -> Entry:
     match value:
         case File() | Dir() | Symlink() | Node() | HardLink():
@@ -261,7 +268,6 @@ class _Walk:
             self._on_leave(self.fd, left)
 
     def close(self) -> None:
-        """Close the one fd."""
         os.close(self.fd)
 
     def _move(self, name: bytes) -> None:
@@ -335,7 +341,6 @@ def _flags(fd: int) -> int:
 
 
 def flags_of(path: Path) -> int:
-    """Inode flags of a file or directory."""
     with _opened(path, _REGULAR) as fd:
         return _flags(fd)
 

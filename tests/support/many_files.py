@@ -32,8 +32,8 @@ def roomy_volume(fs_type: str, n_inodes: int = 100_000) -> Iterator[Path]:
 
 
 def fill(directory: Path, n_files: int, start: int = 0) -> Path:
-    """Make empty files `f0`, `f1` and so on in a directory, which is made if missing."""
-    directory.mkdir(exist_ok=True)
+    """Make empty files `f0`, `f1` and so on in a directory, which is made if missing, with those above it."""
+    directory.mkdir(parents=True, exist_ok=True)
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for i in range(start, start + n_files):
@@ -45,7 +45,6 @@ def fill(directory: Path, n_files: int, start: int = 0) -> Path:
 
 def bulky_tree(path: Path, n_directories: int = 20, n_files: int = 300, n_flat: int = 8000) -> Path:
     """A tree that keeps a reaper busy: `d0`… with `sub/` each, one directory `flat`, and one `chain`."""
-    path.mkdir()
     for i in range(n_directories):
         fill(fill(path / f"d{i}", n_files) / "sub", n_files)
     fill(path / "flat", n_flat)

@@ -105,7 +105,6 @@ def _reap_claimed(folder: UserFolder, _visible: object) -> None:
 
 
 def tell(directory: bytes, *volumes: VolumeStatus) -> None:
-    """Write the status of this process as the service."""
     now = time.time_ns()
     write_status(
         directory,

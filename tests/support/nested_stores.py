@@ -63,7 +63,6 @@ def plant_store(path: Path, uid: int) -> None:
 
 
 def reap_with_stores(volume: Path, identifier: str, kernel: Kernel | None = None) -> Reaped:
-    """`trashd reap --now --with-stores ID`."""
     kernel = kernel or Kernel()
     entry = find_container(kernel, [raw(volume)], identifier)
     wishes = RemovalWishes(with_stores=True)

@@ -32,8 +32,6 @@ class Look(NamedTuple):
 
 
 class Canary:
-    """The tree and what it was like."""
-
     def __init__(self, volume: Path) -> None:
         linked = {f"{i}": File(b"%d" % i * 3000, mode=0o640 + i % 2) for i in range(N_LINKED)}
         self.path = make_tree(volume / "canary", {"linked": linked, "mounted": _MOUNTED, "file": "mounted alone"})
@@ -55,7 +53,6 @@ class Canary:
                 unmount_below(self.path.parent / ".trashd")
 
     def look(self) -> Look:
-        """What it is like now."""
         linked = snapshot(self.path / "linked", with_times=True)
         mounted = (self.path / "mounted", self.path / "file")
         seen = tuple(one for path in mounted for one in snapshot(path, with_times=True))
@@ -63,7 +60,6 @@ class Canary:
         return Look(tuple(one._replace(n_links=None, first_name=None) for one in linked), seen, changed)
 
     def assert_untouched(self) -> None:
-        """It is what it was, but for the number of names that some files have."""
         assert self.look() == self.first
 
     def assert_alone(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import select
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.proc_stat import status_of
 from tests.support.reap_process import session
 
 _GLANCE_S = 0.02  # a look walks all processes, and all their pages: more often it would have a processor to itself
@@ -64,20 +64,15 @@ def watch(argv: Sequence[str | Path], n_fds_max: int) -> tuple[int, Peak]:
 
 def peak_of(pid: int) -> int:
     """The most memory that a process has had, KiB. Raises  OSError"""
-    return _field(Path(f"/proc/{pid}/status").read_text(), "VmHWM")
+    return int(status_of(pid).get("VmHWM", ["0"])[0])
 
 
 def _look(leader: int) -> Peak:
     memory_kib = n_processes = largest_kib = n_fds = 0
     for pid, _state in session(leader):
         with suppress(OSError):  # it has ended by now
-            memory_kib += _field(Path(f"/proc/{pid}/smaps_rollup").read_text(), "Pss")
+            memory_kib += int(status_of(pid, "smaps_rollup").get("Pss", ["0"])[0])
             largest_kib = max(largest_kib, peak_of(pid))
             n_fds = max(n_fds, len(os.listdir(f"/proc/{pid}/fd")))
             n_processes += 1
     return Peak(memory_kib, largest_kib, n_fds, n_processes)
-
-
-def _field(text: str, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
-    return int(found[1]) if found else 0

@@ -47,7 +47,6 @@ class Side:
         self.held[where.rpartition("/")[2]] = os.open(self.at(where), os.O_RDONLY | os.O_DIRECTORY)
 
     def close(self) -> None:
-        """Let go of all of them."""
         while self.held:
             os.close(self.held.popitem()[1])
 
@@ -76,6 +75,7 @@ class Twins:
     may_go   contents that a user gave away, or that the hostile one could have deleted by plain calls
     seen     by user, contents that this one could read once
     hidden   contents that their owner could not get at once
+    made     the steps that the hostile one could make on the first one when last acting there
     """
 
     first: Side
@@ -85,6 +85,7 @@ class Twins:
     may_go: set[str] = field(default_factory=set)
     seen: dict[str, set[str]] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
+    made: Sequence[Step] = ()
 
     def __post_init__(self) -> None:
         self.note()
@@ -106,6 +107,8 @@ class Twins:
         done = called_by(self.hostile.be, lambda: _try_all(side, steps), "the actor")
         if side is self.plain:
             self.note()
+        else:
+            self.made = [step for i, step in enumerate(steps) if i in done]
         return [step for i, step in enumerate(steps) if not (i in done and isinstance(step, Exchange))]
 
     def deletable(self, asker: Person, where: str) -> set[str]:

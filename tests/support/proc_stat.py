@@ -27,10 +27,10 @@ def all_stats() -> Iterator[tuple[int, list[str]]]:
             yield int(name), stat_of(int(name))
 
 
-def status_of(pid: int, field: str) -> int:
-    """A number of /proc/PID/status; of memory: in KiB."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+def status_of(pid: int, file: str = "status") -> dict[str, list[str]]:
+    """The words of each line of /proc/PID/status, or another file like it, by its key. Raises  as `stat_of`"""
+    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    return {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def stop(pid: int) -> None:

@@ -22,12 +22,12 @@ _PATIENCE_S = 60.0
 class Terminal:
     """`trashd WORDS` on a terminal of 80 columns and 24 lines."""
 
-    def __init__(self, *words: str | Path, **variables: str) -> None:
+    def __init__(self, *words: str | Path, cwd: Path | None = None, **variables: str) -> None:
         self._ours, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.process = subprocess.Popen(
             [TRASHD, *words], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-            env={**environment({"TERM": "xterm", **variables})},
+            env=environment({"TERM": "xterm", **variables}), cwd=cwd,
         )  # fmt: skip
         os.close(theirs)
         self.seen = ""

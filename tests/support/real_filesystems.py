@@ -38,7 +38,7 @@ _MS_BIND = 4096
 _N_TRIES, _PAUSE_S = 20, 0.005  # who looks what others have open has it open himself for a moment
 _FS_IOC_FSGETXATTR = 0x801C581F
 _FS_IOC_FSSETXATTR = 0x401C5820
-_FSXATTR = struct.Struct("=IIIII8x")  # xflags, extent size, extents, project id, CoW extent size
+FSXATTR = struct.Struct("=IIIII8x")  # xflags, extent size, extents, project id, CoW extent size
 _XFLAG_PROJINHERIT = 0x200
 _N_EMPTY_MAX = 200_000
 _INLINE_SIZE_BYTES = 1900  # btrfs keeps files up to 2 KiB in its metadata
@@ -265,9 +265,10 @@ def volume_of(fs_type: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def overlay_on(lower: Path) -> Iterator[Overlay]:
-    """An overlay on a directory, what is written to it on a tmpfs."""
-    with tmpfs_volume() as base:
+def overlay_on(lower: Path, base: Path | None = None) -> Iterator[Overlay]:
+    """An overlay on a directory, what is written to it in a new directory, or on a tmpfs."""
+    with contextlib.nullcontext(base) if base else tmpfs_volume() as base:
+        base.mkdir(exist_ok=True)
         upper, work, merged = (base / name for name in ("upper", "work", "merged"))
         for directory in (upper, work, merged):
             directory.mkdir()
@@ -326,21 +327,6 @@ def quota_volume(fs_type: str, option: str, size_mb: int | None = None) -> Itera
         yield path
 
 
-@contextlib.contextmanager
-def user_quota_volume(fs_type: str = "ext4", size_mb: int | None = None) -> Iterator[Path]:
-    """An ext4 or xfs that enforces limits for each user.
-
-    Raises    Unsupported: the kernel has no CONFIG_QFMT_V2 (ext4) or CONFIG_XFS_QUOTA
-    """
-    with contextlib.ExitStack() as stack:
-        mkfs = ("-O", "quota") if fs_type == "ext4" else ()
-        try:
-            path = stack.enter_context(loop_volume(fs_type, size_mb, mkfs, ("usrquota",)))
-        except OSError as error:
-            raise Unsupported(f"this kernel mounts no {fs_type} with user quotas") from error
-        yield path
-
-
 def limit_user(volume: Path, uid: int, size_kib: int = 0, n_inodes: int = 0) -> None:
     """Set a user's hard limits; 0 is none. Root keeps above a limit only with CAP_SYS_RESOURCE."""
     _set_quota("-u", "usrquota", volume, uid, size_kib, n_inodes)
@@ -367,24 +353,23 @@ def _set_quota(kind: str, option: str, volume: Path, of: int, size_kib: int, n_i
 
 
 def project_of(path: Path) -> Project:
-    """The project id of a directory or file."""
-    flags, _, _, project_id, _ = _FSXATTR.unpack(_fsxattr(path))
+    flags, _, _, project_id, _ = FSXATTR.unpack(fsxattr(path))
     return Project(project_id, bool(flags & _XFLAG_PROJINHERIT))
 
 
 def set_project(path: Path, project_id: int, *, is_inherited: bool = True) -> None:
     """Give a directory a project id that all made in it inherits: no rename leads in from another project."""
-    flags, extent, n_extents, _, cow_extent = _FSXATTR.unpack(_fsxattr(path))
+    flags, extent, n_extents, _, cow_extent = FSXATTR.unpack(fsxattr(path))
     flags = flags | _XFLAG_PROJINHERIT if is_inherited else flags & ~_XFLAG_PROJINHERIT
-    _fsxattr(path, _FSXATTR.pack(flags, extent, n_extents, project_id, cow_extent))
+    fsxattr(path, FSXATTR.pack(flags, extent, n_extents, project_id, cow_extent))
 
 
-def _fsxattr(path: Path, new: bytes | None = None) -> bytes:
+def fsxattr(path: Path, new: bytes | None = None) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if new is not None:
             return fcntl.ioctl(fd, _FS_IOC_FSSETXATTR, new)
-        return fcntl.ioctl(fd, _FS_IOC_FSGETXATTR, bytes(_FSXATTR.size))
+        return fcntl.ioctl(fd, _FS_IOC_FSGETXATTR, bytes(FSXATTR.size))
     finally:
         os.close(fd)
 

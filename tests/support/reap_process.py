@@ -51,12 +51,10 @@ class Reaping:
         return [pid for pid in self.processes() if pid != self.pid]
 
     def signal_all(self, number: signal.Signals) -> None:
-        """Send a signal to every process at once."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def signal_one(self, pid: int, number: signal.Signals) -> None:
-        """Send a signal to one of the processes."""
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
@@ -100,7 +98,6 @@ def all_given(kernel: Kernel, container: Fd) -> LateArrivals:
 
 
 def session(leader: int) -> list[tuple[int, str]]:
-    """Pid and state of each process in a session."""
     return [(pid, fields[0]) for pid, fields in all_stats() if int(fields[3]) == leader]
 
 
@@ -181,7 +178,6 @@ def start_and_stop(volume: Path, identifier: str, after_s: float) -> Reaping | N
 
 
 def is_claimed(volume: Path, identifier: str) -> bool:
-    """Whether a container is in reaping/."""
     return any((volume / ".trashd" / "u").glob(f"*/{State.REAPING.value}/{identifier}/record.json"))
 
 

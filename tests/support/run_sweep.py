@@ -37,6 +37,13 @@ def names(directory: Path) -> set[str]:
     return {str(path.relative_to(directory)) for path in directory.rglob("*")}
 
 
+def give(top: Path, uid: int) -> Path:
+    """Make a user the owner of a tree."""
+    for path in (top, *top.rglob("*")):
+        os.lchown(path, uid, uid)
+    return top
+
+
 def printed(top: Path, selection: Selection) -> list[bytes]:
     """What is chosen below a directory: relative paths, as often as they are told."""
     told: list[bytes] = []

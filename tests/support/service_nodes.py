@@ -42,7 +42,6 @@ class Node(NamedTuple):
     running: Service
 
     def status(self, *options: str) -> Done:
-        """What `trashd status` says on that machine."""
         return trashd("status", *options, RUNTIME_DIRECTORY=str(self.base / "run"))
 
 
@@ -58,7 +57,6 @@ def machines_at_one_volume() -> Iterator[Machines]:
 
 
 def boot_of(name: str) -> str:
-    """The boot id of a machine."""
     return str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
 
 

@@ -63,11 +63,9 @@ class Service:
             looked_s = time.thread_time()
 
     def seen(self) -> SeenStatus | None:
-        """Its status."""
         return read_status(self._runtime)
 
     def volume(self, path: Path) -> VolumeStatus:
-        """What it says of a volume."""
         seen = self.seen()
         assert seen is not None
         (found,) = [one for one in seen.status.volumes if one.root() == os.fsencode(path)]
@@ -79,7 +77,6 @@ class Service:
         return seen is not None and any(one.root() == os.fsencode(path) for one in seen.status.volumes)
 
     def until_phase(self, path: Path, *phases: VolumePhase) -> VolumeStatus:
-        """Wait until a volume is in one of these."""
         self.until(lambda: self.volume(path).phase in phases)
         return self.volume(path)
 
@@ -89,7 +86,6 @@ class Service:
         return [child for one in forker for child in _children_of(one)]
 
     def forker(self) -> int:
-        """The process that forks the children."""
         (pid,) = _children_of(self.process.pid)
         return pid
 

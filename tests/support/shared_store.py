@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fusefs.core.errors import TrashdError
-from fusefs.linux.kernel import Kernel
+from fusefs.core.lifecycle import State
+from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import FOLDERS
+from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.make_folder import make_user
 from fusefs.store.user_folders import open_user
 from tests.support.acls import GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ
 from tests.support.make_trees import Dir, Seen, Spec, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import init, opened, swap
+from tests.support.store_calls import entries, init, opened, place, reap_now, recover_all, swap
 
 ALICE, BOB, NOGROUP = 1001, 1002, 65534
 CANARY: Spec = {"job": {"results": "root's"}, "tree": {"results": "root's"}, "orphans": {}, "secret": "s"}
@@ -40,13 +42,11 @@ def shared_store(canary: Spec | None = None, **owners: int) -> Iterator[Path]:
 
 @contextmanager
 def alices_volume() -> Iterator[Path]:
-    """A store of root's and Alice's home."""
     with shared_store(alice=ALICE) as path:
         yield path
 
 
 def canary_of(volume: Path) -> tuple[Seen, ...]:
-    """What must not change."""
     return snapshot(volume / "canary", with_times=True)
 
 
@@ -55,14 +55,35 @@ def job_of(volume: Path, uid: int) -> Path:
     return volume / {ALICE: "alice", BOB: "bob"}[uid] / "job"
 
 
-def orphan_of(volume: Path, uid: int) -> str:
+def orphan_of(volume: Path, uid: int, mode: int = 0o755) -> str:
     """The id of an orphan that Alice or Bob made of it."""
 
     def act() -> str:
-        make_tree(job_of(volume, uid), {"results": "his own", "sub": {"more": "too"}})
+        make_tree(job_of(volume, uid), Dir({"results": "his own", "sub": {"more": "too"}}, mode=mode))
         return str(swap(job_of(volume, uid)).id)
 
     return as_user(uid, act)
+
+
+def stuck(volume: Path) -> ListedContainer:
+    """What is in quarantine of Alice's directory, in which root had made one of root's."""
+    identifier = orphan_of(volume, ALICE)
+    recover_all(volume)
+    make_tree(place(volume, identifier) / "tree/roots", {"file": "root's"})
+    reap_now(volume, identifier)
+    (entry,) = [entry for entry in entries(volume) if entry.id == identifier]
+    assert entry.state is State.QUARANTINE
+    return entry
+
+
+def dooms(number: int, *calls: str) -> CallHook:
+    """A hook that sends a signal to its own process if that acts for Alice, at any call or at the first of these."""
+
+    def hook(call: str) -> None:
+        if os.geteuid() == ALICE and (not calls or call in calls):
+            os.kill(os.getpid(), number)
+
+    return hook
 
 
 def throw(volume: Path, kernel: Kernel | None = None) -> Path:
@@ -78,7 +99,6 @@ def folders(volume: Path) -> list[str]:
 
 
 def modes(folder: Path) -> set[int]:
-    """The modes of a folder and its parts, all their bits."""
     return {stat.S_IMODE(path.stat().st_mode) for path in (folder, *(folder / part for part in PARTS))}
 
 

@@ -22,7 +22,6 @@ class Shared:
     """The volume, and where its service has its files."""
 
     def __init__(self, volume: Path, base: Path) -> None:
-        """Make each user's home."""
         self.volume = volume
         self.base = base
         init(volume)
@@ -34,7 +33,6 @@ class Shared:
         self._first = self._look()
 
     def home(self, uid: int) -> Path:
-        """A user's own directory."""
         return self.volume / f"home-{uid}"
 
     def folder(self, uid: int) -> Path:
@@ -57,7 +55,6 @@ class Shared:
         return not any(identifier in names for names in self._names().values())
 
     def is_in(self, identifier: str, state: str) -> bool:
-        """Whether it is in that state."""
         return any(path.name == state and identifier in names for path, names in self._names().items())
 
     def _names(self) -> dict[Path, list[str]]:

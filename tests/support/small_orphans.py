@@ -20,17 +20,14 @@ PINNED = SwapOptions(retention_s=None)
 
 
 def victim_in(volume: Path, name: str = "job") -> Path:
-    """A directory with `TREE` in it."""
     return make_tree(volume / name, TREE)
 
 
 def orphan_in(volume: Path, name: str = "job", options: SwapOptions | None = None, spec: Spec = TREE) -> Swapped:
-    """A swapped directory."""
     return swap(make_tree(volume / name, spec), options=options or SwapOptions())
 
 
 def orphan_of(uid: int, volume: Path, options: SwapOptions) -> Swapped:
-    """A user's orphan, swapped by that user."""
     make_tree(volume / f"home-{uid}", Dir({"job": Dir({"a": "1"}, owner=(uid, uid))}, owner=(uid, uid)))
     return as_user(uid, partial(swap, volume / f"home-{uid}/job", None, options))
 
@@ -41,5 +38,4 @@ def command(volume: Path, verb: str, *arguments: str) -> int:
 
 
 def ids(volume: Path) -> set[str]:
-    """What the list shows."""
     return {entry.id for entry in entries(volume)}

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from fusefs.core.names import user_store
 from fusefs.core.record import Record
 from fusefs.core.record_decoding import decode
 from fusefs.core.report import Reaped
@@ -21,11 +22,12 @@ from fusefs.store.check import check_folder, check_store
 from fusefs.store.discover import discover
 from fusefs.store.find_orphans import act_on, all_entries, each_folder, find_container, tend_all
 from fusefs.store.init_store import initialise
-from fusefs.store.layout import Store, UserFolder, open_store
+from fusefs.store.layout import Store, UserFolder, open_own_store, open_store
 from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
 from fusefs.store.stage import SwapOptions
+from fusefs.store.store_maker import makes_common
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import own_folder, remove_path, swap_path
 from tests.support.real_filesystems import tmpfs_volume
@@ -34,44 +36,51 @@ _DEFAULT = SwapOptions()
 
 
 def raw(path: Path) -> bytes:
-    """A path's bytes."""
     return os.fsencode(path)
 
 
 def init(volume: Path, kernel: Kernel | None = None, *, is_known: bool = False) -> None:
-    """`trashd init`, with the caller's own folder and reserve."""
-    kernel = kernel or Kernel()
-    store, _done = initialise(kernel, BackingAndMount(kernel.open_path(raw(volume))), raw(volume), is_known=is_known)
+    """`trashd init --replace` as root, `trashd init` as a user; with the caller's own folder and reserve."""
+    kernel, replaces = kernel or Kernel(), os.geteuid() == 0 and makes_common()
+    base = BackingAndMount(kernel.open_path(raw(volume)))
+    store, _done = initialise(kernel, base, raw(volume), is_known=is_known, replaces=replaces)
     with store:
         own_folder(store).fd.close()
 
 
+def users_own(base: Path, uid: int) -> Path:
+    """Where a user's own store is in a directory."""
+    return base / os.fsdecode(user_store(uid))
+
+
+def init_as_of_old(volume: Path) -> None:
+    """The store that 0.3.0 made for the caller, a user: it has the name of root's, as what a user plants may have."""
+    init(volume)
+    users_own(volume, os.geteuid()).rename(volume / ".trashd")
+    (volume / ".trashd").chmod(0o755)
+
+
 def swap(path: Path, kernel: Kernel | None = None, options: SwapOptions = _DEFAULT) -> Swapped:
-    """`trashd swap`."""
     return swap_path(kernel or Kernel(), raw(path), options)
 
 
 def remove(path: Path, kernel: Kernel | None = None, options: SwapOptions = _DEFAULT) -> Swapped:
-    """`trashd rm`."""
     return remove_path(kernel or Kernel(), raw(path), options)
 
 
 def entries(volume: Path) -> list[ListedContainer]:
-    """`trashd list --volume`."""
     return all_entries(Kernel(), [raw(volume)])
 
 
 def restore(
     volume: Path, identifier: str, kernel: Kernel | None = None, inside: bytes | None = None, to: Path | None = None
 ) -> Restored:
-    """`trashd restore`."""
     kernel = kernel or Kernel()
     entry = find_container(kernel, [raw(volume)], identifier)
     return restore_by_id(kernel, [raw(volume)], entry, inside, None if to is None else raw(to))
 
 
 def reap_now(volume: Path, identifier: str, kernel: Kernel | None = None) -> Reaped:
-    """`trashd reap --now ID`."""
     kernel = kernel or Kernel()
     entry = find_container(kernel, [raw(volume)], identifier)
     return act_on(kernel, [raw(volume)], entry, lambda folder, _visible: reap(folder, entry.id), Reaped)
@@ -104,9 +113,11 @@ def assert_silent(volume: Path) -> None:
 
 @contextmanager
 def opened(volume: Path) -> Iterator[Store]:
-    """The store of a volume."""
+    """The store of a volume: root's, or else the caller's own."""
     kernel = Kernel()
     store = open_store(kernel, BackingAndMount(kernel.open_path(raw(volume))), raw(volume))
+    if store is None:
+        store = open_own_store(kernel, BackingAndMount(kernel.open_path(raw(volume))), raw(volume))
     assert store is not None, f"no store in {volume}"
     with store:
         yield store
@@ -114,9 +125,14 @@ def opened(volume: Path) -> Iterator[Store]:
 
 @contextmanager
 def own(volume: Path) -> Iterator[UserFolder]:
-    """The caller's folder in the store of a volume."""
     with opened(volume) as store, own_folder(store) as folder:
         yield folder
+
+
+def use(volume: Path) -> None:
+    """What any command of the caller does first: the folder is found, or made."""
+    with own(volume):
+        pass
 
 
 @contextmanager
@@ -134,7 +150,6 @@ def tree_of(swapped: Swapped) -> Path:
 
 
 def record_of(swapped: Swapped) -> Record:
-    """An orphan's record, from the disk."""
     return decode((tree_of(swapped).parent / "record.json").read_bytes())
 
 
@@ -146,8 +161,6 @@ class NumberedCall(NamedTuple):
 
 
 class Counting:
-    """A hook that notes each call."""
-
     def __init__(self) -> None:
         self.calls: list[str] = []
 
@@ -220,17 +233,17 @@ def forge(record: Path, **fields: object) -> None:
 
 
 class Before:
-    """A hook that does something once, before the first call of a name."""
+    """A hook that does something once, before the n-th call (from 1) of a name."""
 
-    def __init__(self, call: str, action: Callable[[], object]) -> None:
+    def __init__(self, call: str, action: Callable[[], object], n: int = 1) -> None:
         self.call = call
-        self.action: Callable[[], object] | None = action
+        self.action = action
+        self.left = n
 
     def __call__(self, call: str) -> None:
-        action = self.action
-        if call == self.call and action is not None:
-            self.action = None
-            action()
+        self.left -= call == self.call
+        if call == self.call and self.left == 0:
+            self.action()
 
 
 class InTheGap:
@@ -248,7 +261,6 @@ class InTheGap:
 
 
 def die() -> None:
-    """End this process as SIGKILL would."""
     os._exit(DyingAt.EXIT_CODE)
 
 
@@ -258,7 +270,6 @@ def in_child(body: Callable[[], object]) -> int:
 
 
 def forked(body: Callable[[], object]) -> int:
-    """The pid of such a child."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -271,7 +282,6 @@ def forked(body: Callable[[], object]) -> int:
 
 
 def calls_of(body: Callable[[Kernel], object]) -> Sequence[str]:
-    """The calls that `body` makes."""
     hook = Counting()
     body(Kernel(hook))
     return hook.calls

@@ -47,7 +47,6 @@ class World(NamedTuple):
     orphans: Mapping[str, Orphan]
 
     def without(self, one: str) -> World:
-        """This world without an orphan."""
         return self._replace(orphans={key: orphan for key, orphan in self.orphans.items() if key != one})
 
     def having(self, one: str, orphan: Orphan) -> World:
@@ -81,7 +80,6 @@ def put(root: Dir, path: Steps, thing: Node | None) -> Dir:
 
 
 def paths_of(node: Node | None, above: Steps = ()) -> Iterator[Steps]:
-    """All paths below a tree's top."""
     if isinstance(node, Dir):
         for name, child in node.entries.items():
             yield (*above, name)
@@ -96,7 +94,6 @@ def free_in(node: Node | None) -> list[Steps]:
 
 
 def contents_of(node: Node | None) -> list[str]:
-    """The contents of all files."""
     if isinstance(node, Dir):
         return [content for child in node.entries.values() for content in contents_of(child)]
     return [] if node is None else [node]
@@ -130,7 +127,6 @@ def is_like(expected: Node | None, seen: Node | None, *, whole: bool = True) -> 
 
 
 def swapped(world: World, path: Steps, retention_s: int | None = DEFAULT_RETENTION_S) -> World | None:
-    """`trashd swap`."""
     victim = look_up(world.home, path)
     if not isinstance(victim, Dir):
         return None
@@ -138,7 +134,6 @@ def swapped(world: World, path: Steps, retention_s: int | None = DEFAULT_RETENTI
 
 
 def removed(world: World, path: Steps) -> World | None:
-    """`trashd rm`."""
     victim = look_up(world.home, path)
     if victim is None:
         return None
@@ -152,7 +147,6 @@ def moved(world: World, source: Steps, target: Steps) -> World:
 
 
 def restored(world: World, one: str, to: Steps | None) -> World | None:
-    """`trashd restore`, to the origin without `to`."""
     orphan = world.orphans[one]
     path = orphan.origin if to is None else to
     if path is None or orphan.tree is None or not isinstance(look_up(world.home, path[:-1]), Dir):
@@ -202,11 +196,9 @@ def taken_origins(world: World) -> dict[str, Steps]:
 
 
 def all_contents(world: World) -> list[str]:
-    """The contents of all files, wherever they are."""
     return contents_of(world.home) + [c for orphan in world.orphans.values() for c in contents_of(orphan.tree)]
 
 
 def all_inos(world: World) -> set[int]:
-    """The inode numbers of all directories."""
     trees = (world.home, *(orphan.tree for orphan in world.orphans.values()))
     return {ino for tree in trees for ino in inos_of(tree)}

@@ -6,11 +6,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Spec, make_tree, set_flags
+from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Spec, make_tree, owned, set_flags
 from tests.support.real_filesystems import (
     bind_mount,
     btrfs_subvolume,
@@ -30,500 +31,219 @@ ALICE, BOB = 1001, 1002
 TREE: Spec = {"file": "x", "below": {"deep": "y"}}
 
 
-class Case(NamedTuple):
-    """Who would swap what, and the exit code that both commands have to have."""
+class Scene(NamedTuple):
+    """A directory to swap, the exit code that all commands have to have, and the user who runs them."""
 
-    victim: Path
     code: int
+    victim: Callable[[], AbstractContextManager[Path]]
     uid: int = 0
 
 
-Scene = Callable[[], AbstractContextManager[Case]]
-SCENES: dict[str, Scene] = {}
+def job(volume: Path) -> Path:
+    return make_tree(volume / "job", TREE)
 
 
-def scene(make: Callable[[], Iterator[Case]]) -> None:
-    SCENES[make.__name__] = contextmanager(make)
+@contextmanager
+def placed(
+    volume: AbstractContextManager[Path], place: Callable[[Path], Path] = job, *, has_store: bool = False
+) -> Iterator[Path]:
+    with volume as path:
+        if has_store:
+            init(path)
+        yield place(path)
 
 
-def owned(path: Path, uid: int) -> Path:
-    for one in (path, *path.rglob("*")):
-        os.chown(one, uid, uid)
-    return path
+def at(name: str) -> Callable[[Path], Path]:
+    return lambda volume: volume / name
 
 
-def make_lower(lower: Path) -> None:
-    make_tree(lower / "job", TREE)
+@contextmanager
+def of_users(
+    owner: int = ALICE, above: int = ALICE, modes: tuple[int, int] = (0o755, 0o755), *, group: int | None = None,
+    has_store: bool = True, options: tuple[str, ...] = (),
+) -> Iterator[Path]:  # fmt: skip
+    """Modes and owners of a directory and of the one above it, in a volume of root's."""
+    with tmpfs_volume(options=options) as volume:
+        if has_store:
+            init(volume)
+        home = make_tree(volume / "home", {"job": TREE})
+        owned(owned(home, above) / "job", owner)
+        os.chown(home / "job", owner, owner if group is None else group)
+        for path, mode in zip((home, home / "job"), modes, strict=True):
+            path.chmod(mode)
+        yield home / "job"
 
 
-@scene
-def a_tmpfs_without_a_store() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        yield Case(make_tree(volume / "job", TREE), 0)
+@contextmanager
+def layers() -> Iterator[Path]:
+    """An overlay with a job in its lower layer."""
+    with overlay_volume(job) as overlay:
+        yield overlay.path
 
 
-@scene
-def a_tmpfs_with_a_store() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        init(volume)
-        yield Case(make_tree(volume / "job", TREE), 0)
-
-
-@scene
-def a_users_own_below_a_store_of_roots() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        init(volume)
-        home = owned(make_tree(volume / "alice", {"job": TREE}), ALICE)
-        yield Case(home / "job", 0, ALICE)
-
-
-@scene
-def a_users_own_without_a_store() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        home = owned(make_tree(volume / "alice", {"job": TREE}), ALICE)
-        yield Case(home / "job", 0, ALICE)
-
-
-@scene
-def a_users_own_that_he_may_not_write() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        init(volume)
-        home = owned(make_tree(volume / "alice", {"job": TREE}), ALICE)
-        (home / "job").chmod(0o555)
-        yield Case(home / "job", 0, ALICE)
-
-
-@scene
-def anothers_in_his_own_directory() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        init(volume)
-        home = owned(make_tree(volume / "bob", {"job": TREE}), BOB)
-        yield Case(home / "job", 3, ALICE)
-
-
-@scene
-def anothers_that_he_may_write() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        init(volume)
-        shared = make_tree(volume / "shared", {"job": TREE})
-        for path in (shared, owned(shared / "job", BOB)):
-            path.chmod(0o777)
-        yield Case(shared / "job", 3, ALICE)
-
-
-@scene
-def anothers_without_a_store() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        home = owned(make_tree(volume / "bob", {"job": TREE}), BOB)
-        yield Case(home / "job", 6, ALICE)
-
-
-@scene
-def anothers_closed_directory() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        init(volume)
-        home = owned(make_tree(volume / "bob", {"job": TREE}), BOB)
-        (home / "job").chmod(0o700)
-        yield Case(home / "job", 4, ALICE)
-
-
-@scene
-def anothers_in_a_sticky_directory() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        init(volume)
-        shared = make_tree(volume / "tmp", {"job": TREE})
-        shared.chmod(0o1777)
-        (owned(shared / "job", BOB)).chmod(0o777)
-        yield Case(shared / "job", 3, ALICE)
-
-
-@scene
-def a_file() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        yield Case(make_tree(volume / "job", TREE) / "file", 3)
-
-
-@scene
-def what_is_missing() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        yield Case(volume / "missing", 5)
-
-
-@scene
-def a_mount_point() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        yield Case(volume, 3)
-
-
-@scene
-def a_store_itself() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        init(volume)
-        yield Case(volume / ".trashd", 3)
-
-
-@scene
-def a_kernels_directory() -> Iterator[Case]:
-    yield Case(Path("/sys/class"), 6)  # where nothing is ever mounted
-
-
-@scene
-def a_lower_layer() -> Iterator[Case]:
-    with overlay_volume(make_lower) as overlay:
-        yield Case(overlay.path / "job", 6)
-
-
-@scene
-def a_lower_layer_where_a_store_is() -> Iterator[Case]:
-    with overlay_volume(make_lower) as overlay:
-        init(overlay.path)
-        yield Case(overlay.path / "job", 6)
-
-
-@scene
-def an_upper_layer() -> Iterator[Case]:
-    with overlay_volume() as overlay:
-        yield Case(make_tree(overlay.path / "job", TREE), 0)
-
-
-@scene
-def a_read_only_mount_without_a_store() -> Iterator[Case]:
+@contextmanager
+def read_only_mount(*, has_store: bool) -> Iterator[Path]:
     with tmpfs_volume() as volume, tmpfs_volume() as there:
-        make_tree(volume / "job", TREE)
-        with bind_mount(volume, there, ("ro",)):
-            subprocess.run(["mount", "-o", "remount,bind,ro", there], check=True)
-            yield Case(there / "job", 11)
-
-
-@scene
-def a_read_only_mount_with_a_store() -> Iterator[Case]:
-    with tmpfs_volume() as volume, tmpfs_volume() as there:
-        init(volume)
-        make_tree(volume / "job", TREE)
+        if has_store:
+            init(volume)
+        job(volume)
         with bind_mount(volume, there):
             subprocess.run(["mount", "-o", "remount,bind,ro", there], check=True)
-            yield Case(there / "job", 11)
+            yield there / "job"
 
 
-@scene
-def an_immutable_directory() -> Iterator[Case]:
+@contextmanager
+def flagged(name: str, flag: int) -> Iterator[Path]:
+    """A job of an ext4 where that is so flagged."""
     with loop_volume("ext4") as volume:
         init(volume)
-        victim = make_tree(volume / "job", TREE)
-        set_flags(victim, IMMUTABLE)
-        yield Case(victim, 4)
-        set_flags(victim, IMMUTABLE, on=False)
+        make_tree(volume / "log", {"job": TREE})
+        set_flags(volume / name, flag)
+        yield volume / "log/job"
+        set_flags(volume / name, flag, on=False)
 
 
-@scene
-def a_directory_in_one_where_nothing_may_go() -> Iterator[Case]:
+@contextmanager
+def full_ext4(*, has_store: bool) -> Iterator[Path]:
     with loop_volume("ext4") as volume:
-        init(volume)
-        parent = make_tree(volume / "log", {"job": TREE})
-        set_flags(parent, APPEND_ONLY)
-        yield Case(parent / "job", 4)
-        set_flags(parent, APPEND_ONLY, on=False)
-
-
-@scene
-def an_ext4_that_is_full_and_has_a_reserve() -> Iterator[Case]:
-    with loop_volume("ext4") as volume:
-        init(volume)
-        victim = make_tree(volume / "job", TREE)
-        done_well("restore", "--volume", volume, done_well("swap", "--json", victim).objects()[0]["id"])
+        victim = job(volume)
+        if has_store:  # and so a reserve
+            init(volume)
+            done_well("restore", "--volume", volume, done_well("swap", "--json", victim).objects()[0]["id"])
         with full(volume):
-            yield Case(victim, 0)
+            yield victim
 
 
-@scene
-def an_ext4_that_is_full_without_a_store() -> Iterator[Case]:
+@contextmanager
+def room_for_a_store_alone() -> Iterator[Path]:
     with loop_volume("ext4") as volume:
-        victim = make_tree(volume / "job", TREE)
-        with full(volume):
-            yield Case(victim, 11)
+        victim = job(volume)
+        with full(volume, spare_kernel=False) as filling:
+            file = filling / "blocks"
+            os.truncate(file, file.stat().st_size - 16 * os.statvfs(volume).f_frsize)
+            sync(volume)
+            yield victim
 
 
-@scene
-def another_project() -> Iterator[Case]:
+@contextmanager
+def inodes_left(n_inodes: int) -> Iterator[Path]:
+    with tmpfs_volume(options=("nr_inodes=60",)) as volume:
+        victim = job(volume)
+        for number in range(os.statvfs(volume).f_ffree - n_inodes):
+            (volume / str(number)).touch()
+        yield victim
+
+
+@contextmanager
+def of_project(parent_project: int, job_project: int | None, volume_project: int | None = None) -> Iterator[Path]:
     with project_quota_volume("xfs") as volume:
-        set_project(volume, 1)
+        if volume_project is not None:
+            set_project(volume, volume_project)
         init(volume)
         parent = volume / "other"
         parent.mkdir()
-        set_project(parent, 7)
-        yield Case(make_tree(parent / "job", TREE), 0)
+        if job_project is not None:
+            (parent / "job").mkdir()
+        set_project(parent, parent_project)
+        if job_project is None:
+            job(parent)
+        else:
+            set_project(parent / "job", job_project)
+        yield parent / "job"
 
 
-@scene
-def a_subvolume() -> Iterator[Case]:
-    with loop_volume("btrfs") as volume:
-        init(volume)
-        yield Case(btrfs_subvolume(volume, "job"), 0)
-
-
-@scene
-def a_directory_of_a_subvolume() -> Iterator[Case]:
-    with loop_volume("btrfs") as volume:
-        init(volume)
-        yield Case(make_tree(btrfs_subvolume(volume, "sub") / "job", TREE), 0)
-
-
-@scene
-def a_directory_of_proc() -> Iterator[Case]:
-    yield Case(Path("/proc/sys/kernel"), 6)
-
-
-@scene
-def a_control_group() -> Iterator[Case]:
-    with mounted("tmpfs") as top, mounted("cgroup2", top / "groups") as groups:
+@contextmanager
+def control_group() -> Iterator[Path]:
+    with mounted("cgroup2") as groups:
         group = groups / "trashd-test"
         group.mkdir()
-        yield Case(group, 6)
+        yield group
         group.rmdir()
         assert not list(groups.glob(".trashd*"))
 
 
-@scene
-def where_no_name_may_have_a_dot() -> Iterator[Case]:
-    with mounted("tmpfs") as top, mounted("bpf", top / "bpf") as volume:
-        (volume / "job").mkdir()
-        yield Case(volume / "job", 3)
+@contextmanager
+def with_a_mount_inside() -> Iterator[Path]:
+    with tmpfs_volume() as volume, tmpfs_volume() as other, bind_mount(other, job(volume) / "below"):
+        yield volume / "job"
 
 
-@scene
-def a_directory_with_a_mount_inside() -> Iterator[Case]:
-    with tmpfs_volume() as volume, tmpfs_volume() as other:
-        victim = make_tree(volume / "job", TREE)
-        with bind_mount(other, victim / "below"):
-            yield Case(victim, 3)
+@contextmanager
+def mounted_elsewhere_too() -> Iterator[Path]:
+    with tmpfs_volume() as volume, tmpfs_volume() as there, bind_mount(job(volume), there):
+        yield volume / "job"
 
 
-@scene
-def a_directory_mounted_elsewhere_too() -> Iterator[Case]:
-    with tmpfs_volume() as volume, tmpfs_volume() as there:
-        victim = make_tree(volume / "job", TREE)
-        with bind_mount(victim, there):
-            yield Case(victim, 0)
-
-
-@scene
-def a_part_of_a_volume_mounted_elsewhere() -> Iterator[Case]:
+@contextmanager
+def part_mounted_elsewhere() -> Iterator[Path]:
     with tmpfs_volume() as volume, tmpfs_volume() as there:
         init(volume)
         with bind_mount(make_tree(volume / "part", {"job": TREE}), there):
-            yield Case(there / "job", 0)
+            yield there / "job"
 
 
-@scene
-def a_directory_with_a_store_inside() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        victim = make_tree(volume / "job", TREE)
-        init(victim)
-        yield Case(victim, 3)
+def with_a_store_inside(volume: Path) -> Path:
+    init(job(volume))
+    return volume / "job"
 
 
-@scene
-def where_nothing_may_be_executed() -> Iterator[Case]:
-    with tmpfs_volume(options=("noexec", "nosuid", "nodev")) as volume:
-        home = owned(make_tree(volume / "alice", {"job": TREE}), ALICE)
-        yield Case(home / "job", 0, ALICE)
+def beside_a_file_with_a_stores_name(volume: Path) -> Path:
+    (volume / ".trashd").touch()
+    return job(volume)
 
 
-@scene
-def his_own_in_a_sticky_directory() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        shared = make_tree(volume / "tmp", {"job": TREE})
-        shared.chmod(0o1777)
-        yield Case(owned(shared / "job", ALICE), 0, ALICE)
+def merged(layered: Path) -> Path:
+    (layered / "job/new").touch()
+    return layered / "job"
 
 
-@scene
-def his_own_where_he_may_not_list() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        home = owned(make_tree(volume / "alice", {"job": TREE}), ALICE)
-        home.chmod(0o300)
-        yield Case(home / "job", 0, ALICE)
-
-
-@scene
-def his_own_of_a_group_that_is_not_his() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        init(volume)
-        home = owned(make_tree(volume / "alice", {"job": TREE}), ALICE)
-        os.chown(home / "job", ALICE, BOB)
-        yield Case(home / "job", 3, ALICE)
-
-
-@scene
-def a_name_of_a_store_that_is_a_file() -> Iterator[Case]:
-    with tmpfs_volume() as volume:
-        (volume / ".trashd").touch()
-        yield Case(make_tree(volume / "job", TREE), 6)
-
-
-@scene
-def a_project_inside_another_one() -> Iterator[Case]:
-    with project_quota_volume("xfs") as volume:
-        init(volume)
-        parent = volume / "other"
-        (parent / "job").mkdir(parents=True)
-        set_project(parent, 5)
-        set_project(parent / "job", 7)
-        yield Case(parent / "job", 6)
-
-
-@scene
-def a_snapshot_that_is_read_only() -> Iterator[Case]:
-    with read_only_snapshot() as snapshot:
-        yield Case(snapshot, 11)
-
-
-@scene
-def a_directory_of_a_snapshot_that_is_read_only() -> Iterator[Case]:
-    with read_only_snapshot() as snapshot:
-        yield Case(snapshot / "job", 11)
+def in_place_of_a_lower_layer(layered: Path) -> Path:
+    shutil.rmtree(layered / "job")
+    return job(layered)
 
 
 @contextmanager
 def read_only_snapshot() -> Iterator[Path]:
     with loop_volume("btrfs") as volume:
         init(volume)
-        make_tree(btrfs_subvolume(volume, "sub") / "job", TREE)
-        snapshot = volume / "snapshot"
-        subprocess.run(
-            ["btrfs", "-q", "subvolume", "snapshot", "-r", volume / "sub", snapshot],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        yield snapshot
-
-
-@scene
-def a_merged_directory_of_layers() -> Iterator[Case]:
-    with overlay_volume(make_lower) as overlay:
-        (overlay.path / "job" / "new").touch()
-        yield Case(overlay.path / "job", 6)
-
-
-@scene
-def what_took_the_place_of_a_lower_layer() -> Iterator[Case]:
-    with overlay_volume(make_lower) as overlay:
-        shutil.rmtree(overlay.path / "job")
-        yield Case(make_tree(overlay.path / "job", TREE), 0)
-
-
-@scene
-def a_store_that_has_lost_its_exchange() -> Iterator[Case]:
-    with tmpfs_volume() as volume, tmpfs_volume() as there:
-        init(volume)
-        make_tree(volume / "job", TREE)
-        with served(there, "bindfs", volume):
-            yield Case(there / "job", 0)
-
-
-@scene
-def where_all_may_write_all() -> Iterator[Case]:
-    with tmpfs_volume() as volume, tmpfs_volume() as there:
-        make_tree(volume / "job", TREE)
-        with served(there, "bindfs", "-p", "0777", volume):
-            yield Case(there / "job", 6)
-
-
-@scene
-def a_mount_of_ours() -> Iterator[Case]:
-    with loop_volume("ext4") as volume, shown(volume) as there:
-        make_tree(volume / "job", TREE)
-        yield Case(there / "job", 0)
-
-
-@scene
-def a_mount_of_ours_that_is_read_only() -> Iterator[Case]:
-    with loop_volume("ext4") as volume:
-        make_tree(volume / "job", TREE)
-        with shown(volume, "-o", "ro") as there:
-            yield Case(there / "job", 11)
-
-
-@scene
-def another_branch_than_the_stores() -> Iterator[Case]:
-    with branches("epmfs") as (_first, second, there):
-        init(there)
-        for branch in (_first, second):
-            if not (branch / ".trashd").exists():
-                make_tree(branch / "job", TREE)
-        yield Case(there / "job", 6)
-
-
-@scene
-def another_branch_where_any_will_do() -> Iterator[Case]:
-    with branches("mfs") as (_first, second, there):
-        make_tree(second / "job", TREE)
-        yield Case(there / "job", 0)
-
-
-@scene
-def a_branch_that_is_read_only() -> Iterator[Case]:
-    with branches("mfs", "RO") as (_first, second, there):
-        make_tree(second / "job", TREE)
-        yield Case(there / "job", 11)
-
-
-@scene
-def a_directory_on_two_branches() -> Iterator[Case]:
-    with branches("mfs") as (first, second, there):
-        for branch in (first, second):
-            make_tree(branch / "job", TREE)
-        yield Case(there / "job", 6)
-
-
-@scene
-def branches_that_count_as_full() -> Iterator[Case]:
-    with branches("epmfs", minfreespace="4G") as (first, _second, there):
-        make_tree(first / "job", TREE)
-        yield Case(there / "job", 11)
-
-
-def inodes_left(n_inodes: int, code: int) -> None:
-    def left() -> Iterator[Case]:
-        with tmpfs_volume(options=("nr_inodes=60",)) as volume:
-            victim = make_tree(volume / "job", TREE)
-            for number in range(os.statvfs(volume).f_ffree - n_inodes):
-                (volume / str(number)).touch()
-            yield Case(victim, code)
-
-    left.__name__ = f"a_tmpfs_with_{n_inodes}_inodes"
-    scene(left)
-
-
-inodes_left(8, 11)
-inodes_left(18, 11)
-inodes_left(40, 0)
-
-
-@scene
-def an_ext4_with_room_for_a_store_alone() -> Iterator[Case]:
-    with loop_volume("ext4") as volume:
-        victim = make_tree(volume / "job", TREE)
-        with full(volume, spare_kernel=False) as filling:
-            file = filling / "blocks"
-            os.truncate(file, file.stat().st_size - 16 * os.statvfs(volume).f_frsize)
-            sync(volume)
-            yield Case(victim, 11)
+        job(btrfs_subvolume(volume, "sub"))
+        words: list[str | Path] = ["btrfs", "-q", "subvolume", "snapshot", "-r", volume / "sub", volume / "snapshot"]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        yield volume / "snapshot"
 
 
 @contextmanager
-def mounted(fs_type: str, there: Path | None = None) -> Iterator[Path]:
+def through_bindfs(*words: str, has_store: bool = False) -> Iterator[Path]:
+    with tmpfs_volume() as volume, tmpfs_volume() as there:
+        if has_store:
+            init(volume)
+        job(volume)
+        with served(there, "bindfs", *words, volume):
+            yield there / "job"
+
+
+@contextmanager
+def mount_of_ours(*words: str) -> Iterator[Path]:
+    with loop_volume("ext4") as volume, tmpfs_volume() as there:
+        job(volume)
+        done_well("mount", *words, volume, there)
+        try:
+            yield there / "job"
+        finally:
+            done_well("umount", there)
+
+
+@contextmanager
+def mounted(fs_type: str) -> Iterator[Path]:
     """A filesystem of the kernel's own, as it comes."""
-    if there is None:
-        with tmpfs_volume() as volume:
-            yield volume
-        return
-    there.mkdir()
-    subprocess.run(["mount", "-t", fs_type, "none", there], check=True)
-    try:
-        yield there
-    finally:
-        unmount(there)
+    with tmpfs_volume() as top:
+        there = top / fs_type
+        there.mkdir()
+        subprocess.run(["mount", "-t", fs_type, "none", there], check=True)
+        try:
+            yield there
+        finally:
+            unmount(there)
 
 
 @contextmanager
@@ -537,19 +257,89 @@ def served(there: Path, *words: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def shown(volume: Path, *words: str) -> Iterator[Path]:
-    with tmpfs_volume() as there:
-        done_well("mount", *words, volume, there)
-        try:
-            yield there
-        finally:
-            done_well("umount", there)
+def branches(policy: str, on: str, mode: str = "RW", minfreespace: str = "0") -> Iterator[Path]:
+    """A job of a mergerfs of two branches, the second in that mode.
 
-
-@contextmanager
-def branches(policy: str, mode: str = "RW", minfreespace: str = "0") -> Iterator[tuple[Path, Path, Path]]:
-    """Two branches, the second in that mode, and the mergerfs of them; policy: for what is created"""
+    Args:
+        policy: for what is created
+        on: the branches that have the job, by number; "other": that without the store
+    """
     with tmpfs_volume() as first, tmpfs_volume() as second, tmpfs_volume() as there:
         options = f"minfreespace={minfreespace},category.create={policy}"
         with served(there, "mergerfs", "-o", options, f"{first}=RW:{second}={mode}"):
-            yield first, second, there
+            if on == "other":
+                init(there)
+            for number, branch in (("1", first), ("2", second)):
+                if number in on or (on == "other" and not (branch / ".trashd").exists()):
+                    job(branch)
+            yield there / "job"
+
+
+def btrfs() -> AbstractContextManager[Path]:
+    return loop_volume("btrfs")
+
+
+SCENES = {
+    "a_tmpfs_without_a_store": Scene(0, lambda: placed(tmpfs_volume())),
+    "a_tmpfs_with_a_store": Scene(0, lambda: placed(tmpfs_volume(), has_store=True)),
+    "a_users_own_below_a_store_of_roots": Scene(0, of_users, ALICE),
+    "a_users_own_without_a_store": Scene(0, lambda: of_users(has_store=False), ALICE),
+    "a_users_own_that_he_may_not_write": Scene(0, lambda: of_users(modes=(0o755, 0o555)), ALICE),
+    "anothers_in_his_own_directory": Scene(3, lambda: of_users(BOB, BOB), ALICE),
+    "anothers_that_he_may_write": Scene(3, lambda: of_users(BOB, 0, (0o777, 0o777)), ALICE),
+    "anothers_without_a_store": Scene(6, lambda: of_users(BOB, BOB, has_store=False), ALICE),
+    "anothers_closed_directory": Scene(4, lambda: of_users(BOB, BOB, (0o755, 0o700)), ALICE),
+    "anothers_in_a_sticky_directory": Scene(3, lambda: of_users(BOB, 0, (0o1777, 0o777)), ALICE),
+    "his_own_in_a_sticky_directory": Scene(0, lambda: of_users(ALICE, 0, (0o1777, 0o755), has_store=False), ALICE),
+    "his_own_where_he_may_not_list": Scene(0, lambda: of_users(modes=(0o300, 0o755), has_store=False), ALICE),
+    "his_own_of_a_group_that_is_not_his": Scene(3, lambda: of_users(group=BOB), ALICE),
+    "where_nothing_may_be_executed": Scene(
+        0, lambda: of_users(has_store=False, options=("noexec", "nosuid", "nodev")), ALICE
+    ),
+    "a_file": Scene(3, lambda: placed(tmpfs_volume(), lambda volume: job(volume) / "file")),
+    "what_is_missing": Scene(5, lambda: placed(tmpfs_volume(), at("missing"))),
+    "a_mount_point": Scene(3, tmpfs_volume),
+    "a_store_itself": Scene(3, lambda: placed(tmpfs_volume(), at(".trashd"), has_store=True)),
+    "a_kernels_directory": Scene(6, lambda: nullcontext(Path("/sys/class"))),  # where nothing is ever mounted
+    "a_directory_of_proc": Scene(6, lambda: nullcontext(Path("/proc/sys/kernel"))),
+    "a_control_group": Scene(6, control_group),
+    "where_no_name_may_have_a_dot": Scene(3, lambda: placed(mounted("bpf"), lambda bpf: make_tree(bpf / "job", {}))),
+    "a_lower_layer": Scene(6, lambda: placed(layers(), at("job"))),
+    "a_lower_layer_where_a_store_is": Scene(6, lambda: placed(layers(), at("job"), has_store=True)),
+    "an_upper_layer": Scene(0, lambda: placed(layers(), lambda layered: make_tree(layered / "new", TREE))),
+    "a_merged_directory_of_layers": Scene(6, lambda: placed(layers(), merged)),
+    "what_took_the_place_of_a_lower_layer": Scene(0, lambda: placed(layers(), in_place_of_a_lower_layer)),
+    "a_read_only_mount_without_a_store": Scene(11, partial(read_only_mount, has_store=False)),
+    "a_read_only_mount_with_a_store": Scene(11, partial(read_only_mount, has_store=True)),
+    "an_immutable_directory": Scene(4, partial(flagged, "log/job", IMMUTABLE)),
+    "a_directory_in_one_where_nothing_may_go": Scene(4, partial(flagged, "log", APPEND_ONLY)),
+    "an_ext4_that_is_full_and_has_a_reserve": Scene(0, partial(full_ext4, has_store=True)),
+    "an_ext4_that_is_full_without_a_store": Scene(11, partial(full_ext4, has_store=False)),
+    "an_ext4_with_room_for_a_store_alone": Scene(11, room_for_a_store_alone),
+    **{
+        f"a_tmpfs_with_{n_inodes}_inodes": Scene(code, partial(inodes_left, n_inodes))
+        for n_inodes, code in ((8, 11), (18, 11), (40, 0))
+    },
+    "another_project": Scene(0, partial(of_project, 7, None, volume_project=1)),
+    "a_project_inside_another_one": Scene(6, partial(of_project, 5, 7)),
+    "a_subvolume": Scene(0, lambda: placed(btrfs(), lambda top: btrfs_subvolume(top, "job"), has_store=True)),
+    "a_directory_of_a_subvolume": Scene(
+        0, lambda: placed(btrfs(), lambda top: job(btrfs_subvolume(top, "sub")), has_store=True)
+    ),
+    "a_snapshot_that_is_read_only": Scene(11, read_only_snapshot),
+    "a_directory_of_a_snapshot_that_is_read_only": Scene(11, lambda: placed(read_only_snapshot(), at("job"))),
+    "a_directory_with_a_mount_inside": Scene(3, with_a_mount_inside),
+    "a_directory_mounted_elsewhere_too": Scene(0, mounted_elsewhere_too),
+    "a_part_of_a_volume_mounted_elsewhere": Scene(0, part_mounted_elsewhere),
+    "a_directory_with_a_store_inside": Scene(3, lambda: placed(tmpfs_volume(), with_a_store_inside)),
+    "a_name_of_a_store_that_is_a_file": Scene(6, lambda: placed(tmpfs_volume(), beside_a_file_with_a_stores_name)),
+    "a_store_that_has_lost_its_exchange": Scene(0, partial(through_bindfs, has_store=True)),
+    "where_all_may_write_all": Scene(6, partial(through_bindfs, "-p", "0777")),
+    "a_mount_of_ours": Scene(0, mount_of_ours),
+    "a_mount_of_ours_that_is_read_only": Scene(11, partial(mount_of_ours, "-o", "ro")),
+    "another_branch_than_the_stores": Scene(6, partial(branches, "epmfs", "other")),
+    "another_branch_where_any_will_do": Scene(0, partial(branches, "mfs", "2")),
+    "a_branch_that_is_read_only": Scene(11, partial(branches, "mfs", "2", "RO")),
+    "a_directory_on_two_branches": Scene(6, partial(branches, "mfs", "12")),
+    "branches_that_count_as_full": Scene(11, partial(branches, "epmfs", "1", minfreespace="4G")),
+}

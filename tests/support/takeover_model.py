@@ -358,7 +358,6 @@ def settle_restoring(found: Container, method: str, rules: Rules, who: str) -> S
 
 
 def settle_reaping(one: Container, _method: str, rules: Rules, _who: str) -> Steps:
-    """Go on with the removal."""
     record = yield _call("look", one.box, "record")
     if record in _NONE:
         return "lost"  # somebody took it over

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 from fusefs.core.names import ContainerId
 from fusefs.core.report import Reaped
@@ -18,8 +19,9 @@ from tests.support.make_trees import Dir, File, Spec, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 from tests.support.small_orphans import PINNED
-from tests.support.store_calls import init, own, swap
+from tests.support.store_calls import assert_silent, init, own, swap
 
+Result = TypeVar("Result")
 ALICE, BOB, MATE, TEAM = 12001, 12002, 12003, 5000
 FILESYSTEMS = ("ext4", "xfs", "btrfs", "tmpfs")
 THESIS = b"years of work"
@@ -33,11 +35,12 @@ _SOME_TIME_NS = 30_000_000
 
 @contextmanager
 def team_volume(fs_type: str = "tmpfs") -> Iterator[Path]:
-    """A volume with a store and a directory that the team may write in."""
+    """A volume with a store and a directory that the team may write in; in the end the checker has nothing to say."""
     with tmpfs_volume() if fs_type == "tmpfs" else loop_volume(fs_type) as volume:
         init(volume)
         make_tree(volume / "project", Dir(mode=0o2775, owner=(0, TEAM)))
         yield volume
+        assert_silent(volume)
 
 
 def shared(entries: Spec, owner: int = ALICE) -> Dir:
@@ -127,21 +130,39 @@ def remove_what_he_can(tree: Path, mate: int = MATE) -> None:
     as_user(mate, act, groups=[TEAM])
 
 
-def as_asker(uid: int, act: Callable[[], str]) -> str:
+def as_asker(uid: int, act: Callable[[], Result]) -> Result:
     """What a user does in the store: one of the team, or root."""
     return act() if uid == 0 else as_user(uid, act, groups=[TEAM])
 
 
 def swap_as(uid: int, path: Path) -> str:
-    """The id of what a user swapped."""
     return as_asker(uid, lambda: str(swap(path, options=PINNED).id))
 
 
 def reap_as(uid: int, volume: Path, identifier: str, wishes: RemovalWishes = NOTHING_SPECIAL) -> Reaped:
-    """A user reaps an own orphan."""
-
     def act() -> Reaped:
         with own(volume) as folder:
             return reap(folder, ContainerId(identifier), wishes)
 
-    return act() if uid == 0 else as_user(uid, act, groups=[TEAM])
+    return as_asker(uid, act)
+
+
+def reap_with_thesis(
+    volume: Path,
+    asker: int = ALICE,
+    into: str = "in",
+    *,
+    way: WayIn = WayIn.FD,
+    wishes: RemovalWishes = NOTHING_SPECIAL,
+    first: Callable[[Path], object] = bool,
+) -> tuple[str, Reaped]:
+    """The id of a swapped job, into which a mate moved the results before it was reaped; and what came of that.
+
+    first  done to the project before the swap
+    """
+    project = make_project(volume)
+    first(project)
+    with way_into(project / "job" / into) as fd:
+        identifier = swap_as(asker, project / "job")
+        move_in(project / "results", fd, way)
+        return identifier, reap_as(asker, volume, identifier, wishes)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,15 @@ class Gathered(NamedTuple):
     n_done: int
 
 
+@contextmanager
+def trashing(directory: Path, kernel: Kernel, options: SwapOptions = _DEFAULT) -> Iterator[tuple[Scope, Action]]:
+    """A directory, and the action that trashes names in it."""
+    with find_scope(kernel, raw(directory)) as scope:
+        top = SweepRoot(scope.path(), scope.sides)
+        with open_trash(kernel, top, ToTrash(options)) as action:
+            yield scope, action
+
+
 def gather(
     directory: Path, names: Iterable[str], kernel: Kernel | None = None, options: SwapOptions = _DEFAULT
 ) -> Gathered:
@@ -40,15 +50,13 @@ def gather(
     kernel = kernel or Kernel()
     refused: list[tuple[str, int]] = []
     n_done = 0
-    with find_scope(kernel, raw(directory)) as scope:
-        top = SweepRoot(scope.path(), scope.sides)
-        with open_trash(kernel, top, ToTrash(options)) as action:
-            for upper, paths in groupby(names, os.path.dirname):
-                wanted = [os.path.basename(path) for path in paths]
-                found = take(kernel, scope, action, os.fsencode(upper), wanted)
-                refused += [(os.path.join(upper, name), number) for name, number in found]
-                n_done += len(wanted) - len(found)
-            ended = action.end(Swept(top.path, SweepSums(n_done=n_done)))
+    with trashing(directory, kernel, options) as (scope, action):
+        for upper, paths in groupby(names, os.path.dirname):
+            wanted = [os.path.basename(path) for path in paths]
+            found = take(kernel, scope, action, os.fsencode(upper), wanted)
+            refused += [(os.path.join(upper, name), number) for name, number in found]
+            n_done += len(wanted) - len(found)
+        ended = action.end(Swept(scope.path(), SweepSums(n_done=n_done)))
     return Gathered(ended.orphan, ended.volume, tuple(refused), n_done)
 
 

@@ -52,7 +52,6 @@ def accounts(known: Mapping[int, Path]) -> Iterator[None]:
 
 
 def registry_of(home: Path) -> Path:
-    """Where a user's registry is."""
     return home / ".local/state/trashd/stores"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fusefs.core.identity import Identity
-from fusefs.core.names import VolumeId
+from fusefs.core.names import STORE, Name, VolumeId, whose_store
 from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import Volume, encode_volume
@@ -34,14 +34,12 @@ def thrown(uid: int, home: Path, *words: str, where: str = "work") -> Path:
 
 
 def own_stores(running: Service) -> list[VolumeStatus]:
-    """What the service says of users' own stores."""
     seen = running.seen()
     assert seen is not None
     return [one for one in seen.status.volumes if one.owner is not None]
 
 
 def phases(running: Service) -> list[VolumePhase]:
-    """Of each of them."""
     return [one.phase for one in own_stores(running)]
 
 
@@ -55,14 +53,14 @@ def outlasts(running: Service, uid: int, home: Path, kept: Path) -> None:
 def line_of(base: Path, volume: str | None = None) -> RegistryLine:
     """What a registry says of a directory with a store, whichever user made it."""
     kernel = Kernel()
-    with kernel.open_path(os.fsencode(base / ".trashd")) as fd:
+    name = next((Name(one) for one in sorted(os.listdir(os.fsencode(base))) if whose_store(one) is not None), STORE)
+    with kernel.open_path(os.path.join(os.fsencode(base), name)) as fd:
         identity = kernel.identify(fd)
     identifier = volume or os.urandom(16).hex()
-    return RegistryLine(Identity(*identity), VolumeId(identifier), os.statvfs(base).f_fsid, os.fsencode(base))
+    return RegistryLine(Identity(*identity), VolumeId(identifier), os.statvfs(base).f_fsid, os.fsencode(base), name)
 
 
 def register(uid: int, home: Path, lines: Iterable[RegistryLine]) -> None:
-    """A user writes a registry by hand."""
     path = registry_of(home)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(map(encode, lines)))

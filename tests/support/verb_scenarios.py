@@ -12,10 +12,9 @@ from fusefs.store.find_orphans import find_container
 from fusefs.store.pin import KeepFor, keep_by_id
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
-from fusefs.store.swap_path import own_folder
 from tests.support.crash_scenarios import HOME, USER, Act, DyingAfter, Prepare, Scene, home
 from tests.support.make_trees import Dir, Spec, make_tree
-from tests.support.store_calls import DyingAt, in_child, opened, reap_now, recover_all, remove, restore, swap
+from tests.support.store_calls import DyingAt, in_child, own, reap_now, recover_all, remove, restore, swap
 
 TREE: Spec = {"a": b"first", "empty": {}, "sub": {"leaf": b"second", "b": b"third"}}
 READ_ONLY = Dir(TREE, mode=0o555)
@@ -23,7 +22,6 @@ LATE = b"written after the swap"
 
 
 def make_victim(volume: Path) -> None:
-    """The tree at its name."""
     make_tree(home(volume), Dir(TREE, mode=0o750))
 
 
@@ -34,12 +32,10 @@ def make_users(volume: Path) -> None:
 
 
 def make_read_only(volume: Path) -> None:
-    """The tree with a mode that forbids its owner to move it."""
     make_tree(home(volume), READ_ONLY)
 
 
 def make_file(volume: Path) -> None:
-    """A file at the name."""
     home(volume).write_bytes(b"a file")
     home(volume).chmod(0o640)
 
@@ -51,13 +47,11 @@ def make_orphan(volume: Path) -> None:
 
 
 def make_read_only_orphan(volume: Path) -> None:
-    """A read-only tree an orphan, and its fresh directory as read-only."""
     make_read_only(volume)
     swap(home(volume))
 
 
 def make_counted(volume: Path) -> None:
-    """The tree an orphan that was counted."""
     make_orphan(volume)
     _count(volume, Kernel())
 
@@ -101,15 +95,14 @@ def lose_inside(volume: Path) -> None:
 
 def drop(volume: Path) -> None:
     """Two things in drop/ that no tool had a hand in."""
-    with opened(volume) as store, own_folder(store) as folder:
+    with own(volume) as folder:
         path = Path(os.fsdecode(folder.path())) / "drop"
     make_tree(path / "dropped", TREE)
     (path / "file").write_bytes(b"dropped too")
 
 
 def drop_read_only(volume: Path) -> None:
-    """A read-only directory in drop/."""
-    with opened(volume) as store, own_folder(store) as folder:
+    with own(volume) as folder:
         path = Path(os.fsdecode(folder.path())) / "drop"
     make_tree(path / "dropped", READ_ONLY)
 
@@ -126,11 +119,11 @@ def _remove(volume: Path, kernel: Kernel) -> object:
     return remove(home(volume), kernel)
 
 
-def _recover(volume: Path, kernel: Kernel) -> object:
+def recover(volume: Path, kernel: Kernel) -> object:
     return recover_all(volume, kernel)
 
 
-def _restore(volume: Path, kernel: Kernel, inside: bytes | None = None, to: str | None = None) -> object:
+def restore_it(volume: Path, kernel: Kernel, inside: bytes | None = None, to: str | None = None) -> object:
     where = None if to is None else volume / HOME / to
     return restore(volume, only_id(volume), kernel, inside, where)
 
@@ -177,36 +170,36 @@ SWAP_TWICE_LENT = Scene(make_read_only, _swap, uid=USER, exchange=False)
 REMOVE = Scene(make_victim, _remove)
 REMOVE_FILE = Scene(make_file, _remove)
 REMOVE_LENT = Scene(make_read_only, _remove, uid=USER)
-ADOPT = Scene(drop, _recover)
-ADOPT_LENT = Scene(drop_read_only, _recover, uid=USER)
-RESTORE = Scene(make_orphan, _restore, is_gapless=True)
-RESTORE_LATE = Scene(write_late, _restore, is_gapless=True)
-RESTORE_FREE = Scene(leave_name_free, _restore)
-RESTORE_TO = Scene(make_orphan, partial(_restore, to="elsewhere"), is_gapless=True)
-RESTORE_INSIDE = Scene(make_orphan, partial(_restore, inside=b"sub/leaf"), is_gapless=True, is_split=True)
-RESTORE_INSIDE_FREE = Scene(lose_inside, partial(_restore, inside=b"sub/leaf"), is_split=True)
-RESTORE_LENT = Scene(make_read_only_orphan, _restore, uid=USER, is_gapless=True)
-RESTORE_LATE_LENT = Scene(write_late_in_read_only, _restore, uid=USER)
-RESTORE_LATE_OPENED = Scene(open_up_and_write_late, _restore, uid=USER)
-RESTORE_TWICE_LATE_LENT = Scene(write_late_in_read_only, _restore, uid=USER, exchange=False)
-RESTORE_FREE_LENT = Scene(leave_read_only_name_free, _restore, uid=USER)
-RESTORE_TWICE = Scene(make_orphan, _restore, exchange=False)
-RESTORE_TWICE_LATE = Scene(write_late, _restore, exchange=False)
-RESTORE_BY_ROOT = Scene(make_read_only_orphan, _restore, uid=USER, by=0, is_gapless=True)
-RESTORE_TO_BY_ROOT = Scene(make_read_only_orphan, partial(_restore, to="elsewhere"), uid=USER, by=0, is_gapless=True)
+ADOPT = Scene(drop, recover)
+ADOPT_LENT = Scene(drop_read_only, recover, uid=USER)
+RESTORE = Scene(make_orphan, restore_it, is_gapless=True)
+RESTORE_LATE = Scene(write_late, restore_it, is_gapless=True)
+RESTORE_FREE = Scene(leave_name_free, restore_it)
+RESTORE_TO = Scene(make_orphan, partial(restore_it, to="elsewhere"), is_gapless=True)
+RESTORE_INSIDE = Scene(make_orphan, partial(restore_it, inside=b"sub/leaf"), is_gapless=True, is_split=True)
+RESTORE_INSIDE_FREE = Scene(lose_inside, partial(restore_it, inside=b"sub/leaf"), is_split=True)
+RESTORE_LENT = Scene(make_read_only_orphan, restore_it, uid=USER, is_gapless=True)
+RESTORE_LATE_LENT = Scene(write_late_in_read_only, restore_it, uid=USER)
+RESTORE_LATE_OPENED = Scene(open_up_and_write_late, restore_it, uid=USER)
+RESTORE_TWICE_LATE_LENT = Scene(write_late_in_read_only, restore_it, uid=USER, exchange=False)
+RESTORE_FREE_LENT = Scene(leave_read_only_name_free, restore_it, uid=USER)
+RESTORE_TWICE = Scene(make_orphan, restore_it, exchange=False)
+RESTORE_TWICE_LATE = Scene(write_late, restore_it, exchange=False)
+RESTORE_BY_ROOT = Scene(make_read_only_orphan, restore_it, uid=USER, by=0, is_gapless=True)
+RESTORE_TO_BY_ROOT = Scene(make_read_only_orphan, partial(restore_it, to="elsewhere"), uid=USER, by=0, is_gapless=True)
 KEEP = Scene(make_orphan, _keep, is_gapless=True)
 KEEP_BY_ROOT = Scene(make_orphan, _keep, uid=USER, by=0, is_gapless=True)
 COUNT = Scene(make_orphan, _count, is_gapless=True)
 COUNT_BY_ROOT = Scene(make_orphan, _count, uid=USER, by=0, is_gapless=True)
-RESTORE_INSIDE_COUNTED = Scene(make_counted, partial(_restore, inside=b"sub/leaf"), is_gapless=True, is_split=True)
+RESTORE_INSIDE_COUNTED = Scene(make_counted, partial(restore_it, inside=b"sub/leaf"), is_gapless=True, is_split=True)
 REAP = Scene(make_orphan, _reap, is_gapless=True, is_reap=True)
 REAP_BY_ROOT = Scene(make_orphan, _reap, uid=USER, by=0, is_gapless=True, is_reap=True)
-RECOVER_SWAP = Scene(killed_after(make_victim, _swap, "exchange"), _recover, is_gapless=True)
-RECOVER_GIVING = Scene(killed_after(make_users, _swap_for_owner, "exchange"), _recover, by=0, is_gapless=True)
-RECOVER_GAP = Scene(killed_after(make_victim, _swap, "rename"), _recover, exchange=False)
-RECOVER_RESTORE = Scene(killed_after(write_late, _restore, "exchange"), _recover, is_gapless=True)
-RECOVER_RESTORE_GAP = Scene(killed_after(write_late, _restore, "rename", 2), _recover, exchange=False)
-RECOVER_REAP = Scene(killed_after(make_orphan, _reap, "unlink"), _recover, is_gapless=True, is_reap=True)
+RECOVER_SWAP = Scene(killed_after(make_victim, _swap, "exchange"), recover, is_gapless=True)
+RECOVER_GIVING = Scene(killed_after(make_users, _swap_for_owner, "exchange"), recover, by=0, is_gapless=True)
+RECOVER_GAP = Scene(killed_after(make_victim, _swap, "rename"), recover, exchange=False)
+RECOVER_RESTORE = Scene(killed_after(write_late, restore_it, "exchange"), recover, is_gapless=True)
+RECOVER_RESTORE_GAP = Scene(killed_after(write_late, restore_it, "rename", 2), recover, exchange=False)
+RECOVER_REAP = Scene(killed_after(make_orphan, _reap, "unlink"), recover, is_gapless=True, is_reap=True)
 
 SCENES = {
     "swap": SWAP,

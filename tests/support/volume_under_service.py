@@ -9,14 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fusefs.core.lifecycle import State
-from fusefs.core.names import ContainerId
-from fusefs.core.record import Record, encode
 from fusefs.store.stage import SwapOptions
 from tests.support.many_files import fill
 from tests.support.service_process import QUICK, Service
 from tests.support.small_orphans import EXPIRED, orphan_in
-from tests.support.store_calls import forge, own, place, record_of, remove, swap, tree_of
+from tests.support.store_calls import forge, place, swap, tree_of
 
 SLOW = QUICK + 'max_rate = "1000/s"\n'
 """What is large takes its time, on the fastest disk too."""
@@ -41,26 +38,6 @@ def aged(volume: Path, name: str, age_s: int, size_mb: int = 0, options: SwapOpt
     return identifier
 
 
-def queue_up(volume: Path, n: int, options: SwapOptions) -> None:
-    """So many orphans of the caller's, each an empty directory; faster than by the store's own functions."""
-    first = swap_empty(volume, options)
-    with own(volume) as folder, folder.open(State.ORPHANS) as orphans:
-        for number in range(n - 1):
-            name = f"{first.id[:-12]}{number:012x}"
-            path = f"/proc/self/fd/{orphans:d}/{name}"
-            os.mkdir(path, 0o700)
-            os.mkdir(f"{path}/tree")
-            fd = os.open(f"{path}/record.json", os.O_WRONLY | os.O_CREAT, 0o600)
-            os.write(fd, encode(first._replace(id=ContainerId(name))))
-            os.close(fd)
-
-
-def swap_empty(volume: Path, options: SwapOptions) -> Record:
-    """The record of a removed empty directory, without what names a single tree."""
-    (volume / "empty").mkdir()
-    return record_of(remove(volume / "empty", options=options))._replace(parent=None, victim=None)
-
-
 def begin_large(running: Service, volume: Path, n_files: int = 20_000) -> str:
     """The id of an orphan that is being reaped, and with `SLOW` keeps the service busy for a while."""
     fill(volume / "large", n_files)
@@ -70,7 +47,6 @@ def begin_large(running: Service, volume: Path, n_files: int = 20_000) -> str:
 
 
 def is_begun(volume: Path, identifier: str, n_files: int) -> bool:
-    """Whether some of a flat directory is gone."""
     if any(volume.glob(f".trashd/u/*/orphans/{identifier}")):
         return False
     for tree in volume.glob(f".trashd/u/*/reaping/{identifier}/tree"):

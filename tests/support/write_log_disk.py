@@ -23,13 +23,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.fuse_watchdog import fuse_mount
 
-CTL_ENV = "TRASHD_TEST_CTL"  # where a child process finds `ctl`; see mark()
 MOUNTED = "mounted"  # the mark that ends mkfs and the first mount
 STOPPING = "stopping"  # the mark that ends the body; what follows is the unmount
 
@@ -90,16 +89,6 @@ class Log:
 
 
 _EVENT_BY_N_FIELDS: dict[int, Callable[..., Event]] = {0: Flush, 1: Mark, 2: Write}
-
-
-def mark(text: str, ctl: Path | None = None) -> None:
-    """Put a mark into the log; a child process finds `ctl` in the environment (CTL_ENV)."""
-    path = ctl if ctl is not None else Path(os.environ[CTL_ENV])
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, b"mark " + text.encode())
-    finally:
-        os.close(fd)
 
 
 # ---- loop devices and mounts; crash_states.py uses them too
@@ -212,13 +201,8 @@ class LoggedVolume:
     device: Path
     _dump: Path
 
-    @property
-    def child_env(self) -> dict[str, str]:
-        """What a child process needs in its environment to call mark(text)."""
-        return {CTL_ENV: str(self.ctl)}
-
     def mark(self, text: str) -> None:
-        mark(text, self.ctl)
+        self.ctl.write_bytes(b"mark " + text.encode())
 
     def stop(self) -> Log:
         """Unmount, so that all that was pending is in the log too, and return the log."""
@@ -229,9 +213,7 @@ class LoggedVolume:
 
 
 @contextlib.contextmanager
-def logged_volume(
-    fstype: str, size_mb: int, *, mkfs_options: Sequence[str] = (), limit_s: float = 120.0
-) -> Iterator[LoggedVolume]:
+def logged_volume(fstype: str, size_mb: int, *, limit_s: float = 120.0) -> Iterator[LoggedVolume]:
     """A fresh filesystem on a logged disk, mounted; everything is gone afterwards, after an exception too.
 
     limit_s   the watchdog (a process of its own) aborts the FUSE connection then: I/O fails, nothing hangs
@@ -245,7 +227,7 @@ def logged_volume(
         daemon = [sys.executable, "-P", "-m", "tests.support.write_log_disk", str(served), str(size_mb)]
         stack.enter_context(fuse_mount(["env", f"PYTHONPATH={repo}", *daemon], served, limit_s))
         device = stack.enter_context(_loop_on(served / "disk"))
-        command = [*_MKFS[fstype], *mkfs_options, str(device.path)]
+        command = [*_MKFS[fstype], str(device.path)]
         subprocess.run(command, check=True, capture_output=True, text=True)
         mount_fs(fstype, device.path, mountpoint)
         stack.callback(_leave, mountpoint)

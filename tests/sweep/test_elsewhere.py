@@ -12,9 +12,10 @@ from fusefs.core.sweep_result import SweepSums, Swept
 from fusefs.linux.kernel import Kernel
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
-from fusefs.sweep.request import ActionPlace, IfExists, SweepRoot, ToMove, ToTrash
-from fusefs.sweep.trash_and_move import open_move, open_trash
+from fusefs.sweep.request import ActionPlace, IfExists, SweepRoot, ToMove
+from fusefs.sweep.trash_and_move import open_move
 from tests.support.store_calls import init, place, raw
+from tests.support.trash_without_walk import trashing
 
 pytestmark = pytest.mark.needs("root")
 
@@ -29,10 +30,7 @@ def job(volume: Path) -> Path:
 
 def test_directory_that_has_another_path_by_now_is_left_alone(volume: Path, job: Path) -> None:
     kernel = Kernel()
-    with (
-        find_scope(kernel, raw(job)) as scope,
-        open_trash(kernel, SweepRoot(raw(job), scope.sides), ToTrash()) as action,
-    ):
+    with trashing(job, kernel) as (scope, action):
         with scope.sides.beneath(kernel, b"sub/deep") as sides:
             os.rename(job / "sub", volume / "outside")
             taken = action.take(ActionPlace(kernel, sides, b"sub/deep", False, DeepOpeners(kernel)), ["c.log"])
@@ -43,10 +41,7 @@ def test_directory_that_has_another_path_by_now_is_left_alone(volume: Path, job:
 
 def test_directory_that_is_in_the_container_by_now_loses_nothing(volume: Path, job: Path) -> None:
     kernel = Kernel()
-    with (
-        find_scope(kernel, raw(job)) as scope,
-        open_trash(kernel, SweepRoot(raw(job), scope.sides), ToTrash()) as action,
-    ):
+    with trashing(job, kernel) as (scope, action):
         with scope.sides.beneath(kernel, b"sub") as sides, DeepOpeners(kernel) as ways:
             (job / "sub/empty").mkdir()
             here = ActionPlace(kernel, scope.sides, b"", True, ways)

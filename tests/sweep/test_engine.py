@@ -151,7 +151,11 @@ def test_depth_is_no_limit(top: Path, depth: int, selection: Selection) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "error"), [("/", Refused), ("top/link", NotADirectory), ("top/f", NotADirectory), ("top/no", NotFound)]
+    ("path", "error"),
+    [
+        *((root, Refused) for root in ("/", "//", "/.")),
+        *(("top/link", NotADirectory), ("top/f", NotADirectory), ("top/no", NotFound)),
+    ],
 )
 def test_what_is_no_directory_is_refused(volume: Path, path: str, error: type[Exception]) -> None:
     make_tree(volume / "top", {"d": {"f": ""}, "link": Symlink("d"), "f": ""})

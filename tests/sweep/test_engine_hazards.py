@@ -22,10 +22,10 @@ from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.request import IfExists, SweepWishes, ToCount, ToDelete, ToMove, ToTrash
 from tests.support.background_workers import workers
 from tests.support.make_trees import Spec, Symlink, make_tree
-from tests.support.many_files import fill
+from tests.support.many_files import fill, roomy_volume
 from tests.support.move_entries import AfterThe, pass_a_tick
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
+from tests.support.real_filesystems import bind_mount
 from tests.support.run_sweep import ALL, EVERY_KIND, names, printed, sweep
 from tests.support.store_calls import Before
 
@@ -268,8 +268,7 @@ def churn(directory: Path) -> Callable[[], None]:
 
 @pytest.mark.parametrize("fs_type", ["tmpfs", "ext4"])
 def test_none_is_lost_or_doubled_while_others_come_and_go(fs_type: str) -> None:
-    volume = tmpfs_volume("256m") if fs_type == "tmpfs" else loop_volume("ext4", 128, ["-N", "60000"])
-    with volume as path:
+    with roomy_volume(fs_type, 60_000) as path:
         flat = fill(path / "flat", 20_000)
         with workers([churn(flat)]):
             told = printed(path, Selection(names=("f[0-9]*",)))

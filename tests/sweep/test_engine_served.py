@@ -84,7 +84,6 @@ def test_threads_move_each_once(slow: SlowVolume) -> None:
 
 
 def test_stopped_among_threads_it_gives_back_all_fds_and_the_next_does_the_rest(slow: SlowVolume) -> None:
-    (slow.backing / "top").mkdir()
     for n in range(4):
         fill(slow.backing / f"top/{n}", 1000)
     before = len(os.listdir("/proc/self/fd"))

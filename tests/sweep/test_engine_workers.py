@@ -11,8 +11,7 @@ from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import SweepWishes
 from tests.support.background_workers import EndsWorkers
-from tests.support.many_files import fill
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.many_files import fill, roomy_volume
 from tests.support.run_sweep import ALL, EVERY_KIND, names, sweep
 
 pytestmark = pytest.mark.needs("root")
@@ -25,10 +24,8 @@ LOGS = Selection(names=("*.log",))
 
 @pytest.mark.parametrize("fs_type", ["tmpfs", "ext4"])
 def test_workers_share_what_one_would_do(fs_type: str) -> None:
-    volume = tmpfs_volume("256m") if fs_type == "tmpfs" else loop_volume("ext4", 128, ["-N", "60000"])
-    with volume as path:
+    with roomy_volume(fs_type, 60_000) as path:
         top = path / "top"
-        top.mkdir()
         fill(top / "flat", 20_000)
         for n in range(10):
             fill(top / str(n), 1000)

@@ -19,7 +19,7 @@ from fusefs.sweep.request import Act, ToCount, ToDelete, ToMove, ToPrint, ToTras
 from tests.support.make_trees import Symlink, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, loop_volume
-from tests.support.run_sweep import ALL, names, printed, sweep
+from tests.support.run_sweep import ALL, give, names, printed, sweep
 
 pytestmark = pytest.mark.needs("root")
 
@@ -51,9 +51,7 @@ def test_types_that_no_listing_tells_are_found_by_a_look(untold: Path) -> None:
 
 
 def test_what_may_not_be_looked_at_is_told(untold: Path) -> None:
-    top = make_tree(untold / "top", {"closed": {"f": "", "g.log": ""}, "a": ""})
-    for path in (top, *top.rglob("*")):
-        os.chown(path, MALLORY, MALLORY)
+    top = give(make_tree(untold / "top", {"closed": {"f": "", "g.log": ""}, "a": ""}), MALLORY)
     (top / "closed").chmod(0o400)
     swept = as_user(MALLORY, lambda: sweep(top, Selection(names=("*.log", "*"), max_depth=2)))
     assert swept.failures == (Failure(b"closed/g.log", errno.EACCES, "stat"),)
@@ -72,8 +70,7 @@ def test_what_is_mounted_is_told_as_skipped(untold: Path) -> None:
 
 def test_a_directory_that_nobody_can_say_is_empty_is_a_failure_even_where_nobody_enters_it(top: Path) -> None:
     make_tree(top / "at", {"closed": {}, "empty": {}})
-    for path in (top, *top.rglob("*")):
-        os.chown(path, MALLORY, MALLORY)
+    give(top, MALLORY)
     (top / "at/closed").chmod(0)
     for selection in (EMPTY_DIRECTORIES._replace(max_depth=2), EMPTY_DIRECTORIES):
         (top / "at/empty").mkdir(exist_ok=True)
@@ -85,21 +82,21 @@ def test_a_directory_that_nobody_can_say_is_empty_is_a_failure_even_where_nobody
 # Files on which something is mounted
 
 
-@pytest.mark.parametrize("action", ["delete", "trash", "move", "count", "print"])
+@pytest.mark.parametrize(
+    "act",
+    [ToDelete(), ToTrash(), ToMove(b"target"), ToCount(ToDelete()), ToPrint(lambda _here, _names: [])],
+    ids=lambda act: type(act).__name__,
+)
 @pytest.mark.parametrize("selection", [ALL, Selection(sizes=(SizeBound(1, 1),))])
 @pytest.mark.parametrize("is_listed", [False, True])
 def test_a_file_on_which_something_is_mounted_is_skipped_by_every_action(
-    volume: Path, top: Path, action: str, selection: Selection, is_listed: bool
+    volume: Path, top: Path, act: Act, selection: Selection, is_listed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(volume)
     make_tree(top / "d", {"on": "1", "f": "2"})
     (volume / "target").mkdir()
-    target = os.fsencode(volume / "target")
-    acts: dict[str, Act] = {
-        "delete": ToDelete(), "trash": ToTrash(), "move": ToMove(target),
-        "count": ToCount(ToDelete()), "print": ToPrint(lambda _here, _names: []),
-    }  # fmt: skip
     with bind_mount(top / "d/f", top / "d/on"):
-        swept = sweep(top, selection, acts[action], names=[b"d/on", b"d/f"] if is_listed else None)
+        swept = sweep(top, selection, act, names=[b"d/on", b"d/f"] if is_listed else None)
         assert (swept.sums.n_done, swept.sums.n_mounts, swept.sums.n_failed) == (1, 1, 0)
     assert (top / "d/on").read_text() == "1"
 

@@ -6,7 +6,6 @@ import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 from urllib.parse import quote_from_bytes
 
 import pytest
@@ -118,9 +117,5 @@ def test_formats_are_read_as_they_come() -> None:
         into.write(b"1 2 0 -- /gpfs/a\n1 2 0 -- /gp")
         listed = read_list(out.fileno(), POLICY)
         assert next(listed) == ListedName(b"/gpfs/a", 1)
-        _end(into)
+        into.close()
         assert list(listed) == [ListedName(b"/gp", 1)]
-
-
-def _end(file: IO[bytes]) -> None:
-    file.close()

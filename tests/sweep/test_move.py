@@ -199,13 +199,6 @@ def test_another_project_is_refused_before_anything_is_touched() -> None:
             move(job, path / "other")
 
 
-def test_a_destination_inside_is_left_alone(volume: Path) -> None:
-    job = make_tree(volume / "job", {"a": {"x": b"1"}, "old": {"there": b"2"}})
-    assert move(job, job / "old") == {}
-    assert (job / "old/a/x").read_bytes() == b"1"
-    assert (job / "old/there").read_bytes() == b"2"
-
-
 def test_a_tree_may_be_moved_up(volume: Path) -> None:
     make_tree(volume / "above", {"job": {"a": {"x": b"1"}}})
     assert move(volume / "above/job", volume / "above") == {}
@@ -228,8 +221,9 @@ def test_a_link_that_mallory_has_put_on_the_way_is_not_followed(volume: Path, ar
 
 
 def test_a_link_that_mallory_has_put_in_his_directory_is_not_followed(volume: Path) -> None:
-    job = make_tree(volume / "job", {"a": {"file": b""}})
-    home = make_tree(volume / "home", Dir(owner=(MALLORY, MALLORY)))
+    owner = (MALLORY, MALLORY)
+    job = make_tree(volume / "job", Dir({"a": Dir({"file": b""}, owner=owner)}, owner=owner))
+    home = make_tree(volume / "home", Dir(owner=owner))
     as_user(MALLORY, partial(os.symlink, "/etc", home / "a"))
     assert move(job, home) == {"a/file": errno.ENOTDIR}
     assert (job / "a/file").exists()
@@ -237,7 +231,8 @@ def test_a_link_that_mallory_has_put_in_his_directory_is_not_followed(volume: Pa
 
 def test_mallory_gets_no_directory_by_exchanging_the_one_that_is_made(volume: Path) -> None:
     """A user owns the place, and has a directory of root's in it, which is put where one like the user's is to come."""
-    job = make_tree(volume / "job", {"a": Dir({"file": b""}, 0o755, (MALLORY, MALLORY))})
+    owner = (MALLORY, MALLORY)
+    job = make_tree(volume / "job", Dir({"a": Dir({"file": b""}, 0o755, owner)}, owner=owner))
     home = make_tree(volume / "home", Dir({"secret": Dir({"key": b""}, 0o700)}, owner=(MALLORY, MALLORY)))
 
     def exchange() -> None:

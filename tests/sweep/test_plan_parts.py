@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from fusefs.core.plan_rules import RuleAge
 from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.core.stat_bounds import Field
-from fusefs.core.sweep_result import Spared
+from fusefs.core.sweep_result import ReportedMark, Spared
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.keep_guard import KEPT, LOCKED, Locking, why_locked, why_spared
 from fusefs.plan.units import MOUNTED, Judged, Unit, Young, judge_units
@@ -22,6 +21,7 @@ from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories
 from fusefs.sweep.request import Action, ActionPlace, ActionResult
+from tests.support.real_filesystems import tmpfs_over
 
 KERNEL = Kernel()
 ALICE, MALLORY = 12001, 12666
@@ -31,7 +31,6 @@ needs_root = pytest.mark.needs("root")
 
 
 def put(path: Path, time_ns: int = OLD_NS, content: bytes = b"content") -> Path:
-    """A file of that age, and the directories above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     os.utime(path, ns=(time_ns, time_ns))
@@ -40,7 +39,6 @@ def put(path: Path, time_ns: int = OLD_NS, content: bytes = b"content") -> Path:
 
 @contextmanager
 def locked(path: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
-    """Held by a flock for the block."""
     fd = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(fd, how)
@@ -200,11 +198,8 @@ def test_unit_in_which_something_is_locked_is_left_and_told(tmp_path: Path, name
 def test_unit_in_which_something_is_mounted_is_left_and_told(tmp_path: Path) -> None:
     put(tmp_path / "unit/file")
     (tmp_path / "unit/a/mnt").mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path / "unit/a/mnt"], check=True)
-    try:
+    with tmpfs_over(tmp_path / "unit/a/mnt"):
         assert judge(tmp_path) == [Spared(b"unit", MOUNTED)]
-    finally:
-        subprocess.run(["umount", tmp_path / "unit/a/mnt"], check=True)
 
 
 def test_pipe_nobody_writes_into_holds_nobody_up(tmp_path: Path) -> None:
@@ -224,7 +219,7 @@ def test_looking_makes_nothing_look_used(tmp_path: Path) -> None:
 # Who is asked before.
 
 
-def spares(path: Path, *, holds: bool) -> tuple[str | None, bool]:
+def spares(path: Path, *, holds: bool) -> tuple[str | ReportedMark | None, bool]:
     """What the guard says, and whether another process could lock the directory then."""
     with KERNEL.open_path(bytes(path)) as opened, KERNEL.open_dir(opened) as fd:
         said = why_spared(KERNEL, BackingAndMount(fd), holds=holds)
@@ -238,16 +233,9 @@ def test_directory_is_locked_while_it_is_at_work(tmp_path: Path) -> None:
         assert spares(tmp_path, holds=True) == (LOCKED, False)
 
 
-@pytest.mark.parametrize("kind", ["file", "directory", "broken link"])
-def test_keep_file_is_one_whatever_it_is(tmp_path: Path, kind: str) -> None:
-    keep = tmp_path / ".trashd-keep"
-    match kind:
-        case "file":
-            keep.touch()
-        case "directory":
-            keep.mkdir()
-        case _:
-            keep.symlink_to("none")
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir, lambda keep: keep.symlink_to("none")])
+def test_keep_file_is_one_whatever_it_is(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / ".trashd-keep")
     assert spares(tmp_path, holds=True) == (KEPT, True)
 
 
@@ -259,8 +247,6 @@ def test_file_with_two_names_is_not_locked_by_ourselves(tmp_path: Path) -> None:
 
 
 class Everything(Action):
-    """An action that takes all names that it is given."""
-
     def __init__(self) -> None:
         self.taken: list[str] = []
 

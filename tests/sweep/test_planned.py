@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
+import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.errors import NotFound, Refused
 from fusefs.core.plan_rules import PlanContext, PurgeListed, RuleDone, RuleNotDone, RuleOutcome, read_plan
-from fusefs.core.sweep_result import Spared, Swept
+from fusefs.core.record import Failure
+from fusefs.core.sweep_result import KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN, Spared, Swept
 from fusefs.core.toml_reader import Source
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.run_plan import PlanOptions, carry_out
@@ -23,8 +24,11 @@ from fusefs.sweep.run import NOTHING_SPECIAL, run
 from tests.support.make_trees import snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.run_sweep import give
 from tests.support.store_calls import entries, restore
 from tests.support.tried_pages import in_bash
+from tests.sweep.test_plan_parts import locked
+from tests.sweep.test_plan_parts import put as put_at
 
 pytestmark = pytest.mark.needs("root")
 
@@ -41,11 +45,7 @@ def volume() -> Iterator[Path]:
 
 def put(path: Path, age_days: float) -> Path:
     """A file of that age, and the directories above it, as old as a directory can be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"content")
-    time_ns = NOW_NS - int(age_days * DAY_NS)
-    os.utime(path, ns=(time_ns, time_ns))
-    return path
+    return put_at(path, NOW_NS - int(age_days * DAY_NS))
 
 
 def carried(
@@ -57,14 +57,12 @@ def carried(
     wishes: SweepWishes = NOTHING_SPECIAL,
     kernel: Kernel | None = None,
 ) -> list[RuleOutcome]:
-    """What a rule with these keys does."""
     plan = f'[[rule]]\ndirectory = "{directory}"\n{text}\n'
     rules = read_plan([Source("plan", plan)], PlanContext(now_ns, time.mktime, int, int))
     return list(carry_out(kernel or Kernel(), rules, PlanOptions(runs, now_ns, wishes)))
 
 
 def swept(directory: Path | str, text: str, *, runs: bool = True) -> Swept:
-    """What it does in the only directory that it has."""
     (told,) = carried(directory, text, runs=runs)
     assert isinstance(told, RuleDone), told
     return told.swept
@@ -119,8 +117,7 @@ def test_orphan_is_roots_and_says_whose_rule_it_was(volume: Path) -> None:
 def test_what_is_locked_or_kept_is_left_and_told(volume: Path, unit: str) -> None:
     for name in ("a/old", "b/old", "c/.trashd-keep", "c/deep/old", "d"):
         put(volume / "scratch" / name, 40)
-    with open(volume / "scratch/a/old", "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
+    with locked(volume / "scratch/a/old"):
         told = swept(volume / "scratch", f'{OLD}\naction = "delete"\n{unit}')
     assert files(volume / "scratch") == {"a/old", "c/.trashd-keep", "c/deep/old"}
     where = b"a" if unit else b"a/old"
@@ -146,6 +143,97 @@ def test_unit_that_somebody_uses_before_its_turn_comes_stays(volume: Path, actio
     carried(volume / "scratch", f'{OLD}\nunit = "top"\n{action.format(volume)}', kernel=Kernel(hook))
     n_used = len([path for path in files(volume / "scratch") if path.endswith("new")])
     assert n_used >= 30 - len(os.sched_getaffinity(0))  # workers have one each
+
+
+@contextmanager
+def locked_by(uid: int, directory: Path, script: str = 'exec flock --no-fork -s "$0" cat') -> Iterator[None]:
+    """A user's process has a shared lock on a directory; of a shell's own fd its locker is gone."""
+    with subprocess.Popen(
+        ["sh", "-c", script, directory], user=uid, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        assert process.stdout.read(1) == b"\n"
+        yield
+        process.stdin.close()
+
+
+LOCKER_IS_GONE = 'exec 9<"$0"; flock -s 9; exec cat'
+
+
+@contextmanager
+def marked(directory: Path, mark: str, uid: int) -> Iterator[None]:
+    """A user wants a directory left."""
+    match mark:
+        case "keep":
+            as_user(uid, (directory / ".trashd-keep").touch)
+            yield
+        case "lock":
+            with locked_by(uid, directory):
+                yield
+        case "link":
+            (directory.parent / "roots").touch()
+            os.link(directory.parent / "roots", directory / ".trashd-keep")
+            yield
+        case _:
+            with locked_by(uid, directory, LOCKER_IS_GONE):
+                yield
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize(
+    ("mark", "why"), [("keep", KEPT_BY_OTHERS), ("link", KEPT_BY_OTHERS), ("lock", LOCKED_BY_OTHERS)]
+)
+def test_no_user_ends_a_rule_for_a_shared_directory(volume: Path, mark: str, why: str, unit: str, runs: bool) -> None:
+    put(volume / "shared/old", 40)
+    (volume / "shared").chmod(0o1777)
+    with marked(volume / "shared", mark, MALLORY):
+        told = swept(volume / "shared", f'{OLD}\naction = "delete"\n{unit}', runs=runs)
+    assert (told.sums.n_done, told.sums.n_failed, told.sums.n_spared) == (1, 1, 0)
+    assert told.failures == (Failure(b"", errno.EPERM, why),)
+    assert (volume / "shared/old").exists() != runs
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+@pytest.mark.parametrize("owner", [ALICE, 0])
+@pytest.mark.parametrize("mark", ["keep", "lock"])
+def test_marks_of_a_directorys_owner_count(volume: Path, mark: str, owner: int, unit: str) -> None:
+    put(volume / "theirs/old", 40)
+    os.chown(volume / "theirs", owner, owner)
+    (volume / "theirs").chmod(0o1777)
+    with marked(volume / "theirs", mark, owner):
+        told = swept(volume / "theirs", f'{OLD}\naction = "delete"\n{unit}')
+    assert (told.sums.n_done, told.sums.n_failed, told.sums.n_spared) == (0, 0, 1)
+    assert (volume / "theirs/old").exists()
+
+
+@pytest.mark.parametrize("unit", ["", 'unit = "top"'])
+def test_directory_that_nobody_can_say_who_locked_is_left_and_reported(volume: Path, unit: str) -> None:
+    put(volume / "shared/old", 40)
+    with marked(volume / "shared", "gone", MALLORY):
+        told = swept(volume / "shared", f'{OLD}\naction = "delete"\n{unit}')
+    assert told.failures == (Failure(b"", errno.EPERM, LOCKED_BY_UNKNOWN),)
+    assert (told.sums.n_done, told.sums.n_failed) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "mark"),
+    [('unit = "top"', "keep"), ('unit = "top"', "lock"), ('type = "d"\naction = "delete"\nempty = true', "lock")],
+)
+def test_what_would_go_whole_stays_with_anybodys_mark_and_is_reported(volume: Path, text: str, mark: str) -> None:
+    (volume / "shared/unit").mkdir(parents=True)
+    if "empty" not in text:
+        put(volume / "shared/unit/old", 40)
+    (volume / "shared/unit").chmod(0o1777)
+    with marked(volume / "shared/unit", mark, MALLORY):
+        if mark == "keep":
+            put(volume / "shared/unit/.trashd-keep", 40)
+        os.utime(volume / "shared/unit", ns=(1, 1))
+        told = swept(volume / "shared", f"{OLD}\n{text}")
+    assert (told.sums.n_done, told.sums.n_failed) == (0, 1)
+    assert (volume / "shared/unit").exists()
 
 
 @pytest.mark.parametrize("unit", ["", 'unit = "top"'])
@@ -225,8 +313,7 @@ def test_lists_that_lie_in_what_a_rule_sweeps_by_whatever_path_are_refused(
 def test_lists_that_lack_what_nobody_could_look_at_say_so(volume: Path, unit: str, is_closed: bool) -> None:
     for name in ("a", "b/c"):
         put(volume / "scratch" / name, 25)
-    for path in (volume, *volume.rglob("*")):
-        os.chown(path, ALICE, ALICE)
+    give(volume, ALICE)
     (volume / "scratch/b").chmod(0 if is_closed else 0o755)
     text = f'{OLD}\n{unit}\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     listed = as_user(ALICE, lambda: carried(volume / "scratch", text)[-1])
@@ -264,6 +351,21 @@ def test_lists_that_can_not_be_written_are_told_and_hold_up_nothing(
     assert isinstance(listed, PurgeListed)
     assert (done.swept.sums.n_done, listed.error and listed.error.errno) == (2, errno.ENOSPC)
     assert files(volume) == {"scratch/b", "scratch/c"}
+
+
+def test_users_who_empty_their_lists_end_nobodys_rules(volume: Path) -> None:
+    """As an editor's accident does, too."""
+    text = f'{OLD}\naction = "delete"\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
+    for uid, age_days in ((ALICE, 25), (MALLORY, 26)):
+        os.chown(put(volume / f"scratch/{uid}", age_days), uid, uid)
+    carried(volume / "scratch", text)
+    lists = sorted(volume.glob("lists/*"))
+    as_user(MALLORY, lambda: os.truncate(volume / f"lists/{MALLORY}.list", 0))
+    done, listed = carried(volume / "scratch", text, now_ns=NOW_NS + 9 * DAY_NS // 2)
+    assert isinstance(done, RuleDone)
+    assert isinstance(listed, PurgeListed)
+    assert (done.swept.sums.n_done, listed.error, listed.n_users) == (1, None, 1)
+    assert (len(lists), list(volume.glob("lists/*"))) == (2, [volume / f"lists/{ALICE}.list"])
 
 
 def test_lists_that_can_not_be_had_stop_it_before_anything_is_touched(volume: Path) -> None:
@@ -338,12 +440,8 @@ def test_empty_directories_go_but_for_those_that_are_locked(volume: Path, action
         (volume / "scratch" / name).mkdir(parents=True)
     put(volume / "scratch/full/file", 40)
     put(volume / "scratch/nothing", 40).write_bytes(b"")
-    fd = os.open(volume / "scratch/locked", os.O_RDONLY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH)
+    with locked(volume / "scratch/locked"):
         told = swept(volume / "scratch", f'empty = true\naction = "{action}"')
-    finally:
-        os.close(fd)
     left = {str(path.relative_to(volume / "scratch")) for path in (volume / "scratch").rglob("*")}
     assert left - {"a"} == {"locked", "full", "full/file"}  # a is empty now: it may go at once, or the next time
     assert told.spared == (Spared(b"locked", "locked"),)

@@ -11,17 +11,26 @@ from typing import NoReturn
 
 import pytest
 
-from fusefs.core.errors import NotFound, Refused
+from fusefs.core.errors import Incomplete, NotFound, Refused
 from fusefs.core.plan_rules import PurgeListed, PurgeNotice, Rule, RuleNotDone
 from fusefs.core.selection import Selection
 from fusefs.core.toml_reader import ConfigKey
+from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.purge_lists import CountedPurges, open_lists
+from fusefs.linux.subuid import Subordinates, SubuidRange
+from fusefs.plan.purge_lists import CountedPurges, _find_others, open_lists
 from fusefs.plan.run_plan import PlanOptions, carry_out
+from tests.support.other_users import as_user
 
 KERNEL = Kernel()
 ALICE, MALLORY = 12001, 12666
 needs_root = pytest.mark.needs("root")
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    (tmp_path / "lists").mkdir(0o755)
+    return tmp_path / "lists"
 
 
 def published(directory: Path) -> dict[str, list[str]]:
@@ -64,21 +73,16 @@ def test_user_who_is_called_like_anothers_number_takes_away_no_list(
     assert sorted(published(tmp_path / "lists")) == [f"{ALICE}.list", f"{MALLORY}.list"]
 
 
-def test_user_with_nothing_to_lose_has_no_list_any_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("publishes", "listed"), [(True, MALLORY), (False, ALICE)])
+def test_lists_take_the_place_of_all_old_ones_once_they_are_published(
+    tmp_path: Path, listed: int, *, publishes: bool
+) -> None:
     for uid in (ALICE, MALLORY):
         with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
             lists.add(uid, b"/scratch/a", 0)
-            lists.publish()
-    assert list(published(tmp_path / "lists")) == [f"{MALLORY}.list"]
-
-
-def test_lists_that_are_not_published_leave_the_old_ones(tmp_path: Path) -> None:
-    for uid in (ALICE, MALLORY):
-        with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
-            lists.add(uid, b"/scratch/a", 0)
-            if uid == ALICE:
+            if publishes or uid == ALICE:
                 lists.publish()
-    assert list(published(tmp_path / "lists")) == [f"{ALICE}.list"]
+    assert list(published(tmp_path / "lists")) == [f"{listed}.list"]
 
 
 def test_many_lines_of_many_users_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +112,7 @@ def test_lists_of_two_runs_at_once_are_never_mixed(tmp_path: Path, monkeypatch: 
 
 @needs_root
 @pytest.mark.parametrize(("uid", "mode"), [(MALLORY, 0o755), (0, 0o777), (0, 0o775)])
-def test_directory_that_others_can_change_gets_no_lists(tmp_path: Path, uid: int, mode: int) -> None:
-    there = tmp_path / "lists"
-    there.mkdir()
+def test_directory_that_others_can_change_gets_no_lists(there: Path, uid: int, mode: int) -> None:
     there.chmod(mode)
     os.chown(there, uid, 0)
     with pytest.raises(Refused), open_lists(KERNEL, bytes(there), writes=False):
@@ -119,11 +121,9 @@ def test_directory_that_others_can_change_gets_no_lists(tmp_path: Path, uid: int
 
 @needs_root
 @pytest.mark.parametrize("writes", [True, False])
-def test_lists_go_nowhere_below_a_users_directory(tmp_path: Path, *, writes: bool) -> None:
+def test_lists_go_nowhere_below_a_users_directory(there: Path, *, writes: bool) -> None:
     """The user could put any directory of root's there, whose lists would be taken away."""
-    os.chown(tmp_path, MALLORY, MALLORY)
-    there = tmp_path / "lists"
-    there.mkdir(0o700)
+    os.chown(there.parent, MALLORY, MALLORY)
     (there / "sources.list").touch()
     with pytest.raises(Refused), open_lists(KERNEL, bytes(there), writes=writes):
         pass
@@ -150,11 +150,7 @@ def test_dry_run_makes_no_directory_for_lists(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("content", ["", "deb http://deb.debian.org/debian stable main\n", "# What trashd plan takes"])
-def test_list_of_somebody_else_is_refused_before_anything_is_done(
-    tmp_path: Path, content: str, *, writes: bool
-) -> None:
-    there = tmp_path / "lists"
-    there.mkdir(0o755)
+def test_list_of_somebody_else_is_refused_before_anything_is_done(there: Path, content: str, *, writes: bool) -> None:
     (there / "sources.list").write_text(content)
     with pytest.raises(Refused, match=r"sources\.list"), open_lists(KERNEL, bytes(there), writes=writes):
         pass
@@ -162,9 +158,7 @@ def test_list_of_somebody_else_is_refused_before_anything_is_done(
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)])
-def test_what_is_no_file_is_no_list_of_ours(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    there = tmp_path / "lists"
-    there.mkdir(0o755)
+def test_what_is_no_file_is_no_list_of_ours(there: Path, make: Callable[[Path], None]) -> None:
     make(there / "a.list")
     with pytest.raises(Refused), open_lists(KERNEL, bytes(there), writes=True):
         pass
@@ -181,10 +175,110 @@ def test_list_that_somebody_else_puts_there_meanwhile_stays_as_all_others_do(tmp
     assert os.listdir(there) == ["sources.list"]
 
 
+def write_lists(there: Path, *uids: int) -> int:
+    """Publish a list with one path for each user; how many there are."""
+    with open_lists(KERNEL, bytes(there), writes=True) as lists:
+        for uid in uids:
+            lists.add(uid, b"/scratch/%d" % uid, 0)
+        return lists.publish()
+
+
+def write_into(directory: Fd, name: str, content: str) -> None:
+    with open(os.open(name, os.O_WRONLY | os.O_TRUNC, dir_fd=directory), "w", encoding="utf-8") as file:
+        file.write(content)
+
+
+@needs_root
+@pytest.mark.parametrize("content", ["", "mine now\n"])
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("user", [MALLORY, 0])
+def test_what_users_write_into_their_lists_ends_no_plan(there: Path, user: int, content: str, *, writes: bool) -> None:
+    write_lists(there, ALICE, user)
+    name = "root.list" if user == 0 else f"{user}.list"
+    with Fd(os.open(there, os.O_PATH)) as fd:
+        as_user(user, lambda: write_into(fd, name, content))
+    with open_lists(KERNEL, bytes(there), writes=writes) as lists:
+        assert lists.publish() == 0
+    assert sorted(published(there)) == ([] if writes else [f"{ALICE}.list", name])
+
+
+@needs_root
+def test_a_user_may_look_at_the_systems_plan_whatever_their_list_has(there: Path) -> None:
+    write_lists(there, ALICE)
+    (there / f"{ALICE}.list").write_text("")
+    with Fd(os.open(there, os.O_RDONLY)) as fd:
+        as_user(ALICE, lambda: _find_others(KERNEL, fd, bytes(there)))
+
+
+@needs_root
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo, Path.mkdir])
+def test_list_that_is_no_users_any_more_stays_and_is_told_after_all_others_are_written(
+    there: Path, make: Callable[[Path], None]
+) -> None:
+    """As of an account that was removed, or has another name."""
+    make(there / "gone.list")
+    os.chown(there / "gone.list", MALLORY, MALLORY)
+    with pytest.raises(Incomplete, match=r"gone\.list stays as it was: it is no purge list") as error:
+        write_lists(there, ALICE)
+    assert error.value.exit_code == 13
+    assert sorted(os.listdir(there)) == [f"{ALICE}.list", "gone.list"]
+
+
+@needs_root
+def test_untouched_list_that_is_no_users_any_more_goes(there: Path) -> None:
+    write_lists(there, MALLORY)
+    (there / f"{MALLORY}.list").rename(there / "gone.list")
+    assert write_lists(there, ALICE) == 1
+    assert os.listdir(there) == [f"{ALICE}.list"]
+
+
+@needs_root
+def test_user_whose_quota_is_used_up_keeps_no_other_from_a_list(there: Path) -> None:
+    """The unit of systemd has no CAP_SYS_RESOURCE, which lets root pass quotas."""
+    calls = []
+
+    def first_refused(call: str) -> None:
+        if call == "chown":
+            calls.append(call)
+            if len(calls) == 1:
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    write_lists(there, ALICE, MALLORY)
+    with open_lists(Kernel(first_refused), bytes(there), writes=True) as lists:
+        for uid in (MALLORY, ALICE, ALICE + 1):
+            lists.add(uid, b"/scratch/new", 0)
+        with pytest.raises(Incomplete, match=rf"{MALLORY}\.list stays as it was: its user's quota"):
+            lists.publish()
+    told = {name: lines[0].rpartition("/")[2] for name, lines in published(there).items()}
+    assert told == {f"{MALLORY}.list": str(MALLORY), f"{ALICE}.list": "new", f"{ALICE + 1}.list": "new"}
+
+
+def test_a_full_list_says_how_many_more_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusefs.plan.purge_lists._MOST_BYTES", 5000)
+    with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
+        for number in range(1000):
+            lists.add(MALLORY, b"/scratch/%d" % number, 0)
+        lists.add(ALICE, b"/scratch/a", 0)
+        assert (lists.publish(), lists.n_entries) == (2, 1001)
+    *lines, last = published(tmp_path / "lists")[f"{MALLORY}.list"]
+    assert 10 < len(lines) < 50
+    assert last == f"# … and {1000 - len(lines)} more: this list is full."
+    assert len(published(tmp_path / "lists")[f"{ALICE}.list"]) == 1
+
+
+def test_lists_of_subordinate_uids_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subordinates = Subordinates([SubuidRange(200_000, 65_536, MALLORY)])
+    monkeypatch.setattr("fusefs.plan.purge_lists.read_subordinates", lambda: subordinates)
+    monkeypatch.setattr("fusefs.plan.purge_lists._MOST_BYTES", 10 * 5000)
+    with open_lists(KERNEL, bytes(tmp_path / "lists"), writes=True) as lists:
+        for uid in (*range(200_000, 200_100), ALICE):
+            lists.add(uid, b"/scratch/a", 0)
+        assert 10 < lists.publish() < 20
+    assert f"{ALICE}.list" in published(tmp_path / "lists")
+
+
 @pytest.mark.parametrize("content", ["", "# What trashd plan"])
-def test_list_that_a_killed_run_began_is_taken_away(tmp_path: Path, content: str) -> None:
-    there = tmp_path / "lists"
-    there.mkdir(0o755)
+def test_list_that_a_killed_run_began_is_taken_away(there: Path, content: str) -> None:
     (there / f"{MALLORY}.list.new").write_text(content)
     with open_lists(KERNEL, bytes(there), writes=True) as lists:
         lists.add(ALICE, b"/scratch/a", 0)

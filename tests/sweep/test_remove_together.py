@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from fusefs.sweep.remove_together import in_groups, remove_group
 from fusefs.sweep.request import SweepWishes
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import bind_mount
-from tests.support.store_calls import assert_silent, init
+from tests.support.store_calls import Before, assert_silent, init
 
 pytestmark = pytest.mark.needs("root")
 
@@ -24,11 +24,12 @@ NAMES = [f"f{number}" for number in range(300)]
 
 
 @pytest.fixture
-def top(top: Path, volume: Path) -> Path:
+def top(top: Path, volume: Path) -> Iterator[Path]:
     init(volume)
     for name in NAMES:
         (top / name).touch()
-    return top
+    yield top
+    assert_silent(volume)
 
 
 def given(top: Path, names: Iterable[str]) -> list[bytes]:
@@ -45,66 +46,49 @@ def removed(group: RemovalGroup, hook: CallHook = lambda _call: None) -> tuple[S
     return remove_group(Kernel(hook), group, SwapOptions(), SweepWishes())
 
 
-def before_the_first_rename(act: CallHook) -> CallHook:
-    """A hook that acts once, when all that is taken first was looked at."""
-    waiting = [act]
-
-    def hook(call: str) -> None:
-        if call == "renameat2" and waiting:
-            waiting.pop()(call)
-
-    return hook
-
-
-def test_what_all_came_is_not_looked_for(top: Path, volume: Path) -> None:
+def test_what_all_came_is_not_looked_for(top: Path) -> None:
     group, looks = grouped(top), list[str]()
     swept, left = removed(group, looks.append)
     assert (swept.sums.n_done, left, os.listdir(top)) == (len(NAMES), [], [])
     assert looks.count("stat") < len(NAMES) + 100, "each name was looked at once"
-    assert_silent(volume)
 
 
-def test_a_name_that_went_before_its_turn_is_left(top: Path, volume: Path) -> None:
+def test_a_name_that_went_before_its_turn_is_left(top: Path) -> None:
     group = grouped(top)
     (top / "f7").unlink()
     swept, left = removed(group)
     assert (swept.sums.n_done, left, os.listdir(top)) == (len(NAMES) - 1, given(top, ["f7"]), [])
-    assert_silent(volume)
 
 
-def test_a_name_that_went_between_its_look_and_its_rename_is_left(top: Path, volume: Path) -> None:
-    swept, left = removed(grouped(top, *NAMES), before_the_first_rename(lambda _call: os.unlink(top / NAMES[0])))
+def test_a_name_that_went_between_its_look_and_its_rename_is_left(top: Path) -> None:
+    swept, left = removed(grouped(top, *NAMES), Before("renameat2", lambda: os.unlink(top / NAMES[0])))
     assert (swept.sums.n_done, left, os.listdir(top)) == (len(NAMES) - 1, given(top, NAMES[:1]), [])
-    assert_silent(volume)
 
 
-def test_what_took_a_name_that_came_stays(top: Path, volume: Path) -> None:
+def test_what_took_a_name_that_came_stays(top: Path) -> None:
     """The list names it twice, so that it is there again when the second one has its turn."""
     group = grouped(top, "f1", "f2", "f1")
     swept, left = removed(group)
     (top / "f1").write_text("new")
     assert (swept.sums.n_done, left) == (2, [])
     assert (top / "f1").read_text() == "new"
-    assert_silent(volume)
 
 
-def test_what_is_mounted_on_a_name_after_the_looks_stays_with_its_name(top: Path, volume: Path) -> None:
+def test_what_is_mounted_on_a_name_after_the_looks_stays_with_its_name(top: Path) -> None:
     group = grouped(top)
     with bind_mount(top / "f1", top / "f9"):
         _swept, left = removed(group)
         assert os.listdir(top) == ["f9"]
         assert left == given(top, ["f9"])
-    assert_silent(volume)
 
 
-def test_a_directory_that_something_is_mounted_in_after_the_looks_stays(top: Path, volume: Path) -> None:
+def test_a_directory_that_something_is_mounted_in_after_the_looks_stays(top: Path) -> None:
     make_tree(top / "d", {"below": {"deep": ""}})
     group = grouped(top, "f1", "d", "f2")
     with bind_mount(top / "d/below", top / "d/below"):
         _swept, left = removed(group)
         assert (top / "d/below/deep").exists()
         assert left == given(top, ["d"])
-    assert_silent(volume)
 
 
 def test_a_link_that_takes_the_place_of_the_directory_is_not_followed(top: Path, volume: Path) -> None:
@@ -116,7 +100,6 @@ def test_a_link_that_takes_the_place_of_the_directory_is_not_followed(top: Path,
     swept, left = removed(group)
     assert (swept.sums.n_done, left) == (1, given(top, ["d/a", "d/b"]))
     assert sorted(os.listdir(other)) == sorted(os.listdir(volume / "moved")) == ["a", "b"]
-    assert_silent(volume)
 
 
 def test_a_directory_that_takes_the_place_of_a_file_is_looked_at_as_one(top: Path) -> None:

@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 
 from fusefs.core.selection import KINDS, Selection
 from fusefs.core.stat_bounds import Field, SizeBound, TimeBound
+from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.sweep.request import Request, ToDelete
+from fusefs.store.user_boundary import SeenDirectories
+from fusefs.sweep.request import Request, TakingBoundary, ToDelete
 from fusefs.sweep.run import run
 from tests.support.random_trees import (
     FOREIGN,
@@ -41,8 +43,6 @@ ALL_BUT_DIRECTORIES = sorted({*KINDS} - {"d"})
 
 
 class Asked(NamedTuple):
-    """One thing that is asked: as a selection has it, and as find does."""
-
     selection: dict[str, Any]
     find: Sequence[bytes | str]
 
@@ -106,7 +106,6 @@ def regexes(parts: Sequence[bytes]) -> st.SearchStrategy[bytes]:
 
 
 def questions(parts: Sequence[bytes]) -> st.SearchStrategy[Asked]:
-    """Anything that can be asked."""
     name = globs(parts)
     path = globs(parts, b"/", b"/", b"*/")
     return st.one_of(
@@ -151,7 +150,6 @@ def plus(one: Asked, other: Asked) -> Asked:
 
 
 def during(field: Field, bound_ns: int, *, is_after: bool) -> Asked:
-    """Strictly later, or strictly earlier."""
     if is_after:
         return Asked({"times": (TimeBound(field, after_ns=bound_ns),)}, newer(field, bound_ns))
     return Asked({"times": (TimeBound(field, before_ns=bound_ns),)}, ["!", *newer(field, bound_ns - 1)])
@@ -197,6 +195,13 @@ def test_what_find_finds_among_names_beyond_ascii(base: Path, case: Case) -> Non
         assert sorted(printed(top, selection_of(asked))) == found(top, asked, "C.UTF-8")
 
 
+class AllSeen(SeenDirectories):
+    """What an earlier run has seen: find knows no boundary between users."""
+
+    def was_there(self, _kernel: Kernel, _fd: Fd, _whose: int) -> bool:
+        return True
+
+
 @settings(max_examples=30)
 @given(case=cases(INVALID))
 def test_what_find_finds_is_deleted_and_nothing_else(base: Path, case: Case) -> None:
@@ -204,7 +209,9 @@ def test_what_find_finds_is_deleted_and_nothing_else(base: Path, case: Case) -> 
     asked = [*asked, of_kinds(*ALL_BUT_DIRECTORIES)]
     with a_tree(base, entries) as top:
         before, meant = found(top, [of_kinds(*KINDS)], "C"), found(top, asked, "C")
-        swept = run(Kernel(), Request(os.fsencode(top), selection_of(asked), ToDelete(), n_workers=2))
+        boundary = TakingBoundary(0, AllSeen(frozenset(), Fd(-1)))
+        request = Request(os.fsencode(top), selection_of(asked), ToDelete(), n_workers=2, boundary=boundary)
+        swept = run(Kernel(), request)
         assert (swept.sums.n_done, swept.failures) == (len(meant), ())
         assert found(top, [of_kinds(*KINDS)], "C") == sorted({*before} - {*meant})
 

@@ -11,17 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.errors import IsStore, NotADirectory, NotFound, Refused, TrashdError
+from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.record import Method
 from fusefs.core.record_decoding import decode
 from fusefs.core.selection import Selection
 from fusefs.linux.kernel import Kernel
-from fusefs.store.locate import find_scope
 from fusefs.store.stage import SwapOptions
-from fusefs.sweep.request import Request, SweepRoot, ToTrash
+from fusefs.sweep.request import Request, ToTrash
 from fusefs.sweep.run import run
-from fusefs.sweep.trash_and_move import open_trash
 from tests.support.make_trees import Dir, make_tree, snapshot, weird_names
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import (
@@ -32,11 +30,12 @@ from tests.support.real_filesystems import (
     set_project,
     tmpfs_volume,
 )
+from tests.support.run_sweep import give
 from tests.support.store_calls import (
     Before,
     assert_silent,
     entries,
-    in_child,
+    forked,
     init,
     place,
     raw,
@@ -44,7 +43,7 @@ from tests.support.store_calls import (
     recover_all,
     restore,
 )
-from tests.support.trash_without_walk import gather, take
+from tests.support.trash_without_walk import gather, take, trashing
 
 pytestmark = pytest.mark.needs("root")
 
@@ -166,29 +165,8 @@ def test_every_odd_name_is_taken_and_restored(volume: Path) -> None:
     assert snapshot(odd) == before
 
 
-def test_deep_tree_is_taken_and_restored(volume: Path) -> None:
-    top = volume / "top"
-    top.mkdir()
-    depth = 40
-    fd = os.open(top, os.O_RDONLY)
-    for _ in range(depth):
-        os.mkdir(b"d" * 200, dir_fd=fd)
-        below = os.open(b"d" * 200, os.O_RDONLY, dir_fd=fd)
-        os.close(fd)
-        fd = below
-    os.close(os.open("f", os.O_CREAT, dir_fd=fd))
-    os.close(fd)
-    swept = run(Kernel(), Request(raw(top), Selection(), ToTrash()))
-    assert swept.sums.n_done == 1
-    assert restore(volume, swept.orphan or "").n_left == 0
-    assert sum(len(files) for _, _, files, _ in os.fwalk(top)) == 1
-
-
 def test_what_appears_under_a_name_that_was_taken_is_left(volume: Path, job: Path) -> None:
-    with (
-        find_scope(Kernel(), raw(job)) as scope,
-        open_trash(Kernel(), SweepRoot(raw(job), scope.sides), ToTrash()) as action,
-    ):
+    with trashing(job, Kernel()) as (scope, action):
         assert take(Kernel(), scope, action, b"", ["a.log"]) == []
         (job / "a.log").write_bytes(b"again")
         assert take(Kernel(), scope, action, b"", ["a.log", "keep"]) == [("a.log", errno.EEXIST)]
@@ -201,21 +179,13 @@ def test_what_appears_under_a_name_that_was_taken_is_left(volume: Path, job: Pat
 def test_two_workers_make_each_directory_once(volume: Path) -> None:
     wide = make_tree(volume / "wide", {f"d{n}": {f"f{m}": b"x" for m in range(4)} for n in range(30)})
     kernel = Kernel()
-    with (
-        find_scope(kernel, raw(wide)) as scope,
-        open_trash(kernel, SweepRoot(raw(wide), scope.sides), ToTrash()) as action,
-    ):
+    with trashing(wide, kernel) as (scope, action):
 
         def work(half: int) -> None:
             for n in range(30):
                 assert take(kernel, scope, action, b"d%d" % n, [f"f{2 * half}", f"f{2 * half + 1}"]) == []
 
-        pids = []
-        for half in range(2):
-            pid = os.fork()
-            if pid == 0:
-                os._exit(in_child(partial(work, half)))
-            pids.append(pid)
+        pids = [forked(partial(work, half)) for half in range(2)]
         assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0, 0]
     assert recover_all(volume) == []
     (entry,) = entries(volume)
@@ -229,10 +199,7 @@ def test_locked_as_long_as_a_worker_lives(volume: Path, job: Path) -> None:
     kernel = Kernel()
     ready, told = os.pipe()
     waits, ends = os.pipe()
-    with (
-        find_scope(kernel, raw(job)) as scope,
-        open_trash(kernel, SweepRoot(raw(job), scope.sides), ToTrash()) as action,
-    ):
+    with trashing(job, kernel) as (scope, action):
         take(kernel, scope, action, b"", ["a.log"])
         pid = os.fork()
         if pid == 0:
@@ -252,20 +219,6 @@ def test_locked_as_long_as_a_worker_lives(volume: Path, job: Path) -> None:
     assert entry.state is State.ORPHANS
 
 
-@pytest.mark.parametrize("path", ["/", "//", "/."])
-def test_root_directory_is_refused(path: str) -> None:
-    with pytest.raises(Refused):
-        gather(Path(path), ["etc"])
-
-
-def test_link_and_file_and_store_are_refused(volume: Path, job: Path) -> None:
-    (volume / "link").symlink_to(job)
-    for path, error in (("link", NotADirectory), ("job/keep", NotADirectory), (".trashd/u", IsStore), ("no", NotFound)):
-        with pytest.raises(error):
-            gather(volume / path, ["a.log"])
-    assert files_in(job) == [*LOGS[:1], "keep", *LOGS[1:]]
-
-
 def test_link_in_the_parents_is_followed(volume: Path, job: Path) -> None:
     (volume / "way").symlink_to(volume)
     assert gather(volume / "way/job", ["a.log"]).n_done == 1
@@ -283,9 +236,7 @@ def test_volumes_root_is_swept_and_its_store_is_not(volume: Path, job: Path) -> 
 
 
 def test_user_sweeps_into_his_own_folder(volume: Path) -> None:
-    home = make_tree(volume / "home", {"x": b"1", "sub": {"y": b"2"}})
-    for path in (home, *home.rglob("*")):
-        os.lchown(path, ALICE, ALICE)
+    home = give(make_tree(volume / "home", {"x": b"1", "sub": {"y": b"2"}}), ALICE)
     as_user(ALICE, lambda: gather(home, ["x", "sub/y"]))
     (entry,) = entries(volume)
     assert entry.uid == ALICE
@@ -296,10 +247,10 @@ def test_user_without_a_store_above_gets_one_where_he_may_make_it() -> None:
         home = make_tree(volume / "home", Dir({"x": b"1", "y": b"2"}, owner=(ALICE, ALICE)))
         assert as_user(ALICE, lambda: gather(home, ["x"]).volume == raw(home))
         assert as_user(ALICE, lambda: gather(home, ["y"]).n_done) == 1
-        assert sorted(os.listdir(home)) == [".trashd"]
+        assert sorted(os.listdir(home)) == [f".trashd-{ALICE}"]
         assert as_user(ALICE, lambda: [entry.origin == raw(home) for entry in entries(home)]) == [True, True]
         as_user(ALICE, lambda: [restore(home, entry.id).n_left for entry in entries(home)])
-        assert sorted(os.listdir(home)) == [".trashd", "x", "y"]
+        assert sorted(os.listdir(home)) == [f".trashd-{ALICE}", "x", "y"]
 
 
 def test_user_who_can_have_no_store_is_told_and_loses_nothing() -> None:
@@ -327,9 +278,7 @@ def test_user_is_refused_what_is_not_his_and_the_rest_is_taken(volume: Path) -> 
 
 
 def test_what_is_taken_from_below_a_read_only_directory_can_be_restored_and_reaped(volume: Path) -> None:
-    home = make_tree(volume / "home", {"shut": {"open": {"f": b"1", "g": b"2"}}})
-    for path in (home, *home.rglob("*")):
-        os.lchown(path, ALICE, ALICE)
+    home = give(make_tree(volume / "home", {"shut": {"open": {"f": b"1", "g": b"2"}}}), ALICE)
     (home / "shut").chmod(0o555)
     as_user(ALICE, lambda: gather(home, ["shut/open/f", "shut/open/g"]).n_done)
     (entry,) = entries(volume)

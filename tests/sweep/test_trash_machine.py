@@ -30,7 +30,6 @@ EMPTY = Dir(None, {})
 
 
 def taken(home: Dir, paths: list[Steps]) -> Dir:
-    """What a sweep of these leaves."""
     for path in paths:
         if look_up(home, path) is not None:
             home = put(home, path, None)

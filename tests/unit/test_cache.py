@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import stat
+from collections.abc import Callable
 
 import pytest
 
@@ -16,7 +17,6 @@ from fusefs.core.packed_entries import PackedEntries
 LARGE = 1 << 20
 LIFETIME_S = 10.0
 DIRECTORY, FILE, OTHER = (8, b"directory"), (8, b"file"), (8, b"other")
-NEVER_LEFT = Epoch(0)
 
 
 def seen(ino: int = 12, *, mtime_ns: int = 5) -> Attributes:
@@ -30,12 +30,7 @@ def listed(*names: bytes) -> PackedEntries:
 def full_cache(limit_bytes: int = LARGE) -> MetadataCache:
     """Knows a directory with one name, and the file that has it."""
     cache = MetadataCache(limit_bytes, LIFETIME_S)
-    cache.learn_attributes(FILE, seen(), cache.epoch, 0.0)
-    cache.learn_attributes(DIRECTORY, seen(2), cache.epoch, 0.0)
-    cache.learn_name(DIRECTORY, b"a", FILE, cache.epoch, 0.0)
-    cache.learn_name(DIRECTORY, b"missing", None, cache.epoch, 0.0)
-    cache.learn_listing(DIRECTORY, listed(b"a"), cache.epoch, 0.0)
-    cache.learn_target(OTHER, b"to/somewhere", cache.epoch, 0.0)
+    learn_all(cache, cache.epoch)
     return cache
 
 
@@ -54,16 +49,11 @@ def knows(cache: MetadataCache, now_s: float = 1.0) -> set[str]:
 ALL = {"file", "directory", "a", "missing", "listing", "target"}
 
 
-def test_attributes_come_back_with_the_time_that_is_left() -> None:
-    assert full_cache().attributes(FILE, 4.0) == (seen(), 6.0)
-
-
-def test_name_comes_back_with_the_time_that_is_left() -> None:
-    assert full_cache().name(DIRECTORY, b"a", 4.0) == (FILE, 6.0)
-
-
-def test_absence_of_a_name_is_knowledge() -> None:
-    assert full_cache().name(DIRECTORY, b"missing", 4.0) == (None, 6.0)
+def test_what_is_known_comes_back_with_the_time_that_is_left_and_so_does_an_absence() -> None:
+    cache = full_cache()
+    assert cache.attributes(FILE, 4.0) == (seen(), 6.0)
+    assert cache.name(DIRECTORY, b"a", 4.0) == (FILE, 6.0)
+    assert cache.name(DIRECTORY, b"missing", 4.0) == (None, 6.0)
 
 
 def test_name_never_seen_is_not_known() -> None:
@@ -124,40 +114,31 @@ def test_what_was_seen_earlier_does_not_replace_what_was_seen_later() -> None:
     assert list(cache.listing(DIRECTORY, 1.0) or ()) == list(listed(b"a"))
 
 
-def test_changed_attributes_are_forgotten_alone() -> None:
+Change = Callable[[MetadataCache], None]
+CHANGES: dict[str, tuple[Change, set[str]]] = {
+    "attributes of a file": (lambda cache: cache.attributes_changed(FILE), ALL - {"file"}),
+    "attributes of a directory": (lambda cache: cache.attributes_changed(DIRECTORY), ALL - {"directory"}),
+    "name, with its directory's listing and attributes": (
+        lambda cache: cache.name_changed(DIRECTORY, b"a"), {"file", "missing", "target"},
+    ),
+    "new name": (lambda cache: cache.name_changed(DIRECTORY, b"missing"), {"file", "a", "target"}),
+    "directory": (lambda cache: cache.directory_changed(DIRECTORY), {"file", "target"}),
+    "target of a link that is gone": (lambda cache: cache.directory_changed(OTHER), ALL - {"target"}),
+    "all": (MetadataCache.clear, set()),
+}  # fmt: skip
+"""What changed, and what is still known."""
+
+
+@pytest.mark.parametrize(("change", "left"), CHANGES.values(), ids=CHANGES)
+def test_what_changed_is_forgotten_and_nothing_else(change: Change, left: set[str]) -> None:
     cache = full_cache()
-    cache.attributes_changed(DIRECTORY)
-    assert knows(cache) == ALL - {"directory"}
+    change(cache)
+    assert knows(cache) == left
 
 
-def test_changed_name_is_forgotten_with_its_directorys_listing_and_attributes() -> None:
-    cache = full_cache()
-    cache.name_changed(DIRECTORY, b"a")
-    assert knows(cache) == {"file", "missing", "target"}
-
-
-def test_new_name_is_not_missing_any_more() -> None:
-    cache = full_cache()
-    cache.name_changed(DIRECTORY, b"missing")
-    assert knows(cache) == {"file", "a", "target"}
-
-
-def test_of_a_changed_directory_all_is_forgotten() -> None:
-    cache = full_cache()
-    cache.directory_changed(DIRECTORY)
-    assert knows(cache) == {"file", "target"}
-
-
-def test_of_a_link_that_is_gone_the_target_is_forgotten() -> None:
-    cache = full_cache()
-    cache.directory_changed(OTHER)
-    assert knows(cache) == ALL - {"target"}
-
-
-def test_clear_forgets_all_and_the_memory_too() -> None:
+def test_clear_gives_back_the_memory() -> None:
     cache = full_cache()
     cache.clear()
-    assert knows(cache) == set()
     assert cache.size_bytes == MetadataCache(LARGE, LIFETIME_S).size_bytes
 
 
@@ -195,39 +176,12 @@ def test_look_that_saw_no_change_learns_all() -> None:
     assert learn_all(cache, epoch) == ALL
 
 
-def test_attributes_that_changed_since_are_not_learnt() -> None:
+@pytest.mark.parametrize(("change", "left"), CHANGES.values(), ids=CHANGES)
+def test_what_changed_since_a_look_began_is_not_learnt_and_all_else_is(change: Change, left: set[str]) -> None:
     cache = MetadataCache(LARGE, LIFETIME_S)
     epoch = cache.begin()
-    cache.attributes_changed(FILE)
-    assert learn_all(cache, epoch) == ALL - {"file"}
-
-
-def test_name_that_changed_since_is_not_learnt_nor_its_directory_but_its_neighbours_are() -> None:
-    cache = MetadataCache(LARGE, LIFETIME_S)
-    epoch = cache.begin()
-    cache.name_changed(DIRECTORY, b"a")
-    assert learn_all(cache, epoch) == {"file", "missing", "target"}
-
-
-def test_directory_that_changed_since_is_not_learnt() -> None:
-    cache = MetadataCache(LARGE, LIFETIME_S)
-    epoch = cache.begin()
-    cache.directory_changed(DIRECTORY)
-    assert learn_all(cache, epoch) == {"file", "target"}
-
-
-def test_link_that_went_since_is_not_learnt() -> None:
-    cache = MetadataCache(LARGE, LIFETIME_S)
-    epoch = cache.begin()
-    cache.directory_changed(OTHER)
-    assert learn_all(cache, epoch) == ALL - {"target"}
-
-
-def test_nothing_is_learnt_of_before_clear() -> None:
-    cache = MetadataCache(LARGE, LIFETIME_S)
-    epoch = cache.begin()
-    cache.clear()
-    assert learn_all(cache, epoch) == set()
+    change(cache)
+    assert learn_all(cache, epoch) == left
 
 
 def test_look_that_began_after_the_change_learns_it() -> None:
@@ -261,27 +215,17 @@ def test_who_learns_after_his_end_is_refused_all_that_may_have_changed() -> None
     assert learn_all(cache, epoch) == set()
 
 
-@pytest.mark.parametrize(
-    ("change", "is_unchanged"),
-    [
-        (lambda _: None, True),
-        (lambda cache: cache.name_changed(DIRECTORY, b"missing"), True),
-        (lambda cache: cache.attributes_changed(DIRECTORY), True),
-        (lambda cache: cache.name_changed(DIRECTORY, b"a"), False),
-        (lambda cache: cache.attributes_changed(FILE), False),
-        (lambda cache: cache.directory_changed(DIRECTORY), False),
-        (MetadataCache.clear, False),
-    ],
-    ids=["nothing", "other name", "directory's attributes", "name", "attributes", "directory", "all"],
-)
+@pytest.mark.parametrize("change", [None, *CHANGES])
 @pytest.mark.parametrize("limit_bytes", [0, LARGE])
-def test_says_whether_what_a_look_saw_is_unchanged(limit_bytes: int, change: object, is_unchanged: bool) -> None:
+def test_says_whether_what_a_look_saw_is_unchanged(limit_bytes: int, change: str | None) -> None:
     cache = MetadataCache(limit_bytes, LIFETIME_S)
     epoch = cache.begin()
-    assert callable(change)
-    change(cache)
+    left = ALL
+    if change is not None:
+        act, left = CHANGES[change]
+        act(cache)
     is_true = cache.is_unchanged(epoch, FILE) and cache.is_named_so(epoch, DIRECTORY, b"a")
-    assert is_true == is_unchanged
+    assert is_true == ({"file", "a"} <= left)
 
 
 def test_what_was_not_asked_for_longest_goes_first() -> None:

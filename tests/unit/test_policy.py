@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.names import make_id
+from fusefs.core.names import ContainerId, make_id
 from fusefs.core.orphan_age import Clock, FirstSight, jumped, see, started
 from fusefs.core.policy import (
     Authority,
@@ -16,11 +16,13 @@ from fusefs.core.policy import (
     OrphanSize,
     Quota,
     RetentionRules,
+    SpaceWanted,
     TimeWindow,
     VolumePolicy,
     Watermark,
     beyond_quota,
     due_at_s,
+    go_early,
     hurries,
     is_at_or_below,
     warning_in_s,
@@ -234,26 +236,36 @@ def sized(number: int, age_s: int, n_bytes: int, retention_s: int | None = DEFAU
     )
 
 
+def going(trash: list[KnownOrphan], volume: VolumePolicy, *others: list[KnownOrphan]) -> list[ContainerId]:
+    """What goes for a quota of one user's orphans, and of others'."""
+    held = dict(enumerate([trash, *others]))
+    return go_early(held, beyond_quota(held, volume, 1000), volume, CLOCK)
+
+
 def test_the_oldest_go_until_the_rest_is_within_the_quota() -> None:
     trash = [sized(0, 1000, 40), sized(1, 3000, 40), sized(2, 2000, 40)]
-    volume = VolumePolicy(b"/v", quota=Quota(bytes=80))
-    assert beyond_quota(trash, volume, CLOCK, 1000) == [trash[1].id]
-    volume = VolumePolicy(b"/v", quota=Quota(bytes=79))
-    assert beyond_quota(trash, volume, CLOCK, 1000) == [trash[1].id, trash[2].id]
+    assert going(trash, VolumePolicy(b"/v", quota=Quota(bytes=80))) == [trash[1].id]
+    assert going(trash, VolumePolicy(b"/v", quota=Quota(bytes=79))) == [trash[1].id, trash[2].id]
 
 
 def test_quota_of_inodes_and_of_a_share_count_as_well() -> None:
     trash = [sized(0, 1000, 40), sized(1, 3000, 40)]
-    assert beyond_quota(trash, VolumePolicy(b"/v", quota=Quota(inodes=15)), CLOCK, 1000) == [trash[1].id]
-    assert beyond_quota(trash, VolumePolicy(b"/v", quota=Quota(share=0.05)), CLOCK, 1000) == [trash[1].id]
-    assert beyond_quota(trash, VolumePolicy(b"/v", quota=Quota(share=0.08)), CLOCK, 1000) == []
+    assert going(trash, VolumePolicy(b"/v", quota=Quota(inodes=15))) == [trash[1].id]
+    assert going(trash, VolumePolicy(b"/v", quota=Quota(share=0.05))) == [trash[1].id]
+    assert going(trash, VolumePolicy(b"/v", quota=Quota(share=0.08))) == []
 
 
 quotas = st.builds(Quota, st.integers(0, 500) | st.none(), st.integers(0, 200) | st.none(), st.floats(0, 1) | st.none())
-trashes = st.lists(
+shapes = st.lists(
     st.tuples(st.integers(0, 2000), st.integers(0, 100), st.sampled_from([None, DEFAULT_RETENTION_S, 5 * DAY_S])),
     max_size=12,
-).map(lambda shapes: [sized(number, *shape) for number, shape in enumerate(shapes)])
+)
+trashes = shapes.map(lambda each: [sized(number, *shape) for number, shape in enumerate(each)])
+holders = st.lists(shapes, max_size=5).map(
+    lambda users: {
+        uid: [sized(100 * uid + number, *shape) for number, shape in enumerate(each)] for uid, each in enumerate(users)
+    }
+)
 
 
 @given(trashes, quotas)
@@ -261,9 +273,9 @@ def test_quota_lets_no_pinned_and_no_young_one_go_and_no_more_than_needed(
     trash: list[KnownOrphan], quota: Quota
 ) -> None:
     volume = VolumePolicy(b"/v", quota=quota)
-    going = beyond_quota(trash, volume, CLOCK, 1000)
+    gone = going(trash, volume)
     by_id = {known.id: known for known in trash}
-    for identifier in going:
+    for identifier in gone:
         due_s = due_at_s(by_id[identifier], volume.rules, CLOCK, early=True)
         assert due_s is not None
         assert due_s <= 0
@@ -271,13 +283,44 @@ def test_quota_lets_no_pinned_and_no_young_one_go_and_no_more_than_needed(
     def is_within(gone: list[str]) -> bool:
         sizes = [known.size for known in trash if known.id not in gone and known.size]
         limit = quota.limit_bytes(1000)
-        few = quota.inodes is None or sum(size.n_entries for size in sizes) <= quota.inodes
+        few = quota.inodes is None or sum(size.n_inodes for size in sizes) <= quota.inodes
         return few and (limit is None or sum(size.n_bytes for size in sizes) <= limit)
 
     could_go = [known.id for known in trash if known.retention_s is not None and NOW - known.created_ns >= 600 * S]
-    assert is_within(list(going)) or sorted(going) == sorted(could_go)
-    if going:
-        assert not is_within(list(going[:-1]))
+    assert is_within(list(gone)) or sorted(gone) == sorted(could_go)
+    if gone:
+        assert not is_within(list(gone[:-1]))
+
+
+def test_whoever_holds_most_gives_up_first() -> None:
+    much, little = [sized(0, 1000, 400), sized(1, 2000, 400)], [sized(2, 9000, 10)]
+    assert going(little, VolumePolicy(b"/v", quota=Quota(bytes=500)), much) == [much[1].id]
+    assert going(little, VolumePolicy(b"/v", quota=Quota(bytes=9)), much) == [much[1].id, much[0].id, little[0].id]
+
+
+def test_what_one_user_pinned_takes_nothing_from_others() -> None:
+    pinned, little = [sized(0, 1000, 400, None)], [sized(1, 9000, 90), sized(2, 8000, 90)]
+    assert going(pinned, VolumePolicy(b"/v", quota=Quota(bytes=360)), little) == []
+    assert going(pinned, VolumePolicy(b"/v", quota=Quota(bytes=300)), little) == [little[0].id]
+
+
+@given(holders, st.integers(0, 600))
+def test_whoever_holds_no_more_than_an_equal_share_loses_nothing(
+    held: dict[int, list[KnownOrphan]], n_bytes: int
+) -> None:
+    gone = set(go_early(held, SpaceWanted(n_bytes=n_bytes), VolumePolicy(b"/v"), CLOCK))
+    amounts = {uid: sum(known.size.n_bytes for known in each if known.size) for uid, each in held.items()}
+    for uid, each in held.items():
+        if amounts[uid] * len(held) <= sum(amounts.values()) - n_bytes:
+            assert not gone & {known.id for known in each}
+
+
+def test_where_space_is_low_nothing_goes_that_could_not_help() -> None:
+    small, large = [sized(n, 2000, 1) for n in range(5)], [sized(9, 1000, 600)]
+    wanted, volume = SpaceWanted(n_bytes=1000), VolumePolicy(b"/v")
+    assert go_early({1: small}, wanted, volume, CLOCK, all_of_it=False) == []
+    assert go_early({1: small, 2: large}, wanted, volume, CLOCK, all_of_it=False) == [large[0].id]
+    assert len(go_early({1: small, 2: large}, wanted, volume, CLOCK)) == 6
 
 
 def test_a_volume_that_runs_full_does_not_wait_for_a_window() -> None:

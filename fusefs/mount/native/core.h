@@ -22,6 +22,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -271,6 +272,7 @@ int tell_took(Request *request, const Timed *timed, int n);
 int is_so(PyObject *said);
 int is_at(PyObject *node, const Place *place, PyObject *name);
 bool is_stores(const char *name);
+bool is_stores_own(const char *name);
 int set_number(PyObject *object, PyObject *name, int64_t value);
 int add_to(PyObject *object, PyObject *name, int64_t more);
 int failed(Core *core);

@@ -162,7 +162,6 @@ static int tell_some(Listing *listing, Listed *some, int n) {
 /* Tell of a block of names. Returns 0, or -1: an exception. */
 static int tell_block(Listing *listing, const char *block, int n_bytes) {
     Core *core = listing->request->core;
-    static const char hidden[] = ".trashd";
     uint64_t nodeid;
     int at = 0, error = 0;
     if (number_of(listing->place.node, names.nodeid, &nodeid) < 0)
@@ -184,7 +183,7 @@ static int tell_block(Listing *listing, const char *block, int n_bytes) {
                 break;
             at += found->size;
             listing->at = found->next;
-            if (hides && !strcmp(found->name, hidden)) {
+            if (hides && is_stores_own(found->name)) {
                 n--;
                 continue;
             }

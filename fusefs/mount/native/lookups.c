@@ -201,12 +201,13 @@ static int value_of(const Core *core, const Known *known, bool is_directory, con
     return n;
 }
 
-/* Leave out names that are not shown. Returns how many bytes are left; NOT_OURS: that depends on the caller. */
+/* Leave out names that are not shown. Returns how many bytes are left; NOT_OURS: that depends on the caller, or the
+ * filesystem's list lacks the NUL at its end, which Python sorts out. */
 static int only_shown(const Core *core, char *listed, int n) {
     char *end = listed;
     for (char *at = listed; at < listed + n;) {
-        size_t size = strlen(at) + 1;
-        if (!strncmp(at, "trusted.", 8))
+        size_t room = (size_t)(listed + n - at), size = strnlen(at, room) + 1;
+        if (size > room || !strncmp(at, "trusted.", 8))
             return NOT_OURS;
         if (!core->hides_labels || strcmp(at, LABEL)) {
             memmove(end, at, size);

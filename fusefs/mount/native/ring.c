@@ -179,8 +179,9 @@ int answer(CoreRing *ring, uint64_t token) {
     return is_answered < 0 ? -1 : result != NOT_OURS;
 }
 
-/* Whether there is room for one more answer before the kernel has had those that are there. */
-static bool has_room(const CoreRing *ring) { return *ring->sq_tail - *ring->sq_head <= ring->sq_mask; }
+/* Whether there is room for one more answer before the kernel has had those that are there; one place stays free, for
+ * the read that waits to be woken (FuseRing._await_wake). */
+static bool has_room(const CoreRing *ring) { return *ring->sq_tail - *ring->sq_head < ring->sq_mask; }
 
 /* What has come that we have not answered: pairs of token and result. NULL: an exception. More may have come at once
  * than there is room for answers; that is taken the next time, at once. */

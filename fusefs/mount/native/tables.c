@@ -3,6 +3,7 @@
 
 static const uint64_t ROOT = 1, PRIVATE = 1ull << 62; /* as in inode_table.py */
 static const char STORE[] = ".trashd"; /* and what begins so: no such name is ours */
+enum { UID_DIGITS = 10, N_HEX = 12 };  /* core/names.py, whose */
 
 uint64_t now_ns(void) {
     struct timespec at;
@@ -146,6 +147,24 @@ bool is_root(const Core *core, uint64_t nodeid) { return nodeid == ROOT || nodei
 
 /* Whether a name may be a store's own. */
 bool is_stores(const char *name) { return !strncmp(name, STORE, sizeof STORE - 1); }
+
+/* Whether a name is a store's: store/layout.py, is_stores_own. */
+bool is_stores_own(const char *name) {
+    static const char hex[] = "0123456789abcdef", digits[] = "0123456789", made[] = ".new-";
+    if (!is_stores(name))
+        return false;
+    name += sizeof STORE - 1;
+    if (*name == '\0' || !strncmp(name, made, sizeof made - 1))
+        return true;
+    if (*name++ != '-')
+        return false;
+    size_t n = strspn(name, digits);
+    bool is_plain = n && n <= UID_DIGITS && (n == 1 || *name != '0') && strtoull(name, NULL, 10) < UINT32_MAX;
+    if (!is_plain || name[n] == '\0')
+        return is_plain;
+    name += n + 1;
+    return name[-1] == '.' && strlen(name) == N_HEX && strspn(name, hex) == N_HEX;
+}
 
 /* The fd of a directory, of the tables' own; -1: none is open. */
 int directory_fd(Request *request, PyObject *node, uint64_t nodeid) {

@@ -330,9 +330,10 @@ class FuseRequests:
         if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
             with self._lock:
                 self._give(errno.EINTR, unique, pid, give)
-        elif sort < WaitClass.LONG and self._lock.is_slow:  # how long it takes tells how slow the filesystem is
+        elif sort < WaitClass.LONG:  # a request that waits for another process must not hold up those of this sort
+            run = self._lock.run if self._lock.is_slow else self._lock.run_untimed
             try:
-                self._lock.run(self._answer_wholly, act, request, give)
+                run(self._answer_wholly, act, request, give)
             except WouldWait:
                 self._help(act, request, WaitClass.OTHERS, give)
         else:

@@ -3,8 +3,9 @@
 The kernel puts a request into an entry of its client's core, and of no other, or lets it wait until one there is
 committed. So there is an entry at any time that is not taken for long: where a request goes to the pool, or a thread is
 held up in a call, another thread of that core has one, or gets one. A thread has one entry of its own as long as there
-may be more threads: what the kernel has meant for another one of a thread that is held up would wait with it. When all
-are held up, one more comes, which waits for nothing itself meanwhile: what may take long it has done by the pool.
+may be more threads: what the kernel has meant for another one of a thread that is held up would wait with it. Only
+the last thread of a core has further entries, and waits for nothing itself, ever: it has the pool do all that may take
+long. While any thread of a core is held up, others of it, but for the first four, have the pool do that too.
 
 A queue whose thread has ended keeps its core's clients waiting for ever, unseen: any end of one, whatever the reason,
 aborts the connection.
@@ -36,9 +37,9 @@ from fusefs.mount.tables.tables_lock import TablesLock, Turn
 PAYLOAD_BYTES = 1 << 20
 """Of an entry: no request, and no answer, may be larger."""
 _N_OF_A_CORE = 4
-"""Threads that do what they are asked: more requests than that wait in one thread's entries."""
+"""Threads that do what they are asked, whoever is held up."""
 _N_MOST = 16
-"""Threads of a core, with those that came since all others of it were held up, at some time."""
+"""Threads of a core; the last one has the entries for all further requests that wait."""
 _LIMIT_S = 10.0
 
 Later = Callable[[int, ReplyInSteps, int, int, int, int], None]
@@ -66,6 +67,8 @@ class RingServer:
         self._is_pinned = is_pinned
         self._is_late = is_late
         self.stands_in = stands_in
+        self.hands_out = False
+        """Whether it never does what may take long, as it has further entries."""
         self._ring: FuseRing | None = None
         self._gives: dict[RingEntry, Give] = {}
         self._answered: deque[RingEntry] = deque()
@@ -162,6 +165,13 @@ class RingServer:
         if self._is_late:
             self._servers.go_on(*self.cores)
         while True:
+            while answered:
+                ring.commit(answered.popleft())
+            while self._lacking:
+                core = self._lacking.popleft()
+                ring.register(self._new_entry(ring, core))
+                ring.flush()
+                self._servers.go_on(core)
             come = ring.wait()
             self._be_back()
             for entry in come:
@@ -176,13 +186,6 @@ class RingServer:
                 self._be_back()
                 if entry.is_ours and not answered:
                     self._servers.relieve(self, entry.queue)
-            while answered:
-                ring.commit(answered.popleft())
-            while self._lacking:
-                core = self._lacking.popleft()
-                ring.register(self._new_entry(ring, core))
-                ring.flush()
-                self._servers.go_on(core)
 
     def _finish(
         self,
@@ -215,14 +218,20 @@ class RingServer:
     def hand_out(self, *, is_on: bool) -> None:
         """Have done by others what may take long, or do it; by any thread."""
         if self._turn is not None:
-            self._turn.hands_out = is_on
+            self._turn.hands_out = is_on or self.hands_out
 
     def is_free(self, core: int) -> bool:
         """Whether it can take a request of a core's at once; by any thread."""
         return not self.is_held_up and self._ring is not None and self._ring.has_free_entry(core)
 
+    def n_lacking(self) -> int:
+        """Further entries that it is to have, and has not; by any thread."""
+        return len(self._lacking)
+
     def lack(self, core: int) -> None:
-        """Have one more entry of a core's, soon; by any thread."""
+        """Have one more entry of a core's, soon, and hand out from now on; by any thread."""
+        self.hands_out = True
+        self.hand_out(is_on=True)
         self._lacking.append(core)
         if self._ring is not None:
             self._ring.wake()
@@ -309,10 +318,10 @@ class RingServers:
             present = self._of_core[core]
             if any(one.is_free(core) for one in present):
                 return
-            are_all_held_up = all(one.is_held_up for one in present)
-            if len(present) < (_N_MOST if are_all_held_up else _N_OF_A_CORE):
+            if len(present) < _N_MOST and not any(one.hands_out and not one.is_held_up for one in present):
                 stands_in = len(present) >= _N_OF_A_CORE
                 further = RingServer(self, [core], is_pinned=True, is_late=True, stands_in=stands_in)
+                further.hands_out = len(present) == _N_MOST - 1
                 with suppress(RuntimeError):
                     self._start(further, partial(self._started, further, core))
                     return
@@ -325,8 +334,7 @@ class RingServers:
                 present = self._of_core[core]
                 is_on = any(one.is_held_up for one in present)
                 for one in present:
-                    if one.stands_in:
-                        one.hand_out(is_on=is_on or (len(present) == _N_MOST and one is present[-1]))
+                    one.hand_out(is_on=is_on and one.stands_in)
 
     def go_on(self, core: int) -> None:
         """Have the kernel hand out what waits for an entry of a core's: a new one alone doesn't make it, but an answer.
@@ -358,9 +366,11 @@ class RingServers:
             _log.warning("no further thread for requests of core %d: %s", core, error)
             with self._mutex:
                 self._of_core[core].remove(server)
-                self._lack(core, self._of_core[core][0])
+                for _ in range(1 + server.n_lacking()):
+                    self._lack(core, self._of_core[core][0])
 
     def _lack(self, core: int, server: RingServer) -> None:
-        """Have one more entry of a core's: by one that is not held up, or by that one."""
+        """Have one more entry of a core's: by one that hands out, or is not held up; or by that one."""
         able = [one for one in self._of_core[core] if not one.is_held_up]
+        able.sort(key=lambda one: not one.hands_out)
         (able or [server])[0].lack(core)

@@ -13,6 +13,7 @@ from fusefs.core.inode_table import InodeTable, Node, SourceKey, source_key
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller, keeps_group
+from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import look_at, peek_at
 from fusefs.mount.tables.daemon_cache import DaemonCache, NameIn
 from fusefs.mount.tables.directory_fds import DirectoryFds
@@ -23,7 +24,7 @@ from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.opening import OpenedFile, Opening
 from fusefs.mount.tree.references import NodeReferences
-from fusefs.mount.tree.trashd_dir import StoredNodes, holds_trash
+from fusefs.mount.tree.trashd_dir import StoredNodes, holds_trash, is_drop_folder
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam
 
 _NOT_BELOW = os.O_DIRECT | os.O_TRUNC
@@ -172,6 +173,7 @@ class NameOperations:
     def rename(self, old_parent: int, old: bytes, new_parent: int, new: bytes, flags: int, caller: Caller) -> None:
         """Rename, with the flags of renameat2(2): honoured or refused by the backing filesystem, never ignored.
 
+        Nothing in a drop folder is replaced (EEXIST): each thing there is to become an orphan.
         A directory's children hang on its node, not on its path: nothing is walked.
         """
         old_directory, old_fd = self._access.changeable(old_parent, old)
@@ -195,7 +197,10 @@ class NameOperations:
                 needs.append(by_mode(one))  # what is above it is written in it
         moving = self._access.as_caller(caller, needs, (old[0], new[0]))
         with self._cache.changes(*sources, names=[old, new]):
-            moving.call(syscalls.renameat2, old_fd, old[1], new_fd, new[1], flags)
+            if not flags and is_drop_folder(self._nodes, new[0]):
+                moving.call(Kernel().rename_free, old_fd, old[1], new_fd, new[1])
+            else:
+                moving.call(syscalls.renameat2, old_fd, old[1], new_fd, new[1], flags)
         self._timeouts.changed(old[0])
         if new[0] is not old[0]:
             self._timeouts.changed(new[0])

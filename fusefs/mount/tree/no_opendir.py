@@ -25,6 +25,7 @@ from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.file_operations import sync
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.readdir import BYTES_TOLD, Listings, ReaddirEntry
+from fusefs.store.layout import is_stores_own
 
 _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
 _SINCE = (6, 13)
@@ -68,8 +69,9 @@ class UnopenedListings:
         """The entries of a directory from an offset on, without attributes: of a filesystem that has become slow."""
         node = self._access.node(nodeid)
         with self._cache.reads(node.source), self._open(node) as fd:
-            hidden = self._listings.left_out(node)
-            return [one for one in self._lock.call(Dirents(fd).block, offset, room // BYTES_TOLD) if one[0] != hidden]
+            hides = self._listings.hides_stores(node)
+            told = self._lock.call(Dirents(fd).block, offset, room // BYTES_TOLD)
+            return [one for one in told if not (hides and is_stores_own(one[0]))]
 
     def fsyncdir(self, nodeid: int, *, data_only: bool) -> None:
         """Make a directory's names durable."""

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from fusefs.core.fuse_protocol import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import InodeTable, Node, NodeId, source_key
-from fusefs.core.names import STORE
 from fusefs.core.packed_entries import Dirent, PackedEntries
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
@@ -260,7 +259,7 @@ class Listings:
         )
         fd = entries.fd
         timeout_s = 0 if self._validity.are_fickle_in(node, fd) else self._cache.lifetime_s
-        hidden, dev, is_trash = self.left_out(node), node.source[0], trashd_dir.holds_trash(self._nodes, node)
+        hides, dev, is_trash = self.hides_stores(node), node.source[0], trashd_dir.holds_trash(self._nodes, node)
         unlooked = frozenset() if self._lock.stays_home else self._submounts.names
         unsteady = self._cache.unsteady
         soon_s, node_of = time.monotonic() + _SOON_S, self._nodes.get
@@ -274,7 +273,7 @@ class Listings:
                 elif timeout_s and (told := node_of(ino)) and _is_told_already(told, node, name, soon_s):
                     yield ReaddirEntry(name, None, ino, kind, following, None)
                     n_looked = 0
-                elif name != hidden:
+                elif not (hides and is_stores_own(name)):
                     if not n_looked:
                         began_ns = time.perf_counter_ns()
                     try:
@@ -299,7 +298,7 @@ class Listings:
                 raise
 
     def _ready(self, listing: DirHandle) -> Iterator[ReaddirEntry]:
-        directory, hidden = listing.node, self.left_out(listing.node)
+        directory, hides = listing.node, self.hides_stores(listing.node)
         soon_s = time.monotonic() + _SOON_S
         knows_none = trashd_dir.is_below(self._nodes, directory) or not (
             listing.batches or self._cache.has_names(directory)
@@ -307,7 +306,7 @@ class Listings:
         for name, ino, following, kind in listing.ready:
             if name in _DOTS:
                 yield ReaddirEntry(name, _dot(ino), ino, kind, following, None)
-            elif name != hidden:
+            elif not (hides and is_stores_own(name)):
                 known = None if knows_none else self._recalls.name(directory, name) or self._just_seen(listing, name)
                 node = self._nodes.get(known.nodeid) if known is not None else None
                 is_told = node is not None and _is_told_already(node, directory, name, soon_s)
@@ -353,9 +352,9 @@ class Listings:
         else:
             self._references.not_taken(node)
 
-    def left_out(self, directory: Node) -> bytes | None:
-        """The name that a directory's listing leaves out."""
-        return STORE if trashd_dir.is_hidden(directory, STORE, shows_trash=self.shows_trash) else None
+    def hides_stores(self, directory: Node) -> bool:
+        """Whether a directory's listing leaves stores out."""
+        return trashd_dir.hides_stores(directory, shows_trash=self.shows_trash)
 
 
 def _skip_to(listing: DirHandle, offset: int) -> bool:

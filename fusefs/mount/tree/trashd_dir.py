@@ -12,22 +12,24 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from zlib import crc32
 
-from fusefs.core.errors import NoStore, TrashdError
+from fusefs.core.errors import NoStore, TrashdError, Untrusted
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.inode_table import ROOTS, InodeTable, Node, NodeId, NodeZone
 from fusefs.core.lifecycle import State
-from fusefs.core.names import STORE, RelPath, join
-from fusefs.linux.fd import Fd
+from fusefs.core.names import STORE, Name, RelPath, join, user_store
+from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import look_at
 from fusefs.linux.thread_credentials import ThreadCredentials, call_as
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.layout import DROP, Store, UserFolder, is_stores_own, open_store
+from fusefs.store.layout import DROP, Store, UserFolder, is_stores_own, open_own_store, open_store
 from fusefs.store.make_folder import make_proven, make_user
-from fusefs.store.make_store import make_store
+from fusefs.store.make_store import make_store, name_for_new
+from fusefs.store.store_maker import makes_common
 from fusefs.store.user_folders import open_user
 
 _HOLD_TRASH = frozenset([DROP, *(state.value.encode() for state in State)])
@@ -59,15 +61,27 @@ def holds_trash(nodes: InodeTable, directory: Node) -> bool:
     return nodes.zone_of(directory) is NodeZone.TRASH
 
 
-def is_hidden(directory: Node, name: bytes, *, shows_trash: bool) -> bool:
-    """Whether a listing leaves a name out: `.trashd` in the root's, or backups, searches and `rm -rf *` find it."""
-    return name == STORE and directory.nodeid in ROOTS and not shows_trash
+def is_drop_folder(nodes: InodeTable, directory: Node) -> bool:
+    """Whether a directory is a user's drop folder, in whatever store."""
+    above = directory.parent
+    return directory.name == DROP and above is not None and nodes.zone_of(above) is NodeZone.STORE
+
+
+def hides_stores(directory: Node, *, shows_trash: bool) -> bool:
+    """Whether a listing leaves stores out: the root's, or backups, searches and `rm -rf *` find them."""
+    return directory.nodeid in ROOTS and not shows_trash
 
 
 def is_drop(directory: Node, name: bytes) -> bool:
     """Whether a name is the link; nothing else can be made, renamed or removed under it (EPERM)."""
     above = directory.parent
-    return name == DROP and directory.name == STORE and above is not None and above.nodeid in ROOTS
+    return name == DROP and directory.name in (STORE, _own()) and above is not None and above.nodeid in ROOTS
+
+
+@cache
+def _own() -> Name:
+    """The daemon's own store: only where there is none of root's has it drop folders."""
+    return user_store(os.geteuid())
 
 
 def drop_of(uid: int, target: bytes) -> NodeId:
@@ -161,9 +175,8 @@ class DropLinks:
 
     def _open_store(self) -> Store:
         """Raises  ENOENT if there is none, or none that we trust."""
-        base = self._kernel.open_beneath(self._root, b".", os.O_PATH | os.O_DIRECTORY)
         try:
-            store = open_store(self._kernel, BackingAndMount(base), b"")
+            store = _open_dropped_in(self._kernel, self._root, b"")
         except TrashdError as error:
             raise OSError(error.errno, os.strerror(error.errno)) from error
         if store is None:
@@ -188,6 +201,26 @@ def _no_entry() -> OSError:
     return OSError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
+def _open_dropped_in(kernel: Kernel, root: Fd, path: bytes) -> Store | None:
+    """The store that has the drop folders of a mount: root's, or else the daemon's own; None if there is none.
+
+    Raises  OSError; Untrusted where root's name is another user's, and the daemon has no store of its own; BrokenStore
+    """
+    untrusted: Untrusted | None = None
+    for opener in (open_store, open_own_store):
+        base = BackingAndMount(kernel.open_beneath(root, b".", os.O_PATH | os.O_DIRECTORY))
+        try:
+            store = opener(kernel, base, path)
+        except Untrusted as error:
+            untrusted = error
+            continue
+        if store is not None:
+            return store
+    if untrusted is not None and makes_common():
+        raise untrusted
+    return None
+
+
 def prepare_store(kernel: Kernel, root: Fd, path: bytes) -> TrashdError | OSError | None:
     """See to it, before mounting, that there is a store: clients that see only the mount can't make one.
 
@@ -196,8 +229,13 @@ def prepare_store(kernel: Kernel, root: Fd, path: bytes) -> TrashdError | OSErro
     """
     flags = os.O_PATH | os.O_DIRECTORY
     try:
-        store = open_store(kernel, BackingAndMount(kernel.open_beneath(root, b".", flags)), path)
-        (store or make_store(kernel, BackingAndMount(kernel.open_beneath(root, b".", flags)), path)).__exit__()
+        store = _open_dropped_in(kernel, root, path)
+        if store is None:
+            base = BackingAndMount(kernel.open_beneath(root, b".", flags))
+            with closed_on_error(base):
+                name = name_for_new(kernel, base) or STORE
+            store = make_store(kernel, base, path, name)
+        store.__exit__()
     except (TrashdError, OSError) as error:
         return error
     return None
