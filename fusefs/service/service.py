@@ -48,7 +48,7 @@ _LOG = logging.getLogger(__name__)
 _IMPORTED_LATE = (
     "fusefs.core.glob", "fusefs.engine.worker_processes", "fusefs.engine.worker_threads",
     "fusefs.linux.backing_fd_socket", "fusefs.linux.getdents", "fusefs.linux.mergerfs", "fusefs.linux.refused_calls",
-    "fusefs.store.make_store", "fusefs.store.rename_probes",
+    "fusefs.linux.tree_users", "fusefs.store.make_store", "fusefs.store.rename_probes",
     "hashlib", "statistics",
 )  # fmt: skip
 """By functions that commands share, or that not everybody needs. After an upgrade they would be the new version's."""

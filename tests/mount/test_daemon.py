@@ -66,12 +66,6 @@ def test_the_daemon_has_all_the_fds_that_it_may_have(bench: Path) -> None:
     assert resource.prlimit(daemon_of(bench / "target"), resource.RLIMIT_NOFILE) == (soft, soft)
 
 
-def test_it_is_told_where_one_program_may_take_all_files(bench: Path) -> None:
-    command = [str(word) for word in (TRASHD, "mount", bench / "source", bench / "target")]
-    done = subprocess.run(["prlimit", "--nofile=10000", *command], check=True, stderr=subprocess.PIPE, text=True)
-    assert done.stderr.count("LimitNOFILE=") == 1
-
-
 @pytest.mark.parametrize("flag", ["nosuid", "nodev", "noexec", "ro"])
 @pytest.mark.parametrize("over_itself", [False, True])
 def test_what_the_backing_filesystem_forbids_the_mount_forbids(bench: Path, flag: str, over_itself: bool) -> None:

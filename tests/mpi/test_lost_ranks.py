@@ -11,7 +11,15 @@ import pytest
 
 from tests.mpi.conftest import EACH_MPI
 from tests.support.many_files import bulky_tree
-from tests.support.mpi_jobs import give_to_user, is_gone, run_ranks, start_ranks, state_of_user, swap_by_user
+from tests.support.mpi_jobs import (
+    folder_of_user,
+    give_to_user,
+    is_gone,
+    run_ranks,
+    start_ranks,
+    state_of_user,
+    swap_by_user,
+)
 from tests.support.outside_tree import Canary
 
 N_RANKS = 3
@@ -25,7 +33,7 @@ _JOB_S = 0.8
 def lose_a_rank(volume: Path, mpi: str, identifier: str, random: Random) -> bool:
     """Begin a job and kill one of its ranks; whether that came before its end."""
     ranks = start_ranks(mpi, N_RANKS, "reap", "--mpi", "--now", "--volume", volume, identifier)
-    reaping = volume / f".trashd/u/{volume.stat().st_uid}/reaping"
+    reaping = folder_of_user(volume) / "reaping"
     while not os.listdir(reaping) and ranks.process.poll() is None:
         time.sleep(_GLANCE_S)
     time.sleep(random.random() * _JOB_S)

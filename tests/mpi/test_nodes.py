@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.many_files import bulky_tree, fill
-from tests.support.mpi_jobs import USER, is_gone, orphan_of_user, run_ranks
+from tests.support.mpi_jobs import folder_of_user, is_gone, orphan_of_user, run_ranks
 from tests.support.mpi_nodes import Nodes
 
 pytestmark = pytest.mark.needs("root", "fuse", "mpich")
@@ -45,4 +45,4 @@ def test_a_machine_that_has_not_the_volume_ends_the_job_before_anything_is_gone(
     assert done.code == 3
     assert "trashd: Refused: rank 1: " in done.err
     assert "  hint: each rank needs the volume at the same path" in done.err
-    assert len(os.listdir(nodes.path / f".trashd/u/{USER}/orphans/{identifier}/tree")) == 10
+    assert len(os.listdir(folder_of_user(nodes.path) / f"orphans/{identifier}/tree")) == 10

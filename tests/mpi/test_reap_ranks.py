@@ -15,6 +15,7 @@ from tests.support.many_files import bulky_tree, fill
 from tests.support.mpi_jobs import (
     PYTHON,
     USER,
+    folder_of_user,
     give_to_user,
     is_gone,
     orphan_of_user,
@@ -106,13 +107,13 @@ def test_what_fails_is_told_and_in_quarantine(volume: Path, mpi: str) -> None:
     tree = fill(volume / "job", 10)
     fill(tree / "stuck", 3)
     identifier = orphan_of_user(tree)
-    inside = volume / f".trashd/u/{USER}/orphans/{identifier}/tree"
+    inside = folder_of_user(volume) / f"orphans/{identifier}/tree"
     os.chown(inside / "stuck", 0, 0)
     done = run_ranks(mpi, N_RANKS, "reap", "--mpi", "--now", "--json", "--volume", volume, identifier)
     (told,) = done.objects()
     assert (done.code, told["report"]["n_failed"]) == (13, 3)
     assert state_of_user(volume, identifier) == "quarantine"
-    assert os.listdir(volume / f".trashd/u/{USER}/quarantine/{identifier}/tree") == ["stuck"]
+    assert os.listdir(folder_of_user(volume) / f"quarantine/{identifier}/tree") == ["stuck"]
 
 
 # Who may be a rank, and of what

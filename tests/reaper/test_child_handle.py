@@ -84,9 +84,14 @@ def large_in(volume: Path, n_files: int = 5000) -> str:
     return str(swap(fill(volume / "large", n_files), options=EXPIRED).id)
 
 
+def store_of(volume: Path) -> bytes:
+    """How orders and answers name root's store there."""
+    return os.fsencode(volume / ".trashd")
+
+
 def reap(volume: Path, *identifiers: str) -> Reap:
     """The order to reap these, which have expired."""
-    return Reap(os.fsencode(volume), [DueContainer(identifier, 0) for identifier in identifiers])
+    return Reap(store_of(volume), [DueContainer(identifier, 0) for identifier in identifiers])
 
 
 def answers_to(volume: Path, *orders: Order) -> list[Answer]:
@@ -122,10 +127,10 @@ def test_child_has_one_users_rights_and_no_more(volume: Path) -> None:
 
 def test_orders_are_answered_one_after_the_other(volume: Path) -> None:
     orphan = orphan_in(volume, options=EXPIRED)
-    orders = Tend(), ReadRecords(os.fsencode(volume)), reap(volume, orphan.id)
+    orders = Tend(), ReadRecords(store_of(volume)), reap(volume, orphan.id)
     tended, page, ended = answers_to(volume, *orders)
     assert isinstance(tended, Tended)
-    assert (tended.bases, tended.problems) == ([os.fsencode(volume)], [])
+    assert (tended.bases, tended.problems) == ([store_of(volume)], [])
     assert isinstance(page, Page)
     assert (page.n_orphans, page.last, page.n_quarantined) == (1, "", 0)
     (seen,) = page.seen
@@ -159,8 +164,8 @@ def test_error_of_a_store_is_an_error_of_the_order_alone(volume: Path) -> None:
     async def body() -> list[Answer]:
         async with deputy_of(0, volume) as child_handle:
             with pytest.raises(OSError, match="No such file"):
-                await all_answers(child_handle, ReadRecords(b"/elsewhere"))
-            return await all_answers(child_handle, ReadRecords(os.fsencode(volume)))
+                await all_answers(child_handle, ReadRecords(b"/elsewhere/.trashd"))
+            return await all_answers(child_handle, ReadRecords(store_of(volume)))
 
     assert len(trio.run(body)) == 1
 

@@ -87,6 +87,7 @@ def taken_over(volume: Path, identifier: str) -> str:
     """The id of root's orphan, of one that its owner's reaper left in quarantine."""
     reap_now(volume, identifier)
     with open_volume(Kernel(), raw(volume)) as opened:
+        assert ALICE in opened.users().inos  # as the service, which first looks who is there
         taken = take_over(opened, ForRoot(ALICE, raw(volume / ".trashd"), ContainerId(identifier), by_force=True))
     assert taken is not None
     return str(taken)

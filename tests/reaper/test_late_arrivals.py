@@ -272,6 +272,7 @@ def test_the_service_with_all_of_roots_right_deletes_nothing_of_a_third_that_cam
         move_in(project / "results", fd)
         reap_as(ALICE, quick_volume, identifier)
     with open_volume(Kernel(), raw(quick_volume)) as held:
+        assert ALICE in held.users().inos  # as the service, which first looks who is there
         taken = take_over(held, ForRoot(ALICE, raw(quick_volume / ".trashd"), ContainerId(identifier), by_force=True))
     assert taken is not None
     reaped = reap_as(0, quick_volume, taken)

@@ -21,7 +21,7 @@ from fusefs.service.messages import Page, ReadRecords
 from fusefs.service.open_volume import open_volume
 from fusefs.store.pin import KeepFor, keep
 from fusefs.store.stage import SwapOptions
-from tests.reaper.test_child_handle import all_answers, deputy_of
+from tests.reaper.test_child_handle import all_answers, deputy_of, store_of
 from tests.reaper.test_service_concurrent_changes import SLOWLY, child_of, signal_as, throw_large
 from tests.support.other_users import as_user
 from tests.support.reap_process import beside
@@ -101,7 +101,7 @@ def test_a_page_of_long_ids_and_unreadable_records_fits_into_a_packet(shared: Sh
             seen: list[str] = []
             last = ""
             while True:
-                (page,) = await all_answers(child_handle, ReadRecords(os.fsencode(volume), after=last))
+                (page,) = await all_answers(child_handle, ReadRecords(store_of(volume), after=last))
                 assert isinstance(page, Page)
                 seen += [one.id for one in page.seen]
                 last = page.last

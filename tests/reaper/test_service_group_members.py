@@ -66,9 +66,9 @@ def test_a_store_that_a_mate_made_of_roots_directories_is_served_to_nobody() -> 
 
         with service(base, project) as running:
             running.until(lambda: running.volume(project).phase is VolumePhase.UNPROVEN)
-            assert f"trashd init {project}" in running.volume(project).why
+            assert f"trashd init --replace {project}" in running.volume(project).why
             assert live(project) == N_LIVE
-            assert run(["init", str(project)]) == 0
+            assert run(["init", "--replace", str(project)]) == 0
             thrown = as_user(ALICE, throw, groups=[TEAM])
             running.until(lambda: not list(project.rglob(f"{thrown}")))
         assert live(project) == N_LIVE

@@ -23,7 +23,7 @@ from tests.support.other_users import as_user, become
 from tests.support.reap_process import beside
 from tests.support.service_process import places
 from tests.support.shared_volume import ALICE, MALLORY, Shared
-from tests.support.store_calls import forge, init, own, raw
+from tests.support.store_calls import forge, init, own, raw, users_own
 from tests.support.trashd_command import done_well
 from tests.support.volume_under_service import events_in
 
@@ -74,7 +74,6 @@ def lower_store(shared: Shared) -> tuple[Path, Path]:
     """A store of Mallory's own below the volume that a pointer of hers leads to; it, and a container in it."""
     kept = shared.folder(MALLORY) / "orphans" / shared.throw(MALLORY, options=SwapOptions(retention_s=None))
     lower = shared.home(MALLORY) / "lower"
-    store = lower / f".trashd-{MALLORY}"
 
     def act() -> None:
         lower.mkdir()
@@ -82,18 +81,18 @@ def lower_store(shared: Shared) -> tuple[Path, Path]:
         with own(lower) as folder:
             place = Path(os.fsdecode(folder.path())) / "orphans" / kept.name
         kept.rename(place)
-        forge(place / "record.json", volume=volume_id(store))
+        forge(place / "record.json", volume=volume_id(lower))
         with own(shared.volume) as folder:
             add_pointer(folder, RelPath(raw(lower.relative_to(shared.volume))))
 
     as_user(MALLORY, act)
-    return store, store / f"u/{MALLORY}/orphans" / kept.name
+    return users_own(lower, MALLORY), users_own(lower, MALLORY) / f"u/{MALLORY}/orphans" / kept.name
 
 
 def test_a_lower_store_that_changes_its_id_all_the_time_gives_the_volume_no_rest(shared: Shared) -> None:
     store, container = lower_store(shared)
     here, other = store / "volume.json", store / "other.json"
-    as_user(MALLORY, lambda: other.write_text(here.read_text().replace(volume_id(store), "f" * 32)))
+    as_user(MALLORY, lambda: other.write_text(here.read_text().replace(volume_id(store.parent), "f" * 32)))
 
     def act(n: int) -> None:
         if n == 0:
@@ -112,9 +111,9 @@ def test_a_lower_store_that_changes_its_id_all_the_time_gives_the_volume_no_rest
     assert "broken" not in {event["event"] for event in events_in(shared.base)}
 
 
-def volume_id(store: Path) -> str:
-    """What volume.json says."""
-    return str(json.loads((store / "volume.json").read_text())["id"])
+def volume_id(volume: Path) -> str:
+    """What volume.json of her own store says."""
+    return str(json.loads((users_own(volume, MALLORY) / "volume.json").read_text())["id"])
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
 from tests.support.other_users import as_user
 from tests.support.proc_stat import all_stats
-from tests.support.store_calls import init, raw, swap
+from tests.support.store_calls import init, raw, swap, users_own
 from tests.support.trashd_command import Done, environment
 
 USER = 1001
@@ -155,6 +155,13 @@ def store_of_user(volume: Path) -> None:
     as_user(USER, lambda: init(volume))
 
 
+def folder_of_user(volume: Path) -> Path:
+    """The user's folder in that store; it has to be there."""
+    folder = users_own(volume, USER) / "u" / str(USER)
+    assert folder.exists()
+    return folder
+
+
 def give_to_user(tree: Path) -> None:
     """Make the user the owner of all that is in a tree."""
     subprocess.run(["chown", "--recursive", "--no-dereference", f"{USER}:{USER}", tree], check=True)
@@ -173,7 +180,7 @@ def orphan_of_user(tree: Path) -> str:
 
 def is_gone(volume: Path, identifier: str) -> bool:
     """Whether nothing of an orphan is left in any state."""
-    return not any((volume / ".trashd/u" / str(USER)).glob(f"*/{identifier}*"))
+    return not any(folder_of_user(volume).glob(f"*/{identifier}*"))
 
 
 def state_of_user(volume: Path, identifier: str) -> str:

@@ -322,7 +322,7 @@ SCENES = {
     },
     "another_project": Scene(0, partial(of_project, 7, None, volume_project=1)),
     "a_project_inside_another_one": Scene(6, partial(of_project, 5, 7)),
-    "a_subvolume": Scene(0, lambda: placed(btrfs(), lambda top: btrfs_subvolume(top, "job"), has_store=True)),
+    "a_subvolume": Scene(3, lambda: placed(btrfs(), lambda top: btrfs_subvolume(top, "job"), has_store=True)),
     "a_directory_of_a_subvolume": Scene(
         0, lambda: placed(btrfs(), lambda top: job(btrfs_subvolume(top, "sub")), has_store=True)
     ),

@@ -91,8 +91,8 @@ def swap(system: System, path: str, *options: str) -> str:
 
 
 def containers(volume: Path, *states: str) -> set[str]:
-    """The containers in these states, of all users."""
-    found = (volume / ".trashd/u").glob("*/*/*")
+    """The containers in these states, of all users, in root's store there and in users' own."""
+    found = volume.glob(".trashd*/u/*/*/*")
     return {path.name for path in found if path.parent.name in (states or CONTAINERS)}
 
 

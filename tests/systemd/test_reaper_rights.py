@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.booted_systemd import TRASHD, System
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
+from tests.support.store_calls import users_own
 from tests.systemd.machine import REAPER, SLOW, containers, fill, inside, limit, status_of, swap
 
 pytestmark = pytest.mark.needs("systemd")
@@ -115,7 +116,9 @@ def test_a_store_in_the_home_of_a_user_who_has_logged_out_is_served(system: Syst
     system.run("install", "--directory", "--owner=alice", "--group=alice", "/home/alice/job")
     system.run("runuser", "--user=alice", "--", *swapped)
     home = system.path("home/alice")
-    assert (home / ".trashd").stat().st_uid == 1234
+    store = users_own(home, 1234)
+    assert store.stat().st_uid == 1234
+    assert containers(home)
     system.systemctl("reload", REAPER)
     system.wait_for(lambda: not containers(home), "it is reaped")
-    assert not (home / ".trashd/reaper.lock").exists()
+    assert not (store / "reaper.lock").exists()
