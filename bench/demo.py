@@ -44,6 +44,7 @@ N_MOUNTED = 5_000
 GLANCE_S = 0.1
 CONFIG = """\
 audit = "{base}/audit.log"
+grace = "0s"        # what expired before the service came goes at once
 
 [defaults]
 retention = "0s"    # on a real machine a day, or as long as its disks allow

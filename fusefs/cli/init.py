@@ -14,6 +14,7 @@ from fusefs.core.printable_names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import runtime_dir
 from fusefs.store.adopt import AdoptionProblem
+from fusefs.store.chosen_disks import choose_among_copies
 from fusefs.store.init_store import initialise
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.root_squash import squash_told
@@ -61,6 +62,7 @@ def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int
     with store:
         own_folder(store).fd.close()
         refused = passed_over(store, os.geteuid() or None)
+        copies = choose_among_copies(store)
     nudge(runtime_dir())  # a running service serves it at once
     if as_json:
         output.as_json(done, RefusedFolders(tuple(refused)))
@@ -69,6 +71,8 @@ def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int
     print(f"{printable(done.path)}: {'made' if done.made else 'is there'}; swap is {how}")
     for line in done.repaired:
         print(f"  repaired: {line}")
+    for copy in copies:
+        print(f"  {printable(copy)} has the same id, as a copy has: until the next boot this one is the volume")
     if done.unnoted:
         output.warn(f"{UNNOTED}: {done.unnoted}")
     for problem in refused:

@@ -16,7 +16,7 @@ from fusefs.cli.json_objects import PlannedRule, RuleLeftUndone, SweepAction, Wr
 from fusefs.cli.options import PathBytes, json_option, tempo_options
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.wall_clock import AgeCutoffs
-from fusefs.core.errors import BadConfig, ConfigProblem, Incomplete, Unsettled
+from fusefs.core.errors import BadConfig, ConfigProblem, Incomplete, Refused, TrashdError, Unsettled
 from fusefs.core.plan_rules import (
     DeleteAction,
     MoveAction,
@@ -36,6 +36,8 @@ from fusefs.linux.config_files import is_drop_in
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import covering, read_mounts
 from fusefs.linux.plan_files import load_plan, plan_dir
+
+_NO_DIRECTORY = b"no directory"
 
 
 class _PlanGroup(OrderedGroup):
@@ -133,7 +135,7 @@ def problems_in_plans() -> tuple[ConfigProblem, ...]:
         rules = load_plan(_own(), cutoffs.now.wall_ns, cutoffs.ago, warnings.append, is_trusting=False)
     except BadConfig as error:
         return error.problems
-    return (*warnings, *_leading_nowhere(rules))
+    return (*warnings, *refused_rules(rules, cutoffs.now.wall_ns))
 
 
 def has_plans() -> bool:
@@ -143,20 +145,41 @@ def has_plans() -> bool:
     return False
 
 
-def _leading_nowhere(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
-    """Rules for one directory that isn't there. One with wildcards waits for what comes."""
+def refused_rules(rules: Sequence[Rule], now_ns: int) -> Iterator[ConfigProblem]:
+    """Rules for one directory that isn't there, or keeps no access times. One with wildcards waits for what comes."""
     from fusefs.sweep.open_directories import has_wildcards
 
     mounts = read_mounts()
     named = [rule for rule in rules if not has_wildcards(rule.directory)]
     # A child looks: what does not answer there is told by the look at the stores.
     looks = ask_each(
-        named, lambda rule: bytes([os.path.isdir(rule.directory)]), set(), lambda rule: covering(rule.directory, mounts)
+        named, lambda rule: _why_refused(rule, now_ns), set(), lambda rule: covering(rule.directory, mounts)
     )
     for rule, answer in looks:
-        if answer == b"\0":
+        if answer == _NO_DIRECTORY:
             fix = "name one that is, or take the rule away"
             yield rule.place.problem(f"{printable(rule.directory)} is no directory", fix)
+        elif answer:
+            fix = "go by another time, or mount it with relatime; or write trusts_atime = true"
+            yield rule.place.problem(answer.decode(), fix)
+
+
+def _why_refused(rule: Rule, now_ns: int) -> bytes:
+    """A sentence; nothing if the rule is carried out."""
+    from fusefs.store.locate import find_scope
+    from fusefs.sweep.access_times import refuse_stale
+
+    if not os.path.isdir(rule.directory):
+        return _NO_DIRECTORY
+    try:
+        if not rule.trusts_atime:
+            with find_scope(Kernel(), rule.directory) as scope:
+                refuse_stale(scope, rule.times(), now_ns, takes_dirs=rule.takes_dirs(), key="trusts_atime")
+    except Refused as error:
+        return error.detail.encode()
+    except (OSError, TrashdError):
+        pass  # trashd plan show says it
+    return b""
 
 
 def _plan(

@@ -23,6 +23,7 @@ from fusefs.core.sweep_result import NOT_GIVEN
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.boot_id import session
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.plan_files import are_rules_in_force
 from fusefs.store.find_orphans import ID_LEAST_CHARS, CameFrom, all_entries, came_from, not_looked_at, the_one_called
 from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.locate import check_operand
@@ -150,6 +151,12 @@ def tell_restored(done: Restored, *, as_json: bool) -> int:
         now = "root's and closed (0700)" if done.closed_uid == 0 else "closed (0700)"
         find = f"find {shell_word(done.path)} -type d -user {done.closed_uid} -perm 0700"
         print(f"  directories that it had entered may be {now} now: {find}")
+    if are_rules_in_force():
+        if done.is_spared:
+            print("  rules of trashd plan leave it alone for as long as their age, counted from now")
+        else:
+            why = "it could not be marked as restored, for want of permission or of extended attributes"
+            output.warn(f"rules of trashd plan may take it again: {why}")
     for warning in done.warnings:
         output.warn(warning)
     return code

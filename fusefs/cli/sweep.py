@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -27,7 +28,7 @@ from fusefs.core.listed_names import Listed, ListedName, ListFormat
 from fusefs.core.names import join
 from fusefs.core.printable_names import printable
 from fusefs.core.report import Stops
-from fusefs.core.selection import Selection, letter_of
+from fusefs.core.selection import DIRECTORY, Selection, letter_of
 from fusefs.core.sizes import format_size
 from fusefs.core.slice_budget import Speed
 from fusefs.core.sweep_result import SweepSums, Swept
@@ -64,6 +65,7 @@ class SweepOptions(NamedTuple):
     max_rate: int | None = None
     max_bytes: int | None = None
     paced: bool = False
+    trusts_atime: bool = False
     as_json: bool = False
     job: Any = None
 
@@ -170,6 +172,7 @@ def _by_ranks(job: Any) -> Any:
 @click.option("-n", "--dry-run", "dry", is_flag=True, help="Only count them, and show the largest and the oldest.")
 @click.option("--confirm-above", "limit", type=click.IntRange(0), metavar="N", help="Ask first if more than N match.")
 @click.option("--yes", is_flag=True, help="The answer to that question.")
+@click.option("--trust-atime", "trusts_atime", is_flag=True, help="Go --by atime where reads are not recorded, too.")
 @threads_option
 @tempo_options
 @json_option
@@ -198,10 +201,23 @@ def command(**told: Any) -> int:
     asked.check()
     if selection.is_everything() and not asked.has_list() and not asked.prints_any():
         raise UsageError("nothing says what to take", "all of it is --name '*'; an empty DIR is trashd swap DIR")
+    if not asked.trusts_atime and any(bound.field == "atime" for bound in selection.times):
+        _refuse_stale(kernel, asked)
     try:
         return _act_on(kernel, asked)
     except OtherFilesystem as error:
         raise OtherFilesystem(error.detail, _rsync_line(asked)) from error
+
+
+def _refuse_stale(kernel: Kernel, asked: SweepOptions) -> None:
+    """Refuse a choice by access times that are not kept there. Raises  Refused; what `find_scope` does"""
+    from fusefs.store.locate import find_scope
+    from fusefs.sweep.access_times import refuse_stale
+
+    selection = asked.selection
+    takes_dirs = selection.empty or bool(selection.types & DIRECTORY)
+    with find_scope(kernel, asked.directory) as scope:
+        refuse_stale(scope, selection.times, time.time_ns(), takes_dirs=takes_dirs, key="--trust-atime")
 
 
 def _rsync_line(asked: SweepOptions) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ POLL_S = 600
 """Ten minutes: how long what inotify can't tell (network filesystems) may stay unseen; a look costs next to nothing."""
 HOOK_TIMEOUT_S = 30
 """To reload a log writer takes a second; what takes longer hangs, and holds a place that other hooks want."""
+GRACE_S = 3600
+"""An hour: to see that what was mounted is a copy, or that a service which was away for long is back."""
 WARN_BEFORE_S = 21_600
 """Six hours: of the 24 that orphans are kept by themselves there is an evening left to look what they are."""
 AUDIT_FILE = "/var/log/trashd/audit.log"
@@ -58,6 +61,7 @@ class Config(NamedTuple):
     volumes   those that the configuration names
     audit     the audit log; None: the journal only
     poll_s    how often to look where the kernel doesn't tell
+    grace_s   how long what expired while its volume was not served is kept once that is
     """
 
     defaults: VolumePolicy = VolumePolicy(b"")
@@ -66,11 +70,36 @@ class Config(NamedTuple):
     metrics: MetricsConfig = MetricsConfig()
     audit: str | None = AUDIT_FILE
     poll_s: int = POLL_S
+    grace_s: int = GRACE_S
 
-    def volume(self, path: bytes) -> VolumePolicy:
-        """What holds for the volume that is mounted there."""
+    def named(self, path: bytes, identifier: str = "") -> VolumePolicy | None:
+        """What is said of the volume that is mounted there; None if nothing is.
+
+        identifier  the volume's id; empty if that is not known yet. A volume that is named by its id is known by that
+                    alone, wherever it is mounted
+        """
+        by_id = (volume for volume in self.volumes if identifier and volume.id == identifier)
+        by_path = (volume for volume in self.volumes if volume.path == path and not (volume.id and identifier))
+        return next(by_id, None) or next(by_path, None)
+
+    def rules_of(self, path: bytes, identifier: str) -> bytes:
+        """The path of the rules that a volume has which is mounted there; empty if it has none but the defaults.
+
+        Patterns of paths in it that the defaults keep are rules of its own, too.
+        """
+        named = self.named(path, identifier)
+        kept = (re.split(r"[*?[]", pattern)[0].encode() for pattern in self.defaults.rules.keep)
+        return named.path if named is not None else path if any(is_at_or_below(one, path) for one in kept) else b""
+
+    def volume(self, path: bytes, identifier: str = "") -> VolumePolicy:
+        """What holds for the volume that is mounted there; see `named`."""
         path = path.rstrip(b"/") or b"/"
-        return next((volume for volume in self.volumes if volume.path == path), self.defaults._replace(path=path))
+        named = self.named(path, identifier)
+        return self.defaults._replace(path=path) if named is None else named._replace(mounted_at=path)
+
+    def may_serve(self, path: bytes) -> bool:
+        """Whether the volume that is mounted there may be served, as long as its id is not known."""
+        return self.volume(path).is_served or any(volume.id and volume.is_served for volume in self.volumes)
 
     def inside(self, path: bytes, point: bytes) -> VolumePolicy:
         """What holds for a store somewhere in a volume: what is said of that, or of the part of it that it is in.
@@ -131,13 +160,14 @@ METRICS: Schema = {
 }
 _TOP: Schema = {
     "poll": setting_types.TIME_LIMIT,
+    "grace": setting_types.DURATION,
     "audit": setting_types.or_none(setting_types.FILE),
     "notices": RemovedKey("drop it; trashd list --within 1d shows what expires soon"),
 }
 CONFIG: Schema = {
     **_TOP,
     "defaults": VOLUME,
-    "volume": Tables({**VOLUME, "rules": Tables(RULES)}),
+    "volume": Tables({"id": setting_types.VOLUME_ID, **VOLUME, "rules": Tables(RULES)}),
     "hooks": HOOKS,
     "metrics": METRICS,
 }
@@ -174,6 +204,7 @@ class _ConfigBuilder(SettingsBuilder):
             metrics=self._metrics(base.metrics),
             audit=self.get("audit", otherwise=base.audit),
             poll_s=self.get("poll", otherwise=base.poll_s),
+            grace_s=self.get("grace", otherwise=base.grace_s),
         )
 
     def _each(self, at: Key, keys: Iterable[str], base: Iterable[Any]) -> Iterator[Any]:
@@ -196,6 +227,7 @@ class _ConfigBuilder(SettingsBuilder):
                 self.wrong(what, "rules stand below the volume that they are for", (*at, "rules", path))
         return VolumePolicy(
             path=base.path,
+            id=get("id", ""),
             is_served=get("serve", base.is_served),
             rules=rules,
             paths=paths,
@@ -253,7 +285,7 @@ def tell_config(config: Config, settings: Settings) -> str:
     """All of it; read again it is the same configuration."""
     hooks = {**config.hooks._asdict(), "warn_before": config.hooks.warn_before_s, "timeout": config.hooks.timeout_s}
     lines = [
-        *_table({**config._asdict(), "poll": config.poll_s}, _TOP, [()], settings),
+        *_table({**config._asdict(), "poll": config.poll_s, "grace": config.grace_s}, _TOP, [()], settings),
         "\n[defaults]",
         *_table(_volume_values(config.defaults), VOLUME, [("defaults",)], settings),
     ]
@@ -280,6 +312,7 @@ def tell_volume(volume: VolumePolicy, settings: Settings, origin: bytes | None =
     deepest = volume.deepest(origin)
     places = [at, above] if deepest is None else [(*at, "rules", deepest), at, above]
     lines = ["[[volume]]", f"path = {setting_types.PATH.write(volume.path)}{_place(at, settings)}"]
+    lines += [f"id = {setting_types.VOLUME_ID.write(volume.id)}{_place((*at, 'id'), settings)}"] if volume.id else []
     lines += _table(_volume_values(volume._replace(rules=volume.rules_for(origin))), VOLUME, places, settings)
     for path, rules in volume.paths if origin is None else ():
         here: Key = (*at, "rules", path)

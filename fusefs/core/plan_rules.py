@@ -11,7 +11,7 @@ from fusefs.core import selection_syntax, setting_types
 from fusefs.core.errors import BadConfig, ConfigProblem, TrashdError
 from fusefs.core.glob import compile_glob
 from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.selection import DIRECTORY, KINDS, Selection
+from fusefs.core.selection import DEVICES, DIRECTORY, KINDS, Selection
 from fusefs.core.setting_types import ValueKind
 from fusefs.core.stat_bounds import Field, SizeBound, TimeBound
 from fusefs.core.sweep_result import Swept
@@ -73,6 +73,7 @@ class Rule(NamedTuple):
     is_unit    the directory's own entries are units: each is taken whole, if all in it is old; otherwise entries at any
                depth are looked at by themselves, and `selection` says what is old
     most       of its matches; None: all
+    trusts_atime  access times count where the mounts don't keep them, too
     """
 
     place: ConfigKey
@@ -83,6 +84,16 @@ class Rule(NamedTuple):
     is_unit: bool = False
     most: int | None = None
     purge: PurgeNotice | None = None
+    trusts_atime: bool = False
+
+    def times(self) -> tuple[TimeBound, ...]:
+        """All that it asks of times, of units too."""
+        age = RuleAge((), 0) if self.age is None else self.age
+        return (*self.selection.times, *(TimeBound(field, before_ns=age.before_ns) for field in age.fields))
+
+    def takes_dirs(self) -> bool:
+        """Whether directories' own times count, be it only those of empty ones."""
+        return self.is_unit or self.selection.empty
 
     def soon(self) -> Selection:
         """What `selection` will mean when the time of its purge list is over, if nothing changes."""
@@ -176,6 +187,7 @@ RULE: Schema = {
     "by": ValueKind(
         "a time, or a list of times", 'write "mtime", "atime", "ctime" or "btime", or ["atime", "mtime"]', _fields, str
     ),
+    "trusts_atime": setting_types.FLAG,
     "user": setting_types.NUMBER_OR_TEXT,
     "group": setting_types.NUMBER_OR_TEXT,
     "empty": setting_types.FLAG,
@@ -268,6 +280,7 @@ class _RuleBuilder(SettingsBuilder):
             return None
         return Rule(
             self._table.place, self.get("directory"), selection, act, age, is_unit, self.get("max_delete"), purge,
+            self.get("trusts_atime", otherwise=False),
         )  # fmt: skip
 
     def _has(self, *key: str) -> bool:
@@ -350,6 +363,8 @@ class _RuleBuilder(SettingsBuilder):
 
     def _check_types(self, selection: Selection) -> None:
         is_meant = self._is_absent("unit") and not self._is_wrong("empty")
+        if self._has("type") and selection.types & DEVICES:
+            self.wrong("a device would be taken", "rules leave devices alone: drop b and c", ("type",))
         if selection.types & DIRECTORY and not selection.empty and is_meant:
             fix = 'its own age says nothing of what is in it: add unit = "top", or empty = true'
             self.wrong("a directory would be taken with all that is in it", fix, ("type",))

@@ -121,6 +121,8 @@ class VolumePolicy(NamedTuple):
     """What holds for one volume.
 
     path               where it is mounted
+    id                 of the volume that it is about, wherever that is mounted; empty: of whichever is at `path`
+    mounted_at         where that volume is now; empty: at `path`
     paths              rules for what came from a directory or from below it; of several the deepest
     max_entries_per_s  and bytes; None: as fast as the kernel, as far as neighbours allow
     windows            none: always
@@ -145,6 +147,15 @@ class VolumePolicy(NamedTuple):
     paced: bool = True
     n_nodes: int = 1
     takeover_s: int | None = None
+    id: str = ""
+    mounted_at: bytes = b""
+
+    def usual(self, origin: bytes | None) -> bytes | None:
+        """The origin that something would have if its volume were mounted where its rules know it."""
+        if origin is None or self.mounted_at in (b"", self.path) or not is_at_or_below(origin, self.mounted_at):
+            return origin
+        way = origin[len(self.mounted_at.rstrip(b"/")) :]
+        return self.path.rstrip(b"/") + way or b"/"
 
     def part_of(self, rate: int | None) -> int | None:
         """What one node may have of a volume's rate."""
@@ -218,7 +229,7 @@ def due_at_s(known: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: 
         return None
     else:
         wait_s = max(retention_s, least_s)
-    return wait_s - _age_s(known, clock)
+    return wait_s - age_s(known, clock)
 
 
 def warning_in_s(known: KnownOrphan, rules: RetentionRules, clock: Clock, before_s: float) -> float | None:
@@ -228,12 +239,13 @@ def warning_in_s(known: KnownOrphan, rules: RetentionRules, clock: Clock, before
               now knows it; nor of one whose term is over, or that goes early
     """
     due_s = None if known.is_claimed else due_at_s(known, rules, clock)
-    if due_s is None or due_s <= 0 or due_s + _age_s(known, clock) <= before_s:
+    if due_s is None or due_s <= 0 or due_s + age_s(known, clock) <= before_s:
         return None
     return due_s - before_s
 
 
-def _age_s(known: KnownOrphan, clock: Clock) -> float:
+def age_s(known: KnownOrphan, clock: Clock) -> float:
+    """How old an orphan is."""
     return age_ns(clock, known.created_ns, known.sight or see(clock, known.created_ns)) / 1e9
 
 
@@ -306,7 +318,7 @@ def go_early(
     for uid, surplus in sorted(surplus_of.items(), key=lambda one: (-one[1].n_bytes, -one[1].n_inodes, one[0])):
         if surplus.is_met():
             continue
-        for known, size in sorted(held[uid], key=lambda one: (-_age_s(one[0], clock), one[0].id)):
+        for known, size in sorted(held[uid], key=lambda one: (-age_s(one[0], clock), one[0].id)):
             if surplus.is_met() or left.is_met():
                 break
             due_s = due_at_s(known, volume.rules_for(known.origin), clock, early=True)

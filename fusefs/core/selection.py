@@ -20,6 +20,7 @@ do.
 KINDS: Final = "".join(FORMATS)
 _LETTERS = {format_: letter for letter, format_ in FORMATS.items()}
 DIRECTORY = frozenset("d")
+DEVICES = frozenset("bc")
 _ALL = frozenset(KINDS)
 
 

@@ -29,7 +29,8 @@ class VolumePhase(Enum):
     WINDOW     waits for the hours in which it may
     BROKEN     too many errors, or its store is there and can't be used: rests before it tries again
     ELSEWHERE  another reaper has the volume
-    UNPROVEN   a user's own store not in that user's registry, or of root's that root did not make: nothing is reaped
+    UNPROVEN   a user's own store not in that user's registry, or of root's that root did not make, or a copy of a
+               mounted volume, or one that had rules elsewhere: nothing is reaped
     GONE       no store there: not mounted any more, or another filesystem at its place
     """
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, NamedTuple
 from msgspec import Meta, convert
 
 from fusefs.core.durations import SECONDS, parse_duration
+from fusefs.core.names import is_volume_id
 from fusefs.core.policy import Authority, TimeWindow, parse_window
 from fusefs.core.sizes import parse_rate, parse_size
 
@@ -218,6 +219,9 @@ RATE: Final = ValueKind(
 )
 SHARE: Final = ValueKind("a share", 'write "10%", in quotes', _read_share, lambda share: quoted(f"{share * 100:.6g}%"))
 PATH: Final = ValueKind("an absolute path", 'write "/scratch", without `..`', read_path, _write_path)
+VOLUME_ID: Final = ValueKind(
+    "a volume's id", "write the id that trashd status --json has of it", _only(is_volume_id, _text), quoted
+)
 FILE: Final = PATH._replace(read=lambda found: read_path(found).decode(), write=quoted)
 PATTERNS: Final = ValueKind(
     "a list of path patterns", 'write ["/scratch/keep/*", "*.precious"]: each begins with / or *',

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import BTRFS_MAGIC, FUSE_MAGIC, IDENTITY_XATTR, Kernel, is_at_once
+from fusefs.linux.kernel import BTRFS_MAGIC, FUSE_MAGIC, IDENTITY_XATTR, RESTORED_XATTRS, Kernel, is_at_once
 
 _NOT_COPIED = (
-    "security.evm", "security.ima", IDENTITY_XATTR,
+    "security.evm", "security.ima", IDENTITY_XATTR, *RESTORED_XATTRS,
     "trusted.lma", "trusted.link", "trusted.fid", "trusted.version", "trusted.som", "trusted.hsm",
 )  # fmt: skip
 """What belongs to one inode; the second line is Lustre's."""

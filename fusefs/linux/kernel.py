@@ -31,6 +31,8 @@ _LOCAL = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC, 0xF2F52010, 
 """ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs"""
 NO_NOREPLACE = (errno.EINVAL, errno.ENOSYS)
 """What renameat2 says where a filesystem, or a kernel, has no such flag."""
+RESTORED_XATTRS = ("trusted.trashd.restored", "user.trashd.restored")
+"""See restored_mark.py."""
 IDENTITY_XATTR = "user.trashd.fresh"
 """A mark on a directory, for filesystems where nothing else tells whether it is the one that was there before."""
 _N_MARK_DIGITS = 32
@@ -460,8 +462,8 @@ class Kernel:
                 return None
             raise
 
-    def set_xattr(self, fd: int, name: str, value: bytes) -> None:
-        """fsetxattr."""
+    def set_xattr(self, fd: int | bytes, name: str, value: bytes) -> None:
+        """fsetxattr; setxattr of a path in /proc/self/fd."""
         self._hook("setxattr")
         os.setxattr(fd, name, value)
 

@@ -1,7 +1,9 @@
-"""Exceptions to a sweep: directories with a `.trashd-keep`, and whatever is locked by flock(2).
+"""What a rule leaves alone: directories with a `.trashd-keep`, what is locked by flock(2), live sockets, devices.
 
 In a directory that many write in, anybody can make the file, and lock the directory who can read it. So a mark on a
 directory counts only if its owner or root made it; another user's is reported.
+
+Source  systemd-tmpfiles(8) and tmpreaper(8); docs/plan.md lists their exemptions, and what we do instead of some
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
 import stat
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,11 +21,16 @@ from fusefs.core.sweep_result import KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY
 from fusefs.linux.fd import Fd
 from fusefs.linux.file_locks import flock_holders, uids_of
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
+from fusefs.linux.restored_mark import restored_ns
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.request import Action, ActionPlace, ActionResult
 
 KEEP_FILE = Name(b".trashd-keep")
 LOCKED, KEPT = "locked", f"holds {KEEP_FILE.decode()}"
+RESTORED = "restored less than the rule's age ago"
+_LIVE, _DEVICE, _STICKY, _SYSTEMS = "a live socket", "a device", "its sticky bit is set", "the filesystem's own"
+_LOST_FOUND = b"lost+found"
+_OF_FILESYSTEM = frozenset({b".journal", b"aquota.user", b"aquota.group", b"quota.user", b"quota.group"})
 _READING = os.O_RDONLY | os.O_NONBLOCK
 """To wait neither for a FIFO's writer nor for the holder of a lease."""
 _NO_EXCLUSIVE = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR})
@@ -30,19 +38,33 @@ _NO_EXCLUSIVE = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR})
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
-def why_spared(kernel: Kernel, sides: BackingAndMount, *, holds: bool) -> str | ReportedMark | None:
+def why_spared(
+    kernel: Kernel, sides: BackingAndMount, *, holds: bool, since_ns: int | None = None
+) -> str | ReportedMark | None:
     """Why a directory is left alone (sweep.request.SparesDirectory); None if it isn't.
 
     holds  it stays locked while it is listed, so that a program which locks it first has it whole; otherwise it is
            only looked at
+    since_ns  what was restored then or later is left alone
     """
-    kept = find_keep_file(kernel, sides.fd)
+    kept = why_kept(kernel, sides.fd)
     if isinstance(kept, str):
         return kept
+    restored = why_restored(sides.fd, kernel.fstat(sides.fd), since_ns)
+    if restored is not None:
+        return restored
     mark = find_lock(kernel, sides.fd, holds=holds)
     if mark is None and sides.mounted is not None:
         mark = _find_mounted_lock(kernel, sides.mounted)
     return mark or kept
+
+
+def why_kept(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
+    """Why an opened directory is left alone, with all that is in it, by what it is and holds; None if it isn't."""
+    is_lost_found = os.path.basename(os.readlink(directory.path())) == _LOST_FOUND
+    if is_lost_found and kernel.fstat(directory).st_uid == 0:
+        return _SYSTEMS
+    return find_keep_file(kernel, directory)
 
 
 def find_keep_file(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
@@ -90,6 +112,45 @@ def _has_say(uid: int, directory: os.stat_result) -> bool:
     return uid in (directory.st_uid, 0, os.geteuid())
 
 
+def why_exempt(found: Fd, st: os.stat_result, name: bytes) -> str | None:
+    """Why something that is no directory is left alone, by what it is; None if it isn't.
+
+    found  open, if only for its path (O_PATH)
+    """
+    if stat.S_ISDIR(st.st_mode):
+        return None
+    if st.st_mode & stat.S_ISVTX:
+        return _STICKY
+    if st.st_uid == 0 and name in _OF_FILESYSTEM:
+        return _SYSTEMS
+    if stat.S_ISBLK(st.st_mode) or stat.S_ISCHR(st.st_mode):
+        return _DEVICE
+    return _LIVE if stat.S_ISSOCK(st.st_mode) and is_live(found) else None
+
+
+def why_restored(found: Fd, st: os.stat_result, since_ns: int | None) -> str | None:
+    """Why something is left alone that was restored lately; None if it wasn't. A restore changes the ctime."""
+    if since_ns is None or st.st_ctime_ns < since_ns or restored_ns(found) < since_ns:
+        return None
+    return RESTORED
+
+
+def is_live(found: Fd) -> bool:
+    """Whether a process has bound a unix socket's name; yes if that can't be known.
+
+    A datagram socket is connected to it, which its owner does not notice: the kernel refuses that if it is of another
+    kind, and otherwise only remembers the name. /proc/net/unix has names as they were bound, relative ones among them,
+    and of one network namespace; this goes by the inode, which containers have in common.
+    Source  unix_find_bsd() in net/unix/af_unix.c
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as asking:
+        try:
+            asking.connect(found.path())
+        except OSError as error:
+            return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
+    return True
+
+
 def lock(kernel: Kernel, fd: Fd, *, holds: bool) -> bool:
     """Whether no other process has a flock, of either kind, on what an fd holds; none has where there are no locks.
 
@@ -122,16 +183,18 @@ def _is_locked_exclusively(fd: Fd) -> bool:
 class Locking(Action):
     """An action that leaves files that another process has locked, and holds a lock itself on those that it takes."""
 
-    def __init__(self, action: Action, *, holds: bool, is_guarded: bool = False) -> None:
+    def __init__(self, action: Action, *, holds: bool, is_guarded: bool = False, since_ns: int | None = None) -> None:
         """action: before which it stands, and which ends by itself.
 
         holds       False where that is only told what it would take
         is_guarded  directories have been asked for already, and may be held
+        since_ns    what was restored then or later is left alone, too
         """
         self.takes_dirs, self.is_single, self.avoided = action.takes_dirs, action.is_single, action.avoided
         self._action = action
         self._holds = holds
         self._is_guarded = is_guarded
+        self._since_ns = since_ns
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action."""
@@ -150,21 +213,25 @@ class Locking(Action):
         """Why something is left alone; None if it isn't, and then it is locked as long as `locks` are."""
         there = Name(os.fsencode(name))
         kept = locks if self._holds else None
-        why = why_locked(here.kernel, here.sides.fd, there, kept)
+        why = why_locked(here.kernel, here.sides.fd, there, kept, self._since_ns)
         if why is None and here.sides.mounted is not None:
             # What is locked through a mount of ours is locked in the mount alone: pyfuse3 hands no flock on.
             why = why_locked(here.kernel, here.sides.mounted, there, kept)
         return why
 
 
-def why_locked(kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | None = None) -> str | None:
-    """Why a file or directory should be left alone; None if no process has a lock on it, or it is gone.
+def why_locked(
+    kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | None = None, since_ns: int | None = None
+) -> str | None:
+    """Why something should be left alone, if only as a process has a lock on it; None if it isn't, or is gone.
 
     locks  takes our own lock on it; None: it is only looked at
     """
     try:
         with kernel.open_beneath(directory, path) as found:
-            return why_held(kernel, found, kernel.fstat(found), locks)
+            st = kernel.fstat(found)
+            exempt = why_exempt(found, st, os.path.basename(path)) or why_restored(found, st, since_ns)
+            return exempt or why_held(kernel, found, st, locks)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.EXDEV):
             return None  # acting on it meets the same

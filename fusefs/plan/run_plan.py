@@ -39,6 +39,7 @@ from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.locate import scope_of
 from fusefs.store.stage import SwapOptions
 from fusefs.store.user_boundary import SeenDirectories, is_bounded, load_seen
+from fusefs.sweep.access_times import refuse_stale
 from fusefs.sweep.agenda import SliceCounts
 from fusefs.sweep.move_destination import rsync_line
 from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories
@@ -168,6 +169,9 @@ def _carry_out(
         try:
             with scope_of(kernel, found.fd, found.path) as scope:
                 _check_holds_none(kernel, scope, ways)
+                if not rule.trusts_atime:
+                    key = "trusts_atime = true in the rule"
+                    refuse_stale(scope, rule.times(), how.now_ns, takes_dirs=rule.takes_dirs(), key=key)
                 there = how._replace(wishes=how.wishes._replace(pacer=pacers.on(found.fd)))
                 one = _RuleRun(kernel, rule, there, lists, found, scope, seen)
                 yield RuleDone(rule, one.units() if rule.is_unit else one.entries())
@@ -193,9 +197,9 @@ def _check_holds_none(kernel: Kernel, scope: Scope, ways: _Ways) -> None:
                 raise Refused(f"the purge lists of {printable(path)} lie in it", hint)
 
 
-def _why_unlisted(kernel: Kernel, sides: BackingAndMount) -> str | ReportedMark | None:
+def _why_unlisted(kernel: Kernel, sides: BackingAndMount, since_ns: int | None) -> str | ReportedMark | None:
     """Why nothing of a directory will go. A mark that doesn't count is reported by the run: no list lacks anything."""
-    why = why_spared(kernel, sides, holds=False)
+    why = why_spared(kernel, sides, holds=False, since_ns=since_ns)
     return why if not isinstance(why, ReportedMark) or why.is_left else None
 
 
@@ -217,6 +221,7 @@ class _RuleRun:
         self._how = how
         self._lists = lists
         self._scope = scope
+        self._since_ns = None if rule.age is None else rule.age.before_ns
         self._ahead_ns = 0 if rule.purge is None else rule.purge.ahead_s * SECOND_NS
         # By this the engine knows that the path has not become another's meanwhile: it goes there once more.
         here = identify(kernel, scope.sides.names())
@@ -228,7 +233,7 @@ class _RuleRun:
 
     def entries(self) -> Swept:
         """Each entry by itself, at any depth."""
-        spares = partial(why_spared, holds=self._how.runs)
+        spares = partial(why_spared, holds=self._how.runs, since_ns=self._since_ns)
         request = self._request._replace(spares=spares, wraps=self._locking(is_guarded=True))
         if not self._how.runs:
             request = request._replace(act=ToCount(_act(self._rule)))
@@ -237,7 +242,8 @@ class _RuleRun:
     def list_soon(self) -> None:
         """Note what of that goes soon."""
         listing = self._request._replace(selection=self._rule.soon(), act=ToPrint(self._list), most=None)
-        listing = listing._replace(spares=_why_unlisted)
+        since_ns = None if self._since_ns is None else self._since_ns + self._ahead_ns
+        listing = listing._replace(spares=partial(_why_unlisted, since_ns=since_ns))
         seen = run(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
         if seen.sums.n_failed or seen.why:
             self._lists.lack()
@@ -247,7 +253,8 @@ class _RuleRun:
         assert self._rule.age is not None
         sides, age, stops = self._scope.sides, self._rule.age, self._how.wishes.stops
         with open_quietly(self._kernel, sides.fd, b".") as fd:
-            why = why_spared(self._kernel, BackingAndMount(fd, sides.mounted), holds=self._how.runs)
+            both, since_ns = BackingAndMount(fd, sides.mounted), self._since_ns
+            why = why_spared(self._kernel, both, holds=self._how.runs, since_ns=since_ns)
             if isinstance(why, str):
                 return Swept(self._scope.path(), SweepSums(n_spared=1), spared=(Spared(b"", why),))
             sieve = _UnitSorter(self._scope.path(), age.before_ns, self._due_ns, self._lists)
@@ -268,7 +275,8 @@ class _RuleRun:
         return sieve.told(run(self._kernel, request, self._how.wishes))
 
     def _locking(self, *, is_guarded: bool) -> Callable[[Action], Action]:
-        return partial(Locking, holds=self._how.runs, is_guarded=is_guarded)
+        since_ns = self._since_ns if is_guarded else None  # a unit has been judged by it
+        return partial(Locking, holds=self._how.runs, is_guarded=is_guarded, since_ns=since_ns)
 
     def _list(self, here: ActionPlace, names: Sequence[str]) -> list[tuple[str, int]]:
         """Note what goes soon; in a dry run without what would be gone by now."""

@@ -22,7 +22,8 @@ from fusefs.core.stat_bounds import Field
 from fusefs.core.sweep_result import NOT_TAKEN, ReportedMark, Spared
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.keep_guard import find_keep_file, find_lock, why_held, why_locked
+from fusefs.linux.restored_mark import restored_ns
+from fusefs.plan.keep_guard import find_lock, why_exempt, why_held, why_kept, why_locked
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.layout import is_stores_own
 from fusefs.store.user_boundary import whose_is
@@ -60,10 +61,12 @@ Judged = Unit | Young | Spared | Failure
 
 
 def time_of(kernel: Kernel, fields: Sequence[Field], fd: Fd, st: os.stat_result) -> int:
-    """The latest of these times of what an fd holds, in nanoseconds since the epoch."""
+    """The latest of these times of what an fd holds, in nanoseconds since the epoch; and of when it was restored."""
     times: list[int] = [getattr(st, f"st_{field}_ns") for field in fields if field != "btime"]
     if "btime" in fields:
         times.append(kernel.statx(fd, asks=True).btime_ns or _NEVER_NS)
+    if st.st_ctime_ns > max(times):  # a restore changes that
+        times.append(restored_ns(fd))
     return max(times)
 
 
@@ -188,7 +191,9 @@ class _UnitLook:
             if inside is None and not self._kernel.is_empty(fd):
                 self._is_across = True
                 return
-            mark = find_keep_file(self._kernel, fd) or find_lock(self._kernel, fd, holds=False)
+            if at_ns := restored_ns(fd):
+                self._count(at_ns)
+            mark = why_kept(self._kernel, fd) or find_lock(self._kernel, fd, holds=False)
             if mark is not None:
                 raise self._spared(mark)
             self._ask_mount(path)
@@ -219,7 +224,8 @@ class _UnitLook:
                 return
             self._n_bytes += st.st_size if stat.S_ISREG(st.st_mode) else 0
             self._count(time_of(self._kernel, self._age.fields, found, st))
-            if (why := why_held(self._kernel, found, st)) is not None:
+            why = why_exempt(found, st, name) or why_held(self._kernel, found, st)
+            if why is not None:
                 raise self._spared(why)
         self._ask_mount(path)
 

@@ -23,6 +23,7 @@ from fusefs.core.policy import (
     RetentionRules,
     SpaceWanted,
     VolumePolicy,
+    age_s,
     beyond_quota,
     due_at_s,
     go_early,
@@ -32,6 +33,7 @@ from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.mountinfo import DAEMON_GONE, is_inside
+from fusefs.service.known_volumes import NO_GRACE, Grace
 from fusefs.service.messages import (
     Answer,
     DueContainer,
@@ -104,6 +106,7 @@ class ChildAnswers:
         room: SpaceTrend,
         new_parts: Callable[[], None],
         holder_of: Callable[[int], int],
+        grace: Grace = NO_GRACE,
         *,
         is_local: bool,
     ) -> None:
@@ -111,8 +114,10 @@ class ChildAnswers:
 
         new_parts  called when a user has folders in stores that were not known
         holder_of  the user who has a subordinate uid
+        grace      what that keeps which expired while the volume was not served
         is_local   no other machine can have the filesystem mounted
         """
+        self._grace = grace
         self._context = context
         self._volume = opened.store.base_path
         self._is_own = opened.own is not None
@@ -172,14 +177,12 @@ class ChildAnswers:
         if part.has_left(seen.id) and not seen.is_claimed:
             return
         clock = self._context.clock()
-        identifier, sight = ContainerId(seen.id), part.sight(seen, clock)
-        known = KnownOrphan(identifier, seen.created_ns, seen.retention_s, seen.origin, seen.is_claimed, sight=sight)
-        rules = self._policy.rules_for(seen.origin)
-        wait_s = due_at_s(known, rules, clock)
-        at_s = None if wait_s is None else max(boot_s() + wait_s, user.not_before_s(seen.id))
-        part.upcoming.add(DueContainer(seen.id, seen.retention_s), at_s)
+        identifier, sight, origin = ContainerId(seen.id), part.sight(seen, clock), self._policy.usual(seen.origin)
+        known = KnownOrphan(identifier, seen.created_ns, seen.retention_s, origin, seen.is_claimed, sight=sight)
+        rules = self._policy.rules_for(origin)
+        part.upcoming.add(DueContainer(seen.id, seen.retention_s), self._at_s(user, known, rules))
         part.sizes.note(seen.id, seen.n_bytes)
-        self._warn(user, part, known, rules)
+        self._warn(user, part, known, rules, seen.origin)
         self._measure_when_idle(part, seen, clock)
         before = part.known.get(seen.id)
         if self.must_measure() and (before is not None or len(part.known) * len(user.parts) < _MOST_KNOWN):
@@ -205,7 +208,19 @@ class ChildAnswers:
         wait_s = min(max(_UNMEASURED_S - age_s, 0.0), _UNMEASURED_S)
         part.measure_at(seen.id, boot_s() + wait_s if is_wanted else None)
 
-    def _warn(self, user: UserState, part: FolderPart, known: KnownOrphan, rules: RetentionRules) -> None:
+    def _at_s(self, user: UserState, known: KnownOrphan, rules: RetentionRules, *, early: bool = False) -> float | None:
+        """When an orphan may be reaped, in the service's time; None: not by itself."""
+        clock, now_s = self._context.clock(), boot_s()
+        wait_s = due_at_s(known, rules, clock, early=early)
+        if wait_s is None:
+            return None
+        # What was begun with is due in any case; it expired after it came.
+        expired_s = now_s - age_s(known, clock) if known.is_claimed else now_s + wait_s
+        return max(self._grace.at_s(now_s + wait_s, expired_s), user.not_before_s(known.id))
+
+    def _warn(
+        self, user: UserState, part: FolderPart, known: KnownOrphan, rules: RetentionRules, origin: bytes | None
+    ) -> None:
         """Tell that its term ends soon, once, or see to it that it is looked at then; only if somebody listens."""
         hooks = self._context.config.hooks
         if hooks.on_expires_soon is None:
@@ -224,7 +239,7 @@ class ChildAnswers:
                 volume=self._volume,
                 uid=user.uid,
                 identifier=known.id,
-                origin=known.origin,
+                origin=origin,
                 seconds=left_s,
             )
 
@@ -288,7 +303,7 @@ class ChildAnswers:
         """Have root take over what is in quarantine, where an administrator said so: into a store of root's own."""
         if self._is_own:
             return
-        rules = self._policy.rules_for(origin)
+        rules = self._policy.rules_for(self._policy.usual(origin))
         # The user's name is asked last: of a server far away, on some machines.
         if user.uid and rules.authority is Authority.ROOT and rules.gives_root(user.uid, user_name(user.uid)):
             self.for_root.append(ForRoot(user.uid, part.base, ContainerId(identifier), rules.clears_flags))
@@ -313,8 +328,9 @@ class ChildAnswers:
         now_s = boot_s()
         for user, part in parts:
             for identifier in going & part.known.keys() - part.pending.keys():
-                at_s = max(now_s, user.not_before_s(identifier))
-                part.upcoming.add(DueContainer(identifier, part.known[identifier].retention_s), at_s)
+                known = part.known[identifier]
+                at_s = self._at_s(user, known, self._policy.rules_for(known.origin), early=True)
+                part.upcoming.add(DueContainer(identifier, known.retention_s), max(at_s or now_s, now_s))
 
     def failed(self, user: UserState, number: int, what: str, detail: str) -> None:
         """Something of a user's went wrong: that user waits, and nobody else.

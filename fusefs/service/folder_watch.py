@@ -1,11 +1,14 @@
-"""inotify watches on one user's folders, as things to look at: what came in, was restored, or was dropped."""
+"""inotify watches on users' folders, as things to look at: what came in, was restored, or was dropped."""
 
 from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 
 from fusefs.core.events import EventKind
@@ -14,6 +17,7 @@ from fusefs.core.names import Name, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import below
+from fusefs.linux.subuid import read_subordinates
 from fusefs.service.shared_context import ServiceContext, boot_s
 from fusefs.service.user_state import FolderPart, UserState
 from fusefs.store.backing_and_mount import DIRECTORY
@@ -26,6 +30,64 @@ _ORPHANS, _RESTORING, _REAPING = (
 )
 _COPY_S = 30.0
 """What is made in drop/, not moved there, may still be written to: it is taken in when nothing new came for so long."""
+
+_MOST_WATCHED = 1000
+"""Folders of one user's, and of his subordinate uids, in which inotify tells what happens; the others are polled."""
+
+
+class FolderWatches:
+    """Watches the folders of all users of a volume."""
+
+    def __init__(self, context: ServiceContext, volume: bytes, wake: Callable[[], None]) -> None:
+        """wake: called when there is something to do."""
+        self._context = context
+        self._volume = volume
+        self._wake = wake
+        self._watches: dict[int, FolderWatch] = {}
+        self._areas: list[int] = []
+        self._n_blind = 0
+        self.next_at_s = math.inf  # when to try again what could not be watched; later each time
+
+    def post(self, store: Store, users: Mapping[int, UserState]) -> None:
+        """Watch the folders of all users that are not watched yet."""
+        for uid in self._watches.keys() - users.keys():
+            self.dismiss(uid)
+        holder_of = read_subordinates().holder_of
+        n_left: defaultdict[int, int] = defaultdict(lambda: _MOST_WATCHED)
+        for uid, user in users.items():
+            watch = self._watches.get(uid)
+            if watch is None or watch.user is not user:
+                self.dismiss(uid)
+                watch = self._watches[uid] = FolderWatch(self._context, self._volume, user, self._wake)
+            watch.post(store, n_left[holder_of(uid)])
+            n_left[holder_of(uid)] -= len(watch)
+        self._n_blind = 0 if all(one.is_full() for one in self._watches.values()) else self._n_blind + 1
+        self.next_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
+
+    def is_complete(self, uid: int) -> bool:
+        """Whether all that happens in a user's folders will be told."""
+        return uid in self._watches and self._watches[uid].is_complete()
+
+    def dismiss(self, uid: int) -> None:
+        """Watch nothing of a user's any more."""
+        watch = self._watches.pop(uid, None)
+        if watch is not None:
+            watch.dismiss()
+
+    def post_areas(self, store: Store, notice: Callable[[InotifyEvent], None]) -> None:
+        """Watch where users' folders are made, as far as it can be, if that is not watched yet."""
+        if self._areas:
+            return
+        wanted = InotifyMask.CREATE | InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.DELETE
+        for _name, area in store.areas.all():
+            with suppress(OSError):
+                self._areas.append(self._context.watcher.add(area, wanted, notice))
+
+    def leave_areas(self) -> None:
+        """Watch no more where they are made."""
+        for number in self._areas:
+            self._context.watcher.remove(number)
+        self._areas.clear()
 
 
 class FolderWatch:

@@ -19,6 +19,7 @@ from fusefs.core.identity import Likelihood, compare
 from fusefs.core.names import STORE, Name, whose_store
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.service_status import UNSEEN, VolumePhase, VolumeStatus
+from fusefs.linux.disks import Disk, disk_of
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.mount_claims import is_claimed
@@ -98,6 +99,7 @@ class OpenVolume(NamedTuple):
     own         what its owner vouches for, of a user's own store that root's service works on: there root makes
                 nothing, neither a lock nor what a probe writes, and takes nothing over
     told_path   so much of such a store's path as every user may see
+    disk        what its filesystem lies on
     """
 
     store: Store
@@ -107,6 +109,7 @@ class OpenVolume(NamedTuple):
     own: LineOf | None = None
     told_path: bytes = b""
     beat: HeldBeat | None = None
+    disk: Disk = Disk("", is_block=False)
 
     def is_shared(self) -> bool:
         """Whether other machines may have it mounted: what they do no inotify tells."""
@@ -205,7 +208,7 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
         else:
             beat = _beat(kernel, hold, path, owned)
         mount = find_mount(kernel, store.fd, mounts)
-        return OpenVolume(store, _type_of(mount), hold, owned.pop_all(), beat=beat)
+        return OpenVolume(store, _type_of(mount), hold, owned.pop_all(), beat=beat, disk=disk_of(mount))
 
 
 def open_own(kernel: Kernel, wanted: LineOf) -> OpenVolume:
@@ -217,8 +220,8 @@ def open_own(kernel: Kernel, wanted: LineOf) -> OpenVolume:
     with ExitStack() as owned:
         store = _open_vouched(kernel, wanted, mounts, owned)
         hold = owned.enter_context(kernel.open_dir(store.fd))
-        told, filesystem = seen_by_all(store.base.fd, wanted), _type_of(find_mount(kernel, store.fd, mounts))
-        return OpenVolume(store, filesystem, hold, owned.pop_all(), wanted, told)
+        told, mount = seen_by_all(store.base.fd, wanted), find_mount(kernel, store.fd, mounts)
+        return OpenVolume(store, _type_of(mount), hold, owned.pop_all(), wanted, told, disk=disk_of(mount))
 
 
 def own_space(kernel: Kernel, wanted: LineOf) -> VolumeSpace:
@@ -343,6 +346,17 @@ def find_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[bytes,
                     st = kernel.fstat(store.fd)
                     found[store.path() if found else path] = st.st_dev, st.st_ino
     return found
+
+
+def find_id(kernel: Kernel, path: bytes, mounts: list[Mount]) -> str:
+    """The id of the volume whose store is in a directory; empty if there is none for us."""
+    with suppress(OSError, TrashdError):
+        _let_sleep(path, mounts)
+        store = open_store(kernel, open_shown(kernel, path, mounts), path)
+        if store is not None:
+            with store:
+                return store.volume.id
+    return ""
 
 
 def open_base(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount]) -> Fd:

@@ -35,10 +35,11 @@ from fusefs.service.clock_file import load_clock, save_clock
 from fusefs.service.event_outlets import EventOutlets
 from fusefs.service.forker import Forker, ForkerLost
 from fusefs.service.inotify_watches import InotifyWatches
-from fusefs.service.open_volume import all_views, registered_paths, split_place, volume_paths
+from fusefs.service.known_volumes import KnownVolumes
+from fusefs.service.open_volume import all_views, find_id, registered_paths, split_place, volume_paths
 from fusefs.service.pause_files import Pause, pause_dir, read_pauses
 from fusefs.service.served_stores import Key, MountPointStores, OwnStoreLimits, RegisteredStores
-from fusefs.service.shared_context import ServiceContext, boot_s
+from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.status_file import HeldFiles, write_status
 from fusefs.service.volume_loop import OwnStore, VolumeLoop
 from fusefs.store.registry_lines import STORES, registered
@@ -102,6 +103,7 @@ def serve(load: Callable[[], Loaded], volumes: tuple[bytes, ...]) -> None:
             service.changed,
             partial(save_clock, state),
             service.version,
+            KnownVolumes(state),
         )
         try:
             trio.run(service.run, context, mounts)
@@ -147,6 +149,7 @@ class _Service:
         self._own: dict[Key, VolumeLoop] = {}  # users' own stores
         self._own_stores: RegisteredStores | None = None
         self._limits = OwnStoreLimits()
+        self._limiter = trio.CapacityLimiter(1)  # of the look at volumes that are not served
         self._told_more: tuple[PassedOver, ...] = ()
 
     def tell(self, event: Event) -> None:
@@ -235,10 +238,14 @@ class _Service:
             seen = self._look_through(mounts)
             paths = (*named, *volume_paths(mounts, seen), *registered_paths(known, mounts, seen))
         for path in await self._finder.find(paths, mounts):
-            if context.config.volume(split_place(path)[0]).is_served:
+            if context.config.may_serve(split_place(path)[0]):
                 self._keep(context, nursery, path, stays=path in named)
         for path in named:
             self._keep(context, nursery, path, stays=True)
+        for volume in context.config.volumes:
+            if volume.path not in self._loops and self._mounts.get(volume.path) != covering(volume.path, mounts):
+                self._mounts[volume.path] = covering(volume.path, mounts)
+                nursery.start_soon(self._remember_rules, context, volume.path, mounts)
         for path, loop in self._loops.items():
             mount = covering(path, mounts)
             if self._mounts.get(path, mount) != mount:
@@ -246,6 +253,12 @@ class _Service:
             self._mounts[path] = mount
         if self._own_stores is not None:
             self._own_stores.look()
+
+    async def _remember_rules(self, context: ServiceContext, path: bytes, mounts: list[Mount]) -> None:
+        """Note which volume has rules, though it is not served: mounted elsewhere it is not to have the defaults."""
+        volume = await in_thread(self._limiter, partial(find_id, context.kernel, path, mounts))
+        if volume and context.config.named(path, volume) is not None:
+            context.known.refuse_without_rules(volume, path, context.config)
 
     def _look_through(self, mounts: list[Mount]) -> list[MountView]:
         """What mounts of ours show, or are about to show again."""

@@ -19,6 +19,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.subuid import read_subordinates
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
+from fusefs.service.known_volumes import KnownVolumes
 
 _LOG = logging.getLogger(__name__)
 _SPAN_S = 10.0
@@ -65,6 +66,7 @@ class ServiceContext:
         changed: Callable[[], None],
         save: Callable[[Clock], None],
         version: str,
+        known: KnownVolumes,
     ) -> None:
         """Bring them together.
 
@@ -74,8 +76,10 @@ class ServiceContext:
         changed  called when a status is not what it was
         save   keeps the clock for the next service
         version  of the code that runs
+        known  what is known of volumes by their ids
         """
         self.version = version
+        self.known = known
         self.started_ns = time.time_ns()
         self.since_ns = since_ns
         self.kernel = kernel

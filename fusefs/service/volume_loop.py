@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import time
-from collections import defaultdict
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import NamedTuple
@@ -22,10 +21,10 @@ from fusefs.core.record import quote
 from fusefs.core.service_status import PassedOver, VolumePhase, VolumeStatus
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import RulePath
-from fusefs.linux.subuid import read_subordinates
 from fusefs.service.child_answers import TROUBLE, Trouble
-from fusefs.service.folder_watch import FolderWatch
+from fusefs.service.folder_watch import FolderWatches
 from fusefs.service.forker import ForkerLost
+from fusefs.service.known_volumes import ServedVolume
 from fusefs.service.open_volume import (
     Elsewhere,
     OpenVolume,
@@ -57,8 +56,7 @@ _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
 """Orphans of a volume whose due time is remembered, some megabytes; of one user at least so many."""
 _FIRST_REST_S, _LONGEST_REST_S = 60.0, 3600.0
 _ELSEWHERE_S = 60.0
-_MOST_WATCHED = 1000
-"""Folders of one user's, and of his subordinate uids, in which inotify tells what happens; the others are polled."""
+_UNSERVED = (VolumePhase.GONE, VolumePhase.BROKEN, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
 _GONE_FOR_GOOD = 3
 """Looks in vain, at least ten minutes apart, after which a volume that was not named is forgotten."""
 _HUNG_S, _TURN_S = 10.0, 30.0
@@ -96,6 +94,7 @@ class VolumeLoop:
         limit  what that may take; None of any other
         """
         self.path = path
+        self._base_path = split_place(path)[0] if own is None else path
         self._told_path = path if own is None else unseen(own.word)
         self.owner = None if own is None else own.word.uid
         self._own = own
@@ -108,9 +107,10 @@ class VolumeLoop:
         self.users: dict[int, UserState] = {}
         self.session: WorkSession | None = None
         self._volume_id = ""
+        self._served = ServedVolume(context.known, self._base_path, self.owner)
         self._filesystem = ""
         self.phase = VolumePhase.LOOKING
-        self._why = ""
+        self._why = self._warned = ""
         self._context = context
         self._limiter = trio.CapacityLimiter(3) if limit is None else limit.threads
         self._nodes = OtherNodes(context, self._limiter, self._may_have_users)
@@ -118,15 +118,12 @@ class VolumeLoop:
         self._pause: Pause | None = None
         self._must_find = True
         self._must_open = False
-        self._watches: dict[int, FolderWatch] = {}
+        self._watches = FolderWatches(context, path, self.wake)
         self._folders: dict[int, int] = {}
         self._refused: tuple[PassedOver, ...] = ()
         self._unread = UnreadUsers()
-        self._area_watches: list[int] = []
         self._n_breaks = 0
         self._n_fresh = 0
-        self._n_blind = 0
-        self._watch_at_s = math.inf  # when to try again what could not be watched; later each time
         self._rests_until_s = 0.0
         self._polled_at_s = 0.0
         self._looked_at_s = 0.0
@@ -155,6 +152,13 @@ class VolumeLoop:
         if self.session is None:
             self.wake()
 
+    def copy_changed(self, came: bool) -> None:
+        """A disk with the same volume's id was mounted, or one has gone: look which is served."""
+        if not came or self.phase is not VolumePhase.UNPROVEN:
+            if self.session is not None:
+                self.session.stop()
+            self.look_again()
+
     def retry(self) -> None:
         """Somebody may have mended it, or made it again: look now."""
         self._rests_until_s = 0.0
@@ -167,7 +171,7 @@ class VolumeLoop:
 
     def paths(self) -> tuple[bytes, ...]:
         """By what people may know it."""
-        return (split_place(self.path)[0],) if self._own is None else (self.path, self._own.by_rules.path)
+        return (self._base_path,) if self._own is None else (self.path, self._own.by_rules.path)
 
     def status(self) -> VolumeStatus:
         """What is known of it now; costs no system call."""
@@ -218,8 +222,12 @@ class VolumeLoop:
         try:
             await self._live()
         finally:
+            if self.phase not in _UNSERVED:
+                self._served.goes_on()
+            self._served.end()
             await self._nodes.say_farewell(self._open)
         self._forget()
+        self._served.is_gone()
 
     async def _live(self) -> None:
         while not self._is_left and (self._stays or self._n_gone < _GONE_FOR_GOOD):
@@ -250,7 +258,7 @@ class VolumeLoop:
         config = self._context.config
         if self._own is not None:
             return config.inside(*self._own.by_rules)
-        return config.volume(split_place(self.path)[0])
+        return config.volume(self._base_path, self._volume_id)
 
     async def _watch_room(self, policy: VolumePolicy) -> float:
         """Look at the free space where nothing is open; until when that need not be done again."""
@@ -291,7 +299,9 @@ class VolumeLoop:
         if self._pause is not None:
             self._be(VolumePhase.PAUSED, self._pause.why)
             return max(self._pause.left_s(time.time()), 0.1)
-        if not policy.is_served:
+        is_unknown = self._own is None and (self._must_open or not self._volume_id)
+        may_serve = is_unknown and self._context.config.may_serve(self._base_path)
+        if not policy.is_served and not may_serve:
             self._be(VolumePhase.PAUSED, "the configuration says: serve = false")
             return _NEVER_S
         if now_s < self._rests_until_s:
@@ -313,7 +323,7 @@ class VolumeLoop:
         """Open the volume and do all that is due. Raises  Trouble; TrashdError; OSError; ForkerLost"""
         now_s = boot_s()
         is_poll = now_s >= self._polled_at_s + self._context.config.poll_s
-        must_open = self._may_find() or self._must_open or is_poll or now_s >= self._watch_at_s
+        must_open = self._may_find() or self._must_open or is_poll or now_s >= self._watches.next_at_s
         if not must_open and self._nodes.is_due():
             must_open = not await self._look_at_others()
         if not must_open and not any(user.wants(now_s) for user in self.users.values()):
@@ -364,6 +374,9 @@ class VolumeLoop:
         with await self._open() as opened:
             self._told_path = opened.told_path or self.path
             await self._begin(opened, is_poll=is_poll)
+            policy = self._policy()  # of the volume that it is
+            if self._held_back_s(policy) > 0:
+                return
             self.session = WorkSession(
                 self._context,
                 opened,
@@ -373,8 +386,9 @@ class VolumeLoop:
                 self._room,
                 self._limiter,
                 self._look_at_space,
-                partial(self._post_watches, opened.store),
+                partial(self._watches.post, opened.store, self.users),
                 partial(self._around, opened),
+                self._served.grace,
             )
             self._context.changed()
             try:
@@ -422,19 +436,19 @@ class VolumeLoop:
             self._forget()
             self._volume_id = store.volume.id
             self._filesystem = opened.filesystem
+        self._served.recognise(self._volume_id, opened.disk, self._context.config, self.copy_changed)
         self._nodes.begin(opened)
         if is_poll:
             self._polled_at_s = boot_s()
             for uid, user in self.users.items():
-                watch = self._watches.get(uid)
                 # Other hosts' doings come by no inotify, nor what is in a folder that could not be watched.
-                if not store.kernel.is_local(store.fd) or watch is None or not watch.is_complete():
+                if not store.kernel.is_local(store.fd) or not self._watches.is_complete(uid):
                     user.look_again()
         self._must_find |= is_poll
         if self._may_find():
             await self._find_users(opened)
         else:
-            self._post_watches(store)  # where a watch was lost
+            self._watches.post(store, self.users)  # where a watch was lost
         await self._nodes.look(opened, self.users, VolumePhase.LOOKING.value)
 
     def _may_find(self) -> bool:
@@ -446,11 +460,7 @@ class VolumeLoop:
         if not self._may_find():
             return
         self._must_find = False
-        if not self._area_watches:
-            wanted = InotifyMask.CREATE | InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.DELETE
-            for _name, area in opened.store.areas.all():
-                with suppress(OSError):
-                    self._area_watches.append(self._context.watcher.add(area, wanted, self._on_users))
+        self._watches.post_areas(opened.store, self._on_users)
         try:
             resting = self._unread.resting(boot_s())
             census = await in_thread(self._limiter, partial(opened.users, resting))
@@ -469,7 +479,7 @@ class VolumeLoop:
                 self.users[uid].look_again()  # another folder: all that is known of the old one is void
                 self._leave(uid)
         self._folders = census.inos
-        self._post_watches(opened.store)
+        self._watches.post(opened.store, self.users)
 
     def _tell_refused(self, census: FolderCensus, store: Store) -> None:
         """Note what is no user's folder though it is called so, or can't be read; it is not served."""
@@ -484,27 +494,10 @@ class VolumeLoop:
             told = "; ".join(f"{one.where}: {one.what}" for one in refused)
             _LOG.warning("%s", told)
 
-    def _post_watches(self, store: Store) -> None:
-        """Watch the folders of all users that are not watched yet."""
-        for uid in self._watches.keys() - self.users.keys():
-            self._watches.pop(uid).dismiss()
-        holder_of = read_subordinates().holder_of
-        n_left: defaultdict[int, int] = defaultdict(lambda: _MOST_WATCHED)
-        for uid, user in self.users.items():
-            watch = self._watches.get(uid)
-            if watch is None or watch.user is not user:
-                if watch is not None:
-                    watch.dismiss()
-                watch = self._watches[uid] = FolderWatch(self._context, self.path, user, self.wake)
-            watch.post(store, n_left[holder_of(uid)])
-            n_left[holder_of(uid)] -= len(watch)
-        self._n_blind = 0 if all(one.is_full() for one in self._watches.values()) else self._n_blind + 1
-        self._watch_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
-
     def _on_users(self, event: InotifyEvent) -> None:
         """Perhaps a new user, or another folder of one. Anybody makes names there: they say nothing."""
         if event.happened & (InotifyMask.IGNORED | InotifyMask.UNMOUNT):
-            self._leave_areas()
+            self._watches.leave_areas()
         elif not event.happened & InotifyMask.OVERFLOW and whose(event.name) is None:
             return
         self._may_have_users()
@@ -523,12 +516,15 @@ class VolumeLoop:
 
     def _idle_s(self) -> float:
         """All is done: for how long nothing is due."""
-        self._be(VolumePhase.IDLE)
+        self._served.goes_on()
+        if self._held_back_s(self._policy()) > 0:
+            return 0.0
+        self._be(VolumePhase.IDLE, self._served.grace.why(boot_s()))
         if self._must_find or self._must_open:
             return 0.0
         now_s = boot_s()
         poll_s = self._polled_at_s + self._context.config.poll_s
-        own = [poll_s, self._watch_at_s, self._unread.next_at_s(), self._nodes.at_s()]
+        own = [poll_s, self._watches.next_at_s, self._unread.next_at_s(), self._nodes.at_s()]
         return max(min([*own, *(user.next_at_s() for user in self.users.values())]) - now_s, 0.0)
 
     def _failed(self, error: Exception) -> float:
@@ -545,12 +541,18 @@ class VolumeLoop:
             # Where root is nobody users have services of their own, which leave alone what root's serves.
             phase = VolumePhase.UNPROVEN if isinstance(known, Unproven) else VolumePhase.GONE
             self._be(phase, f"{why} ({known.hint})")
+            if self._why != self._warned and self.owner is None:
+                _LOG.warning("%s", self._why)
+            self._warned = self._why
             return float(self._context.config.poll_s)
         if self._is_gone(known):
             self._forget()
+            self._served.is_gone()
             self._n_gone += 1
             self._be(VolumePhase.GONE, why)
             return float(self._context.config.poll_s)
+        if isinstance(known, TrashdError) and known.errno not in TROUBLE:
+            self._served.end()  # somebody has to mend it, who knows when: what expires until then has grace
         return self.broke(why)
 
     def _is_gone(self, error: Exception) -> bool:
@@ -575,18 +577,14 @@ class VolumeLoop:
 
     def _forget(self) -> None:
         """Nothing of what is known is true any more."""
+        self._served.end()
         self._refused = ()
         self._unread = UnreadUsers()
         self._nodes.forget()
         for uid in list(self.users):
             self._drop(uid)
-        self._leave_areas()
+        self._watches.leave_areas()
         self._must_find = True
-
-    def _leave_areas(self) -> None:
-        for number in self._area_watches:
-            self._context.watcher.remove(number)
-        self._area_watches.clear()
 
     def _drop(self, uid: int) -> None:
         del self.users[uid]
@@ -594,7 +592,6 @@ class VolumeLoop:
 
     def _leave(self, uid: int) -> None:
         """End all watching and work in the folder that a user had; he may make another one at once."""
-        if uid in self._watches:
-            self._watches.pop(uid).dismiss()
+        self._watches.dismiss(uid)
         if self.session is not None:
             self.session.renew(uid)

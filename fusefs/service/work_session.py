@@ -27,6 +27,7 @@ from fusefs.reaper.server_outage import CUT_OFF
 from fusefs.service.child_answers import ChildAnswers, ForRoot
 from fusefs.service.fair_turns import FairTurns, by_number, order_of_node
 from fusefs.service.forker import ChildGone, ChildHandle, ForkerLost
+from fusefs.service.known_volumes import Grace
 from fusefs.service.messages import Heartbeat, Measure, Order, ReadRecords, Reap, Tend
 from fusefs.service.node_files import own_name
 from fusefs.service.open_volume import OpenVolume, VolumeSpace
@@ -75,6 +76,7 @@ class WorkSession:
         tell_space: Callable[[VolumeSpace], None],
         new_parts: Callable[[], None],
         look_around: Callable[[], Awaitable[None]],
+        grace: Grace,
     ) -> None:
         """Be ready to work.
 
@@ -83,6 +85,7 @@ class WorkSession:
         tell_space   called with what is free, every few seconds
         new_parts    called when a user has folders in stores that were not known
         look_around  called every few seconds: there may be unknown users
+        grace        what that keeps which expired while the volume was not served
         """
         self._context = context
         self._opened = opened
@@ -112,7 +115,10 @@ class WorkSession:
         self._is_stopping = False
         self._is_probing = self._is_writing_back = False
         self._by_force: set[str] = set()
-        self._intake = ChildAnswers(context, opened, policy, tally, room, new_parts, holder_of, is_local=not is_shared)
+        is_local = not is_shared
+        self._intake = ChildAnswers(
+            context, opened, policy, tally, room, new_parts, holder_of, grace, is_local=is_local
+        )
 
     # From outside
 

@@ -19,6 +19,7 @@ from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.sweep_result import NOT_GIVEN
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.restored_mark import mark_restored
 from fusefs.store.backing_and_mount import BackingAndMount, between, wholly_beneath
 from fusefs.store.claim import forget_size
 from fusefs.store.container import HeldContainer, drop_empty_tree, flush, move, open_inside
@@ -33,10 +34,11 @@ _IN_BOTH = errno.EISDIR
 
 
 class Unmoved(NamedTuple):
-    """What stays where it is: the first by name, all counted."""
+    """What stays where it is: the first by name, all counted. n_unmarked: of what moved, not marked as restored"""
 
     failures: tuple[Failure, ...] = ()
     n: int = 0
+    n_unmarked: int = 0
 
     def plus(self, path: bytes, number: int, call: str = "renameat2") -> Unmoved:
         """One more."""
@@ -44,7 +46,8 @@ class Unmoved(NamedTuple):
 
     def and_also(self, other: Unmoved) -> Unmoved:
         """Both together."""
-        return Unmoved((*self.failures, *other.failures)[:MAX_FAILURES], self.n + other.n)
+        failures = (*self.failures, *other.failures)[:MAX_FAILURES]
+        return Unmoved(failures, self.n + other.n, self.n_unmarked + other.n_unmarked)
 
 
 def merge_back(claim: RestoreClaim, inside: RelPath | None) -> Restored:
@@ -78,7 +81,10 @@ def merge_back(claim: RestoreClaim, inside: RelPath | None) -> Restored:
         if gone is not None:
             return restore(claim, gone)  # which settles it by itself
         warnings = _end(held)
-    return Restored(held.id, path, None, held.record.partial, warnings, left.failures, left.n, closed(held))
+    is_spared = not left.n_unmarked
+    return Restored(
+        held.id, path, None, held.record.partial, warnings, left.failures, left.n, closed(held), is_spared=is_spared
+    )
 
 
 def _gone(held: HeldContainer, origin: RelPath, path: bytes, owned: ExitStack) -> RestoreDestination | None:
@@ -138,7 +144,7 @@ def bring(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name
     if number == _IN_BOTH:
         left = merge(kernel, source, target, RelPath(name))
         return left._replace(failures=tuple(one._replace(name=join(above, one.name)) for one in left.failures))
-    return Unmoved().plus(join(above, name), number) if number else Unmoved()
+    return Unmoved().plus(join(above, name), number) if number else _marked(kernel, target, name)
 
 
 def merge(
@@ -201,6 +207,7 @@ def _move_all(
     kernel: Kernel, here: BackingAndMount, there: BackingAndMount, upper: RelPath
 ) -> tuple[list[Name], Unmoved]:
     """The directories that both have, and what stays. Read again until nothing moves: servers skip entries."""
+    unmarked = Unmoved()
     with kernel.open_dir(here.fd) as readable:
         while True:
             n_moved = 0
@@ -216,12 +223,21 @@ def _move_all(
                     number = _move(kernel, here, there, name)
                     if number == 0:
                         n_moved += 1
+                        unmarked = unmarked.and_also(_marked(kernel, there, name))
                     elif number == _IN_BOTH:
                         both.append(name)
                     else:
                         stays = stays.plus(join(upper, name), number)
             if not n_moved:
-                return both, stays
+                return both, stays.and_also(unmarked)
+
+
+def _marked(kernel: Kernel, there: BackingAndMount, name: Name) -> Unmoved:
+    """Mark what was moved."""
+    with suppress(OSError), kernel.open_beneath(there.fd, name) as fd:
+        if mark_restored(kernel, fd):
+            return Unmoved()
+    return Unmoved(n_unmarked=1)
 
 
 def _move(kernel: Kernel, here: BackingAndMount, there: BackingAndMount, name: Name) -> int:

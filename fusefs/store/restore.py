@@ -26,6 +26,7 @@ from fusefs.core.record import Failure, Method
 from fusefs.linux.directory_metadata import make_like, read_likeness
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.restored_mark import mark_restored
 from fusefs.store.as_owner import ITS_OWNERS, why_other
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, is_taken, refresh, with_mounted
 from fusefs.store.claim import ClaimLost, hold, hold_soon, look_at_record
@@ -65,6 +66,7 @@ class Restored(NamedTuple):
     rescued  the orphan with what had been written into the fresh directory, if anything had
     partial  the reaper had begun on it: what it had removed by then is gone
     closed_uid  then, the owner now of directories that it may have entered, with mode 0700; None: it had not begun
+    is_spared  it is marked as restored, which rules go by (linux/restored_mark.py)
     left     of a sweep: what could not be put back, and is an orphan still; the first by name, `n_left` in all
     """
 
@@ -76,6 +78,7 @@ class Restored(NamedTuple):
     left: tuple[Failure, ...] = ()
     n_left: int = 0
     closed_uid: int | None = None
+    is_spared: bool = True
 
 
 class RestoreClaim(NamedTuple):
@@ -227,6 +230,7 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
                 raise TakenOver(held.id) from error
             settle(claim._replace(held=held))
             raise
+        is_spared = mark_restored(kernel, tree)
         warnings = []
         try:
             if held.record.kept is not None or held.record.parts:
@@ -239,7 +243,8 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
         except OSError as error:
             rescued = None
             warnings.append(f"{error.strerror} after the tree was back; the next trashd command completes it")
-    return Restored(held.id, destination.path, rescued, held.record.partial, tuple(warnings), closed_uid=closed(held))
+    done = Restored(held.id, destination.path, rescued, held.record.partial, tuple(warnings), closed_uid=closed(held))
+    return done._replace(is_spared=is_spared)
 
 
 def _check_giving(
@@ -424,6 +429,7 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
             except FileExistsError as error:
                 raise Occupied(path) from error
             warnings += lost
+            is_spared = mark_restored(kernel, thing)
             try:
                 flush_directory(held, source)  # and not where it went, for the reason in `restore`
             except OSError as error:
@@ -433,7 +439,8 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
     finally:
         settle(claim)
         held.owned.close()
-    return Restored(held.id, path, None, held.record.partial, tuple(warnings), closed_uid=closed(held))
+    done = Restored(held.id, path, None, held.record.partial, tuple(warnings), closed_uid=closed(held))
+    return done._replace(is_spared=is_spared)
 
 
 def closed(held: HeldContainer) -> int | None:

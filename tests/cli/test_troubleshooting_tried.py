@@ -46,6 +46,8 @@ ELSEWHERE = {
     "What happened is not what was meant; everything was kept": "tests/crash",
     "The filesystem's server does not answer": "tests/shared",
     "A volume's reaper needs somebody's help": "tests/systemd",
+    "Two disks with the id of one volume are mounted, so nothing of this one is reaped": "tests/reaper",
+    "This volume had rules of its own at another path and has none here, so nothing of it is reaped": "tests/reaper",
     "Root carries nothing across the boundary between users": "tests/store",
 }
 """Messages whose causes take more than a volume, and where they are caused; the page says that, too."""

@@ -209,7 +209,9 @@ def test_volume_whose_mount_is_being_replaced_is_not_served_by_another_name(base
                     orphan_in(other, "due", EXPIRED)
                     running.until(lambda: not ids(other))
                 assert identifier in ids(source)
-            running.until(lambda: identifier not in ids(source))  # no mount shows it any more
+            running.until(lambda: running.knows(source))
+            running.until_phase(source, VolumePhase.UNPROVEN)  # no mount shows it any more: its rules are those of one
+            assert identifier in ids(source)
             running.stop()
 
 

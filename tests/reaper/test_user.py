@@ -21,6 +21,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.service.child_answers import ChildAnswers
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
+from fusefs.service.known_volumes import KnownVolumes
 from fusefs.service.messages import (
     Answer,
     DueContainer,
@@ -67,8 +68,9 @@ def new_intake() -> ChildAnswers:
     nobody, clock = cast(Forker, None), started(time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     with InotifyWatches() as watcher:
         context = ServiceContext(
-            Kernel(), nobody, watcher, read_config([]), clock, 0, lambda _: None, lambda: None, lambda _: None, "0"
-        )
+            Kernel(), nobody, watcher, read_config([]), clock, 0, lambda _: None, lambda: None, lambda _: None, "0",
+            KnownVolumes(b"/nowhere"),
+        )  # fmt: skip
     opened = OpenVolume(store, "", nowhere, ExitStack())
     outer = VolumePolicy(BASE), WorkTotals(), SpaceTrend()
     return ChildAnswers(context, opened, *outer, lambda: None, lambda uid: uid, is_local=True)

@@ -86,7 +86,8 @@ def test_a_plan_in_the_place_of_tmpfiles(node: Node) -> None:
     node.root("trashd init /scratch")
     RECIPE.put(node.system.root, "/etc/t")
     # No program can set a file's ctime: a second stands for a day here.
-    node.root("sed -i s/30d/1s/ /etc/trashd/plan.d/scratch.toml && mkdir /scratch/tmp && touch /scratch/tmp/old")
+    node.root("sed -i 's/30d/1s/; $a trusts_atime = true' /etc/trashd/plan.d/scratch.toml")
+    node.root("mkdir /scratch/tmp && touch /scratch/tmp/old")
     node.root("touch --date='1 hour' /scratch/tmp/young")
     node.root("until find /scratch/tmp/old ! -newerct '2 seconds ago' | grep .; do sleep 0.1; done")
     RECIPE.follow("A line of tmpfiles.d", node.run)

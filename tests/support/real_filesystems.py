@@ -216,6 +216,13 @@ def loop_volume(
 
 
 @contextlib.contextmanager
+def mounted_image(fs_type: str, image: Path, target: Path) -> Iterator[Path]:
+    """A filesystem in a file that exists, mounted on a directory."""
+    with _mounted(fs_type, image, target, ("loop",)):
+        yield target
+
+
+@contextlib.contextmanager
 def tmpfs_volume(size: str = "64m", options: Sequence[str] = ()) -> Iterator[Path]:
     """The mount point of a fresh tmpfs, its root 0755; options: mount(8)'s, such as nr_inodes=100."""
     with _scratch() as scratch:

@@ -71,6 +71,11 @@ class Service:
         (found,) = [one for one in seen.status.volumes if one.root() == os.fsencode(path)]
         return found
 
+    def knows(self, path: Path) -> bool:
+        """Whether it says anything of a volume."""
+        seen = self.seen()
+        return seen is not None and any(one.root() == os.fsencode(path) for one in seen.status.volumes)
+
     def until_phase(self, path: Path, *phases: VolumePhase) -> VolumeStatus:
         self.until(lambda: self.volume(path).phase in phases)
         return self.volume(path)
@@ -136,7 +141,9 @@ def places() -> Iterator[Path]:
 
 def configure(base: Path, config: str) -> None:
     """Write a configuration; the audit log is `audit` beside it."""
-    (base / "config.toml").write_text(f'audit = "{base}/audit"\n{config}')
+    # An orphan that a test makes before the service comes would be kept for an hour.
+    grace = "" if "grace" in config else 'grace = "0s"\n'
+    (base / "config.toml").write_text(f'audit = "{base}/audit"\n{grace}{config}')
 
 
 @contextmanager

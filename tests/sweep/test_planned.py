@@ -92,16 +92,16 @@ def test_dry_run_tells_what_a_run_does_and_touches_nothing(volume: Path, action:
     assert files(volume / "scratch") == ({"c/new", "c/old", "new"} if unit else {"c/new", "new"})
 
 
-def test_what_is_trashed_can_be_taken_back(volume: Path) -> None:
+@pytest.mark.parametrize("text", [OLD, f'{OLD}\nunit = "top"\nkeep_for = "3d"'])
+def test_what_is_trashed_can_be_taken_back(volume: Path, text: str) -> None:
     for name in ("a/x", "a/b/y", "z"):
         put(volume / "scratch" / name, 40)
     before = files(volume / "scratch")
-    for text in (OLD, f'{OLD}\nunit = "top"\nkeep_for = "3d"'):
-        orphan = swept(volume / "scratch", text).orphan
-        assert orphan is not None
-        assert files(volume / "scratch") == set()
-        restore(volume, orphan)
-        assert files(volume / "scratch") == before
+    orphan = swept(volume / "scratch", text).orphan
+    assert orphan is not None
+    assert files(volume / "scratch") == set()
+    restore(volume, orphan)
+    assert files(volume / "scratch") == before
 
 
 def test_orphan_is_roots_and_says_whose_rule_it_was(volume: Path) -> None:

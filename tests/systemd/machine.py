@@ -39,6 +39,9 @@ def booted_with_trashd(fstab: str = "", enabled: Sequence[str] = ()) -> Iterator
             wants.mkdir(exist_ok=True)
             (wants / unit).symlink_to(f"/usr/local/lib/systemd/system/{unit}")
 
+        drop_ins = root / "etc/trashd/config.d"
+        drop_ins.mkdir(parents=True, exist_ok=True)
+        (drop_ins / "grace.toml").write_text('grace = "0s"\n')  # a volume of a test is new
         for unit in (REAPER, "trashd-mount@.service"):
             directory = root / f"etc/systemd/system/{unit}.d"
             directory.mkdir(parents=True)

@@ -24,6 +24,7 @@ def home() -> Iterator[System]:
         system.run("loginctl", "enable-linger", "alice")
         system.run("systemctl", "start", f"user@{UID}.service")
         as_alice(system, TRASHD, "service", "install", "--user")
+        as_alice(system, "sh", "-c", "mkdir -p ~/.config/trashd && echo 'grace = \"0s\"' >~/.config/trashd/config.toml")
         as_alice(system, "systemctl", "--user", "enable", "--now", REAPER)
         yield system
 
