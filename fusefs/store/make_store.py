@@ -139,7 +139,8 @@ def _build(
                 if _exchange(kernel, base, new, replaces):
                     if not kernel.is_named(fd, base.fd, name):
                         return None
-                    _set_aside(kernel, base, new, fd)
+                    with kernel.open_beneath(base.names(), name, DIRECTORY) as place:  # in the mount, if there is one
+                        _set_aside(kernel, base, new, place)
                     sync_dir(kernel, base.fd)
                     return kernel.identify(fd)
                 _take_in(kernel, base, new, replaces)
