@@ -195,7 +195,7 @@ def _stores(kernel: Kernel, path: bytes) -> Iterator[Store]:
         for store in stores_at(kernel, path, read_mounts()):
             n_there += 1
             with store:
-                refuse_squashed(store)
+                refuse_squashed(store.kernel, store.fd, store.base_path)
                 yield store
     if not n_there:
         raise NotFound(path, "there is no store; trashd init makes one")

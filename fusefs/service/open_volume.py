@@ -198,7 +198,7 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
         owned.enter_context(store)
         refuse_mounted(kernel, store.fd)
         _leave_to_root(store)
-        refuse_squashed(store)
+        refuse_squashed(store.kernel, store.fd, store.base_path)
         _refuse_unproven(store)
         discard_emptied(store)
         hold = owned.enter_context(_open_hold(kernel, store))

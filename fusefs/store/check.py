@@ -73,7 +73,7 @@ def check_store(store: Store) -> Iterator[AdoptionProblem]:
     kernel, init = store.kernel, f"trashd init {shell_word(store.base_path)}"
     for name in _list(store, store.base.fd):
         if name.startswith(NEW_PREFIX):
-            yield AdoptionProblem(_told(store.base_path, name), "a store that was never finished", f"{init} sweeps it")
+            yield AdoptionProblem(_told(store.base_path, name), "a store that was never finished", f"{init} sees to it")
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
         yield AdoptionProblem(_told(store.base_path), "probed on another kind of filesystem", init)
     if store.is_unknown():

@@ -62,6 +62,7 @@ from fusefs.store.make_store import (
     write_volume,
 )
 from fusefs.store.registry_lines import registered
+from fusefs.store.root_squash import refuse_squashed
 from fusefs.store.store_maker import StoreMaker, is_noted, makes_common, way_out, what_unnoted_means, who_made
 from fusefs.store.tidy_folder import look_over
 from fusefs.store.user_folders import MOUNTED
@@ -188,6 +189,7 @@ def _see_to_it(
             _mend(kernel, fd, base_path, name, identifier, repaired)
             return _InitStep(False, kernel.identify(fd))
         if not replaces:
+            refuse_squashed(kernel, fd, base_path)  # to whom it can't be shown who made it, nor would --known help
             raise Untrusted(f"{printable(where)}, {why}", way_out(base_path))
         made = build_store(kernel, base, name, identifier, replaces=fd)
     repaired.append(f"set the old store aside, {why}: its owners' next commands empty it")

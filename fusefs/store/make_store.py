@@ -136,10 +136,11 @@ def _build(
     with unfinished(kernel, base, name, new, identifier) as fd:
         for _attempt in range(_ATTEMPTS):
             if replaces is not None:
-                if _exchange(kernel, base, new):
-                    if not kernel.is_named(fd, base.names(), name):
+                if _exchange(kernel, base, new, replaces):
+                    if not kernel.is_named(fd, base.fd, name):
                         return None
-                    _set_aside(kernel, base, new, fd)
+                    with kernel.open_beneath(base.names(), name, DIRECTORY) as place:  # in the mount, if there is one
+                        _set_aside(kernel, base, new, place)
                     sync_dir(kernel, base.fd)
                     return kernel.identify(fd)
                 _take_in(kernel, base, new, replaces)
@@ -184,30 +185,34 @@ def unfinished(
     if kernel.is_read_only(base.names()):  # where a mount of ours is, what is made below it could not be removed
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     kernel.mkdir(base.fd, new)
-    try:
-        with kernel.open_dir(base.fd, new) as fd:
+    with ExitStack() as opened:
+        fd: Fd | None = None
+        try:
+            fd = opened.enter_context(kernel.open_dir(base.fd, new))
             if kernel.is_local(fd) and not kernel.lock(fd):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), new)
             _fill(kernel, fd, name, identifier or VolumeId(os.urandom(16).hex()))
             yield fd
-    finally:
-        if not _has_taken_in(kernel, base, new):
-            discard_unfinished(kernel, base, new)
+        finally:
+            # Not what it was exchanged with. Whose it is tells nothing: a server may have made it another user's.
+            if (fd is None or kernel.is_named(fd, base.fd, new)) and not _has_taken_in(kernel, base, new):
+                discard_unfinished(kernel, base, new)
 
 
-def _exchange(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
+def _exchange(kernel: Kernel, base: BackingAndMount, new: Name, judged: Fd) -> bool:
     """Exchange a new store with whatever has the name of root's now, in one step: no user can put another thing there
     in between. Where that is a store which another init has made meanwhile, both go back.
 
+    judged   what is to be replaced: it may well be root's own, with an area in it that others could change
     Returns  False where the filesystem exchanges nothing, or nothing has the name
     Raises   OSError
     """
     names = base.names()
     with suppress_errno(errno.EINVAL, errno.ENOENT):
         kernel.exchange(names, new, names, STORE)
-        with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(names, new, READABLE) as old:
-            st = kernel.fstat(old)
-            if st.st_uid == 0 and not st.st_mode & OTHERS_WRITE and is_noted(kernel, old):
+        with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(base.fd, new, READABLE) as old:
+            st, is_judged = kernel.fstat(old), kernel.is_named(judged, base.fd, new)
+            if not is_judged and st.st_uid == 0 and not st.st_mode & OTHERS_WRITE and is_noted(kernel, old):
                 kernel.exchange(names, new, names, STORE)
         return True
     return False
@@ -334,14 +339,14 @@ def discard_abandoned(kernel: Kernel, base: BackingAndMount) -> list[str]:
                         continue
             if not name.startswith(NEW_PREFIX) or owner_of(kernel, base.fd, name) != os.geteuid():
                 continue
-            with suppress(FileNotFoundError), kernel.open_dir(base.fd, name) as fd:
+            with suppress_errno(errno.ENOENT, errno.ENOTEMPTY), kernel.open_dir(base.fd, name) as fd:
                 if kernel.is_local(fd) and kernel.lock(fd):
                     if name.startswith(COPY_PREFIX) and not _is_emptied(kernel, fd):
                         continue
                     if _finish(kernel, base, Name(name), fd):
                         continue
-                    discard_unfinished(kernel, base, Name(name))
-                    told.append(f"removed {name.decode()}, which was never finished")
+                    if discard_unfinished(kernel, base, Name(name)):
+                        told.append(f"removed {name.decode()}, which was never finished")
     return told
 
 
@@ -428,18 +433,17 @@ def sync_dir(kernel: Kernel, fd: Fd) -> None:
         kernel.fsync(readable)
 
 
-def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> None:
-    """Remove what a killed `make_store` left; a store that was finished has no such name, but for one that a new one
-    was exchanged with: that is another user's, or holds something, and stays.
+def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> bool:
+    """Remove what a killed `make_store` left; whether it is gone. A store that was finished has no such name, but for
+    one that a new one was exchanged with, or that was given it: that holds something, and stays.
     """
     try:
         fd = kernel.open_dir(base.fd, name)
     except OSError:
-        return
+        return False
     with fd:
-        is_ours = kernel.fstat(fd).st_uid == os.geteuid()
-        if not is_ours or not all(_is_empty_in(kernel, fd, area) for area in (USERS, NEW)):
-            return
+        if not all(_is_empty_in(kernel, fd, area) for area in (USERS, NEW)):
+            return False
         discard_trials(kernel, fd)
         for entry in (VOLUME, CACHEDIR_TAG, LOCK, Name(VOLUME + b".new"), Name(CACHEDIR_TAG + b".new")):
             with suppress(FileNotFoundError):
@@ -451,6 +455,7 @@ def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> Non
             with suppress(FileNotFoundError):
                 kernel.rmdir(fd, area)
     kernel.rmdir(base.names(), name)
+    return True
 
 
 def discard_trials(kernel: Kernel, fd: Fd) -> None:

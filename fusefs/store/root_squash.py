@@ -15,16 +15,19 @@ from fusefs.core.names import Name
 from fusefs.linux.capabilities import Capability, may_use
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.layout import LOCK, Store
+from fusefs.store.layout import LOCK
 
 SQUASHED = "root is nobody to this filesystem's server (root squash), or a security module refuses root"
 _TRIAL = b".trashd-squash-"
 
 
-def refuse_squashed(store: Store) -> None:
-    """Raises  RootSquashed if we are root, and what a store's owner and root alone may open is refused to us"""
-    if os.geteuid() == 0 and not store.kernel.is_local(store.fd) and _refuses_root(store.kernel, store.fd):
-        raise RootSquashed(store.base_path)
+def refuse_squashed(kernel: Kernel, store_fd: Fd, base_path: bytes) -> None:
+    """Of an opened `.trashd`, whichever of root's or anybody's.
+
+    Raises  RootSquashed if we are root, and what a store's owner and root alone may open is refused to us
+    """
+    if os.geteuid() == 0 and not kernel.is_local(store_fd) and _refuses_root(kernel, store_fd):
+        raise RootSquashed(base_path)
 
 
 def _refuses_root(kernel: Kernel, store_fd: Fd) -> bool:

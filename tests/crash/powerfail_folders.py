@@ -18,7 +18,7 @@ from tests.crash.powerfail_law import STORE_DURABLE, Shape, check_state, shapes_
 from tests.crash.powerfail_work import USER, Cut, Scenario
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
-from tests.support.store_calls import init, opened, recover_all, swap
+from tests.support.store_calls import init, init_as_of_old, opened, recover_all, swap
 
 MATE = USER + 1000
 """Whose a planted directory is."""
@@ -72,7 +72,7 @@ def _look(cut: Cut) -> None:
 
 def taking_over_round(cut: Cut, k: int) -> None:
     """Root takes a user's store over; that user's next command takes the folder out of it, and root's registers it."""
-    as_user(cut.uid, lambda: init(cut.base))
+    as_user(cut.uid, lambda: init_as_of_old(cut.base))
     _throw(cut, k)
     cut.stands(k, Shape.SWAPPED, sync=True)
     cut.volume.mark(f"user {cut.uid}")
@@ -97,6 +97,8 @@ def check_folders(root: Path, marks: Sequence[str]) -> str | None:
 
 def _repair(root: Path, marks: Sequence[str]) -> str | None:
     """Each user's next command; what was planted is refused, and then put away."""
+    if STORE_DURABLE not in marks and any(root.glob(".trashd.new-swap-*")):
+        init(root)  # what it was exchanged with is still beside it: root, who has heard of no success, tries again
     if (root / ".trashd").exists() and os.stat(root / ".trashd").st_uid == 0:
         places = list(root.glob(f".trashd/[un]*/{MATE}"))
         if LOOKED in marks:

@@ -18,6 +18,7 @@ from tests.support.other_users import as_user, run_as
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_calls import ENTRIES, assert_silent, entries, init, raw, recover_all, swap
 from tests.support.transports import by_ring
+from tests.support.trashd_command import trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -49,6 +50,20 @@ def test_the_root_s_listing_has_it_only_if_it_shall(mount: Mounted) -> None:
         init(path / "source")
         with trashd_mount(path / "source", options=["show_trash"]) as showing:
             assert os.listdir(showing.path) == [".trashd"]
+
+
+def test_root_replaces_a_planted_store_through_the_mount() -> None:
+    with tmpfs_volume() as path:
+        source = path / "source"
+        planted = Dir(
+            {"u": Dir({str(BOB): Dir({"thesis": "x"}, owner=(BOB, BOB))}, owner=(BOB, BOB))}, owner=(BOB, BOB)
+        )
+        make_tree(source, {".trashd": planted})
+        with trashd_mount(source) as mounted:
+            done = trashd("init", "--replace", mounted.path)
+        assert done.code == 0, done
+        assert os.listdir(source) == [".trashd"]
+        assert [one.read_text() for one in source.glob(f".trashd/old-*/u/{BOB}/thesis")] == ["x"]
 
 
 @pytest.mark.parametrize("words", [(), by_ring(("uring=on",))], ids=["device", "ring"])

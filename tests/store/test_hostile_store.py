@@ -145,19 +145,32 @@ def test_a_forged_store_that_her_pointer_leads_to_is_none_of_the_services(projec
     assert snapshot(project / ".trashd/u", with_times=True) == before
 
 
-def test_a_directory_that_is_given_a_new_stores_name_while_it_is_made_is_none(project: Path) -> None:
+@pytest.mark.parametrize("most", [1, 100])
+def test_a_directory_that_is_given_a_new_stores_name_while_it_is_made_is_none(project: Path, most: int) -> None:
     (project / ".trashd").rename(project / "filled")
+    given = list[Path]()
+    make_tree(project / ".trashd.new-abandoned", {"file": "x"})
 
     def hook(call: str) -> None:
         for new in project.glob(".trashd.new-*"):
-            if call == "openat2" and not any(new.iterdir()) and (project / "filled").exists():
-                new.rename(project / "empty")
-                (project / "filled").rename(new)
+            if call == "openat2" and not any(new.iterdir()) and len(given) < most:
+                new.rename(project / f"empty-{len(given)}")
+                (project / "filled").rename(new) if not given else make_tree(new, {"u": {"file": "x"}})
+                given.append(new)
 
-    with pytest.raises(OSError, match="not empty"):
+    if most == 1:
         init(project, Kernel(hook))
-    assert not (project / ".trashd").exists()
+    else:
+        with pytest.raises(FileNotFoundError, match="another directory took its place"):
+            init(project, Kernel(hook))
+        assert not (project / ".trashd").exists()
+        init(project)
+    assert run(["init", str(project)]) == 0
     assert live(project) == N_LIVE
+    assert all(any((path / "u").iterdir()) for path in given)
+    with opened(project) as store:
+        assert not store.is_unknown()
+    assert {entry.uid for entry in entries(project)} == set()
 
 
 @pytest.mark.parametrize("filesystem", ["tmpfs", "ext4", "xfs", "btrfs"])

@@ -42,7 +42,18 @@ from tests.support.real_filesystems import (
     volume_of,
 )
 from tests.support.shared_store import shared_store
-from tests.support.store_calls import Before, assert_silent, entries, folder_of, init, raw, recover_all, restore, swap
+from tests.support.store_calls import (
+    Before,
+    assert_silent,
+    entries,
+    folder_of,
+    init,
+    raw,
+    recover_all,
+    restore,
+    swap,
+    users_own,
+)
 from tests.support.trashd_command import TRASHD
 
 pytestmark = pytest.mark.needs("root")
@@ -236,10 +247,11 @@ def test_immutable_and_append_only_are_not_copied(mounted: Callable[[str], Path]
 
 
 def leaks(base: Path) -> list[Path]:
-    """What in a store has an ACL, a set-group-id bit or a group that its owner did not choose."""
+    """What in the store has an ACL, a set-group-id bit or a group that its owner did not choose."""
+    (store,) = base.glob(".trashd*")
     return [
         path
-        for path in (base / ".trashd", *(base / ".trashd").rglob("*"))
+        for path in (store, *store.rglob("*"))
         if any("acl" in name for name in os.listxattr(path))
         or path.stat().st_mode & stat.S_ISGID
         or path.stat().st_gid == TEAM
@@ -272,7 +284,8 @@ def test_a_base_with_a_default_acl_and_setgid_leaks_nothing(
     (base / "job" / "new").mkdir()
     assert snapshot(base / "job")[1].xattrs == ()
     assert (base / "job" / "new").stat().st_gid == 0
-    assert (base / ".trashd" / "volume.json").stat().st_mode & 0o7777 == 0o644
+    store = users_own(base, uid) if is_first and uid else base / ".trashd"
+    assert (store / "volume.json").stat().st_mode & 0o7777 == 0o644
     as_user(uid, partial(assert_silent, base))
 
 
