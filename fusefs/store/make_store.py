@@ -374,10 +374,9 @@ def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
 
 def _fill(kernel: Kernel, fd: Fd, name: Name, identifier: VolumeId) -> None:
     is_common = name == STORE
+    _check_empty(kernel, fd)  # before its mode changes: a closed directory of root's may have the name
     own(kernel, fd, mode_of(name))
-    if not kernel.is_empty(fd):
-        # A user who may write above it gave its name to another of ours: what is in that is not root's word.
-        raise FileNotFoundError(errno.ENOENT, "another directory took its place")
+    _check_empty(kernel, fd)  # an ACL of the parent's may have let others in until now
     for area in AREA_MODES if is_common else (USERS,):
         make_area(kernel, fd, area, AREA_MODES[area])
     _write_new(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT)
@@ -385,6 +384,12 @@ def _fill(kernel: Kernel, fd: Fd, name: Name, identifier: VolumeId) -> None:
     if is_common:
         note_made(kernel, fd)
     write_volume(kernel, fd, prove(kernel, fd, identifier))
+
+
+def _check_empty(kernel: Kernel, fd: Fd) -> None:
+    """Raises  FileNotFoundError: a user who may write above it gave its name to another directory"""
+    if not kernel.is_empty(fd):
+        raise FileNotFoundError(errno.ENOENT, "another directory took its place")
 
 
 def mode_of(name: Name) -> int:

@@ -148,6 +148,7 @@ def test_a_forged_store_that_her_pointer_leads_to_is_none_of_the_services(projec
 @pytest.mark.parametrize("most", [1, 100])
 def test_a_directory_that_is_given_a_new_stores_name_while_it_is_made_is_none(project: Path, most: int) -> None:
     (project / ".trashd").rename(project / "filled")
+    (project / "filled").chmod(0o700)
     given = list[Path]()
     make_tree(project / ".trashd.new-abandoned", {"file": "x"})
 
@@ -168,6 +169,7 @@ def test_a_directory_that_is_given_a_new_stores_name_while_it_is_made_is_none(pr
     assert run(["init", str(project)]) == 0
     assert live(project) == N_LIVE
     assert all(any((path / "u").iterdir()) for path in given)
+    assert given[0].stat().st_mode & 0o777 == 0o700, "a closed directory of root's stays closed"
     with opened(project) as store:
         assert not store.is_unknown()
     assert {entry.uid for entry in entries(project)} == set()
