@@ -49,6 +49,7 @@ _IMPORTED_LATE = (
     "fusefs.core.glob", "fusefs.engine.worker_processes", "fusefs.engine.worker_threads",
     "fusefs.linux.backing_fd_socket", "fusefs.linux.getdents", "fusefs.linux.mergerfs", "fusefs.linux.refused_calls",
     "fusefs.linux.tree_users", "fusefs.store.make_store", "fusefs.store.rename_probes",
+    "fusefs.store.subordinate_folders",
     "hashlib", "statistics",
 )  # fmt: skip
 """By functions that commands share, or that not everybody needs. After an upgrade they would be the new version's."""
