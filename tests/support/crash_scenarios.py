@@ -166,7 +166,7 @@ def _trees_in(container: Path) -> Iterator[Path]:
 
 
 def user_folders(volume: Path) -> list[Path]:
-    found = [path for base in (volume, volume / HOME) for path in (base / _STORE).glob("[un]*/*")]
+    found = [path for base in (volume, volume / HOME) for path in base.glob(f"{_STORE}*/[un]*/*")]  # users' own, too
     return [path for path in found if whose(os.fsencode(path.name)) is not None]  # but for one that a kill left unmade
 
 

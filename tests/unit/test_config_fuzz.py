@@ -171,6 +171,8 @@ def volume_at(path: str) -> st.SearchStrategy[VolumePolicy]:
         paced=st.booleans(),
         n_nodes=st.integers(1, 1000),
         takeover_s=st.none() | st.integers(1, 1_000_000),
+        id=st.text("0123456789abcdef", min_size=32, max_size=32) | st.just("") if path else st.just(""),
+        mounted_at=st.just(b""),  # of a volume that is named by its id: where the service finds it
     )
 
 
@@ -192,6 +194,7 @@ configs = st.builds(
     ),
     audit=st.none() | st.just(AUDIT_FILE) | absolute.filter(lambda path: path != "/"),
     poll_s=st.integers(1, DURATION_MAX_S),
+    grace_s=st.integers(0, DURATION_MAX_S),
 )
 
 
