@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.foreground_mount import Mounted, trashd_mount, until
@@ -142,10 +144,20 @@ def test_a_directory_that_is_covered_while_it_is_known_waits_too() -> None:
 
 
 def test_many_who_ask_it_leave_room_for_others() -> None:
+    """The name stays in the kernel's cache while it is held: otherwise all who ask for it wait for one request. For a
+    second the kernel answers from that cache.
+    """
+
+    def ask(inner: Path) -> None:
+        while True:
+            inner.stat()
+            time.sleep(0.1)
+
     with (
         served() as place,
+        Fd(os.open(place.top / "inner", os.O_PATH)),
         silent_fuse(place.inner, 0),
-        clients([asking(os.stat, place.top / "inner")] * N_MANY),
+        clients([asking(ask, place.top / "inner")] * N_MANY),
     ):
         assert until(lambda: place.mounted.fuse.n_waiting() > N_MANY / 3, LIMIT_S)
         in_time(partial(others_work, place.top))
