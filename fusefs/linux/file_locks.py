@@ -28,19 +28,22 @@ def is_locked(fd: int) -> bool:
     return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
 
-def flock_holders(ino: int) -> list[int]:
-    """The processes that took a flock on a file with that inode number: those of this pid namespace.
+def flock_holders(st: os.stat_result) -> list[int]:
+    """The processes that took a flock on a file: those of this pid namespace.
 
-    The device in the list is not always stat's (btrfs): a file of another filesystem may have the same number.
+    The device in the list is not always stat's (btrfs). Only where no lock has that device, those of files with the
+    same inode number on any filesystem are returned.
     Source  proc_locks(5)
     """
     with open("/proc/locks", "rb") as lines:
         fields = [line.split() for line in lines]
-    return [
-        int(words[4])
+    device = b"%02x:%02x" % (os.major(st.st_dev), os.minor(st.st_dev))
+    found = [
+        (int(words[4]), words[5].rpartition(b":")[0])
         for words in fields
-        if len(words) >= 6 and words[1] == b"FLOCK" and words[5].rpartition(b":")[2] == b"%d" % ino
+        if len(words) >= 6 and words[1] == b"FLOCK" and words[5].rpartition(b":")[2] == b"%d" % st.st_ino
     ]
+    return [pid for pid, at in found if at == device] or [pid for pid, _at in found]
 
 
 def uids_of(pid: int) -> frozenset[int]:
@@ -70,7 +73,7 @@ def take(directory: bytes, name: bytes = _NAME) -> Fd | None:
 def is_service_running(directory: bytes) -> bool:
     """Whether a service holds the lock of its runtime directory. Not seen from another pid namespace."""
     with suppress(OSError):
-        return bool(flock_holders(os.stat(directory + b"/" + _NAME).st_ino))
+        return bool(flock_holders(os.stat(directory + b"/" + _NAME)))
     return False
 
 
@@ -80,7 +83,7 @@ def holds_service_lock(directory: bytes, pid: int) -> bool:
     Not seen from another pid namespace.
     """
     try:
-        ino = os.stat(directory + b"/" + _NAME).st_ino
+        st = os.stat(directory + b"/" + _NAME)
     except FileNotFoundError:
         return False
-    return pid in flock_holders(ino)
+    return pid in flock_holders(st)

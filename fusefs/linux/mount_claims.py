@@ -36,6 +36,6 @@ def is_claimed(target: bytes) -> bool:
     """Whether a daemon of root's has a mount point for itself: it serves there, or is about to. Its lock is let be."""
     for namespace in _NAMESPACES:
         with suppress(OSError):  # there is no claim, or we may not look
-            if flock_holders(os.stat(HOME + b"/" + name_of(target, namespace)).st_ino):
+            if flock_holders(os.stat(HOME + b"/" + name_of(target, namespace))):
                 return True
     return False

@@ -92,7 +92,7 @@ def find_lock(kernel: Kernel, directory: Fd, *, holds: bool) -> str | ReportedMa
     if lock(kernel, directory, holds=holds):
         return None
     st = kernel.fstat(directory)
-    holders = [uids_of(pid) for pid in flock_holders(st.st_ino)]
+    holders = [uids_of(pid) for pid in flock_holders(st)]
     if any(uids and all(_has_say(uid, st) for uid in uids) for uids in holders):
         return LOCKED
     is_seen = bool(holders) and all(holders)

@@ -139,7 +139,7 @@ def _look(folder: UserFolder, state: State, state_fd: Fd, name: bytes, now: Now)
 
 def _is_left(kernel: Kernel, record_fd: Fd) -> bool:
     """Whether no process holds a record, without taking it even for a moment."""
-    return kernel.is_local(record_fd) and not flock_holders(kernel.fstat(record_fd).st_ino)
+    return kernel.is_local(record_fd) and not flock_holders(kernel.fstat(record_fd))
 
 
 def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record, now: Now) -> ListedContainer:
