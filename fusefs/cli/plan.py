@@ -32,10 +32,10 @@ from fusefs.core.sizes import format_size
 from fusefs.core.slice_budget import Speed
 from fusefs.core.sweep_result import Swept
 from fusefs.linux.answer_timeout import ask_each
-from fusefs.linux.config_files import is_drop_in
+from fusefs.linux.config_dirs import is_drop_in, plan_dir
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import covering, read_mounts
-from fusefs.linux.plan_files import load_plan, plan_dir
+from fusefs.linux.plan_files import load_plan
 
 _NO_DIRECTORY = b"no directory"
 

@@ -22,8 +22,8 @@ from fusefs.core.record import Method
 from fusefs.core.sweep_result import NOT_GIVEN
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.boot_id import session
+from fusefs.linux.config_dirs import are_rules_in_force
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.plan_files import are_rules_in_force
 from fusefs.store.find_orphans import ID_LEAST_CHARS, CameFrom, all_entries, came_from, not_looked_at, the_one_called
 from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.locate import check_operand

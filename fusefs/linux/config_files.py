@@ -11,11 +11,12 @@ from fusefs.core.config import Config, read_with_places
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.printable_names import printable
 from fusefs.core.toml_reader import TEXT_MAX_BYTES, Settings, Source, decode_source
+from fusefs.linux import config_dirs
+from fusefs.linux.config_dirs import config_dir, is_drop_in
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE
 
-SYSTEM_DIR = b"/etc/trashd"
-_FILE, _DROP_INS, _ENDING = b"config.toml", b"config.d", b".toml"
+_FILE, _DROP_INS = b"config.toml", b"config.d"
 
 
 class Loaded(NamedTuple):
@@ -28,15 +29,6 @@ class Loaded(NamedTuple):
     files: tuple[bytes, ...]
     settings: Settings
     warnings: tuple[ConfigProblem, ...] = ()
-
-
-def config_dir() -> bytes | None:
-    """Where this user's configuration is: the system's for root; None for a user without a home."""
-    if os.geteuid() == 0:
-        return SYSTEM_DIR
-    given = os.environb.get(b"XDG_CONFIG_HOME", b"")
-    home = given if given.startswith(b"/") else os.path.expanduser(b"~/.config")
-    return home + b"/trashd" if home.startswith(b"/") else None
 
 
 def base_config(*, of_root: bool) -> Config:
@@ -56,7 +48,7 @@ def load_config(directory: bytes | None = None) -> Loaded:
 
 def load_system_config() -> Loaded:
     """The configuration in force for root's service, as far as this process may read it; errors as `load_config`."""
-    found, problems = _find(SYSTEM_DIR)
+    found, problems = _find(config_dirs.SYSTEM_DIR)
     return _load(found, problems, base_config(of_root=True), is_trusting=False)
 
 
@@ -100,11 +92,6 @@ def _find(directory: bytes | None) -> tuple[list[bytes], list[ConfigProblem]]:
         if chosen:
             problems += distrust(where, st)
     return found, problems
-
-
-def is_drop_in(name: bytes) -> bool:
-    """Whether a file of that name in a directory of drop-ins is one."""
-    return name.endswith(_ENDING) and not name.startswith(b".")
 
 
 def read_sources(files: Iterable[bytes], problems: list[ConfigProblem], *, is_trusting: bool) -> list[Source]:

@@ -5,30 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.plan_rules import PlanContext, Rule, read_plan
 from fusefs.core.toml_reader import Source
-from fusefs.linux.config_files import SYSTEM_DIR, config_dir, distrust, is_drop_in, read_sources, unreadable
+from fusefs.linux.config_dirs import is_drop_in
+from fusefs.linux.config_files import distrust, read_sources, unreadable
 from fusefs.linux.user_names import gid_of, uid_of
-
-_HERE = b"plan.d"
-
-
-def plan_dir() -> bytes | None:
-    """Where this user's rules are: /etc/trashd/plan.d for root; None for a user without a home."""
-    above = config_dir()
-    return None if above is None else os.path.join(above, _HERE)
-
-
-def are_rules_in_force() -> bool:
-    """Whether root has rules, or the caller."""
-    for place in {os.path.join(SYSTEM_DIR, _HERE), plan_dir() or b""}:
-        with suppress(OSError):
-            if any(map(is_drop_in, os.listdir(place))):
-                return True
-    return False
 
 
 def load_plan(

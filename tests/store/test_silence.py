@@ -18,7 +18,7 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import WAY_OUT
 from fusefs.core.lifecycle import State
-from fusefs.linux import config_files
+from fusefs.linux import config_dirs
 from fusefs.linux import kernel as kernel_module
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.kernel import Kernel
@@ -253,7 +253,7 @@ def configured(monkeypatch: pytest.MonkeyPatch, text: str) -> Iterator[Path]:
     """The system's configuration, readable by all, and the directory that it is in."""
     with tmpfs_volume() as directory:
         (directory / "config.toml").write_text(text)
-        monkeypatch.setattr(config_files, "SYSTEM_DIR", raw(directory))
+        monkeypatch.setattr(config_dirs, "SYSTEM_DIR", raw(directory))
         yield directory
 
 
