@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.access_calls import ACTS, FD, FILE, NAME
-from tests.support.access_cases import AFTER, AT_A_STROKE, AT_ONCE, DURING, LATER, Scene, draw
+from tests.support.access_cases import AFTER, AT_A_STROKE, AT_ONCE, DURING, LATER, AccessScene, draw
 from tests.support.access_differences import Case, why
 from tests.support.access_runner import Actors, Came, Place, begin, end, play
 from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount
@@ -70,7 +70,7 @@ def made(path: Path) -> Path:
     return path
 
 
-def scenes(how: How) -> Iterator[list[Scene]]:
+def scenes(how: How) -> Iterator[list[AccessScene]]:
     """Those of this run, some at a time."""
     for first in range(FIRST, FIRST + N_SCENES, N_AT_A_TIME):
         drawn = (
@@ -121,7 +121,7 @@ def test_who_acts_while_root_changes_something_comes_before_or_after(volume: Pat
     assert not told, f"{len(told)} unlike:\n" + "\n".join(told[:N_TOLD])
 
 
-def played(scene: Scene, place: Place, actors: Actors) -> Came:
+def played(scene: AccessScene, place: Place, actors: Actors) -> Came:
     return end(scene, place, begin(scene, place, actors), actors)
 
 

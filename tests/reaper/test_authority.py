@@ -21,7 +21,7 @@ from tests.support.other_users import as_user
 from tests.support.proc_stat import status_of
 from tests.support.reap_failures import assert_quarantined, left_in, reasons
 from tests.support.reap_process import Reaping, start_reap, state_of
-from tests.support.store_calls import assert_silent, place, reap_now, swap
+from tests.support.store_verbs import assert_silent, place, reap_now, swap
 from tests.support.team_trees import tick
 
 pytestmark = pytest.mark.needs("root")

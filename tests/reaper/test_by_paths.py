@@ -24,7 +24,7 @@ from tests.support.nested_directories import make_chain
 from tests.support.ranks_here import job_here
 from tests.support.real_filesystems import bind_mount
 from tests.support.reap_process import state_of
-from tests.support.store_calls import own, place, swap
+from tests.support.store_verbs import own, place, swap
 from tests.support.team_trees import (
     ALICE,
     DEEP,

@@ -18,7 +18,7 @@ from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.many_files import bulky_tree, roomy_volume
 from tests.support.outside_tree import Canary
 from tests.support.reap_process import BROKEN, DONE, KILLED, QUARANTINED, Reaping, start_reap, state_of
-from tests.support.store_calls import assert_silent, place, recover_all, swap
+from tests.support.store_verbs import assert_silent, place, recover_all, swap
 
 pytestmark = pytest.mark.needs("root")
 

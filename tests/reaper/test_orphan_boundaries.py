@@ -16,7 +16,7 @@ from tests.support.outside_tree import Canary, unmount_below
 from tests.support.real_filesystems import bind_mount
 from tests.support.reap_failures import assert_quarantined, left_in, reasons
 from tests.support.reap_process import state_of
-from tests.support.store_calls import place, reap_now, swap
+from tests.support.store_verbs import place, reap_now, swap
 
 pytestmark = pytest.mark.needs("root")
 

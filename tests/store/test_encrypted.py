@@ -19,7 +19,7 @@ from tests.support.crash_scenarios import forbid_exchange, wipe
 from tests.support.encryption import add_key, encrypt, encrypt_v1, encrypting_volume, policy_of, remove_key
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import Unsupported, overlay_on, tmpfs_volume
-from tests.support.store_calls import Before, assert_silent, entries, init, raw, remove, restore, swap
+from tests.support.store_verbs import ActingBefore, assert_silent, entries, init, raw, remove, restore, swap
 from tests.support.trashd_command import done_well
 
 pytestmark = pytest.mark.needs("root", "loop")
@@ -107,7 +107,7 @@ def test_where_flags_can_not_be_read_encryption_is_seen_all_the_same(volume: Pat
     def refuse() -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-    swap(volume / "job", Kernel(Before("ioctl", refuse)), SwapOptions(unlike=True))
+    swap(volume / "job", Kernel(ActingBefore("ioctl", refuse)), SwapOptions(unlike=True))
     assert policy_of(volume / "job") == policy
 
 

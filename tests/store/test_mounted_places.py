@@ -19,7 +19,7 @@ from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.mount_namespaces import tmpfs_elsewhere
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, project_quota_volume, set_project, tmpfs_volume
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     Counting,
     assert_silent,
     entries,

@@ -17,7 +17,7 @@ from fusefs.sweep.run import run
 from tests.support.both_sides_of_mount import both, opened
 from tests.support.foreground_mount import Mounted
 from tests.support.make_trees import snapshot
-from tests.support.store_calls import entries, raw, restore
+from tests.support.store_verbs import entries, raw, restore
 from tests.support.trash_without_walk import gather
 
 pytestmark = pytest.mark.needs("root", "fuse")

@@ -19,7 +19,7 @@ from fusefs.store.registry_targets import LineOf, open_registered, stores_of_use
 from tests.support.autofs import resting
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import make_tree
-from tests.support.store_calls import init, raw
+from tests.support.store_verbs import init, raw
 from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
 
 pytestmark = pytest.mark.needs("root")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fusefs.linux.capabilities import Capability
 from tests.support.access_calls import ACTS, DEVICE, DIRECTORY, FD, FIFO, GIVEN, KERNEL, NAME, NAMES, THING
-from tests.support.access_cases import BEFORE, BY, Scene
+from tests.support.access_cases import BEFORE, BY, AccessScene
 from tests.support.access_runner import Came
 from tests.support.privileges import PEOPLE
 
@@ -25,7 +25,7 @@ _SHOWN = re.compile(r"[bcdlps-][-rwxsS]{8}[-xtT]")
 class Case(NamedTuple):
     """A scene natively and through a mount."""
 
-    scene: Scene
+    scene: AccessScene
     native: Came
     mounted: Came
     is_behind: bool  # root changed something behind the mount

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fusefs.linux.capabilities import Capability
 from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount
-from tests.support.privileges import HE, Person
+from tests.support.privileges import HE, Credentials
 from tests.support.real_filesystems import loop_volume
 
 FIRST, N_MAPPED = 720_000, 1000
@@ -54,9 +54,9 @@ def in_child(act: Callable[[], object], become: Callable[[], None]) -> int:
 
 
 def keep_only(capability: Capability) -> None:
-    Person(HE, HE, capability=capability).be()
+    Credentials(HE, HE, capability=capability).be()
 
 
 def as_root_in_there() -> None:
     """Root of a user namespace that knows a thousand users, as one of rootless containers."""
-    Person(FIRST, FIRST, maps=((0, FIRST, N_MAPPED),)).be()
+    Credentials(FIRST, FIRST, maps=((0, FIRST, N_MAPPED),)).be()

@@ -8,7 +8,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
 
-class PathBytes(Kernel):
+class CountedPathBytes(Kernel):
     """`n_bytes` is their sum."""
 
     n_bytes = 0

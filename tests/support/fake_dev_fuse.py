@@ -24,7 +24,7 @@ from tests.support.failing_vfs import AtOnce, Broken
 _ANSWER_BYTES_MAX = 2 << 20
 
 
-class Told(NamedTuple):
+class FuseReply(NamedTuple):
     """An answer."""
 
     unique: int
@@ -32,7 +32,7 @@ class Told(NamedTuple):
     body: bytes
 
 
-class Kernel:
+class FakeKernel:
     """What asks a Direct, and is told."""
 
     def __init__(self, vfs: Any, pool: ThreadPool | None = None, *, opens_directories: bool = True) -> None:
@@ -62,16 +62,16 @@ class Kernel:
             assert self.requests.serve() is True
         return served
 
-    def told(self) -> Told | None:
+    def told(self) -> FuseReply | None:
         """The next answer."""
         with suppress(BlockingIOError):
             message = self.end.recv(_ANSWER_BYTES_MAX)
             size, error, unique = struct.unpack_from("=IiQ", message)
             assert size == len(message)
-            return Told(unique, -error, message[16:])
+            return FuseReply(unique, -error, message[16:])
         return None
 
-    def asked(self, opcode: int, body: bytes = b"", nodeid: int = 1) -> Told:
+    def asked(self, opcode: int, body: bytes = b"", nodeid: int = 1) -> FuseReply:
         """The only answer."""
         unique = self.send(opcode, body, nodeid)
         assert self.serve() is True
@@ -83,8 +83,8 @@ class Kernel:
 
 
 @contextmanager
-def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[Kernel]:
-    kernel = Kernel(Broken(error), pool, opens_directories=False)
+def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[FakeKernel]:
+    kernel = FakeKernel(Broken(error), pool, opens_directories=False)
     try:
         yield kernel
     finally:
@@ -94,12 +94,12 @@ def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[Kerne
 @contextmanager
 def a_real(
     *, is_shared: bool = False, mutex: Mutex | None = None, below: Path | None = None, **named: Any
-) -> Iterator[tuple[Kernel, Vfs, Path]]:
+) -> Iterator[tuple[FakeKernel, Vfs, Path]]:
     with tempfile.TemporaryDirectory(prefix="trashd-direct-", dir=below) as name, ExitStack() as stack:
         root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
         options: dict[str, Any] = {"max_fds": 1000, "timeout_s": 1000, "cache_bytes": 1 << 20, "is_shared": is_shared}
         vfs = Vfs(root, TablesLock(mutex), Counters.in_memory(), **options)
         stack.callback(vfs.close)
-        kernel = Kernel(vfs, **named)
+        kernel = FakeKernel(vfs, **named)
         stack.callback(kernel.close)
         yield kernel, vfs, Path(name)

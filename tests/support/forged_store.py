@@ -16,7 +16,7 @@ from fusefs.store.layout import FOLDERS, Volume, encode_volume
 from tests.support.group_members import FORGED, TEAM, record_of
 from tests.support.make_trees import Dir, File, Spec, make_tree
 from tests.support.other_users import as_user
-from tests.support.store_calls import raw
+from tests.support.store_verbs import raw
 
 LIVE = b"in use, and nobody's to delete"
 ID = VolumeId("5" * 32)

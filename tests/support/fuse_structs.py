@@ -121,7 +121,7 @@ class SxTime(ctypes.Structure):
     _fields_ = (("tv_sec", c_int64), ("tv_nsec", c_uint32), ("reserved", c_int32))
 
 
-class Statx(ctypes.Structure):
+class StatxStruct(ctypes.Structure):
     _fields_ = (
         ("mask", c_uint32), ("blksize", c_uint32), ("attributes", c_uint64), ("nlink", c_uint32), ("uid", c_uint32),
         ("gid", c_uint32), ("mode", ctypes.c_uint16), ("spare0", ctypes.c_uint16), ("ino", c_uint64),
@@ -135,7 +135,7 @@ class Statx(ctypes.Structure):
 class StatxOut(ctypes.Structure):
     _fields_ = (
         ("attr_valid", c_uint64), ("attr_valid_nsec", c_uint32), ("flags", c_uint32), ("spare", c_uint64 * 2),
-        ("stat", Statx),
+        ("stat", StatxStruct),
     )  # fmt: skip
 
 

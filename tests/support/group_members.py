@@ -14,7 +14,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import FOLDERS, decode_volume
 from tests.support.make_trees import Dir, File, Spec, make_tree
 from tests.support.other_users import as_user
-from tests.support.store_calls import raw
+from tests.support.store_verbs import raw
 
 TEAM = 5000
 THESIS = b"years of work"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from tests.support.interrupted_command import BROKEN, Ended, command_as
 from tests.support.plain_twin import MARK, Step, Twins
-from tests.support.privileges import Person
-from tests.support.store_calls import entries, problems
+from tests.support.privileges import Credentials
+from tests.support.store_verbs import entries, problems
 
 _BY_THE_KERNEL = 11
 
 
 def ask(
     twins: Twins,
-    person: Person,
+    person: Credentials,
     words: str,
     identifier: str = "",
     moment: int = -1,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
-from tests.support.privileges import Person
+from tests.support.privileges import Credentials
 
 for _name in (
     "doctor",
@@ -51,7 +51,7 @@ class Ended(NamedTuple):
     acted: bool
 
 
-def command_as(person: Person, words: Sequence[str], moment: int, act: Callable[[], object]) -> Ended:
+def command_as(person: Credentials, words: Sequence[str], moment: int, act: Callable[[], object]) -> Ended:
     """Run `trashd WORDS` as a user; `act` is called, by this process, before the command's call number `moment`.
 
     The command's own children go on counting from where they were forked; each waits until the act is done. If the
@@ -87,7 +87,7 @@ class _Pausing:
             os.read(self.go, 1)
 
 
-def _command(person: Person, words: Sequence[str], out: int, hook: _Pausing) -> None:
+def _command(person: Credentials, words: Sequence[str], out: int, hook: _Pausing) -> None:
     code = BROKEN
     try:
         null = os.open(os.devnull, os.O_RDONLY)

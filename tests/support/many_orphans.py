@@ -12,7 +12,7 @@ from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.store.container import HeldContainer, create_record, make_directory, move, new_id
 from fusefs.store.layout import TREE
 from fusefs.store.stage import identify_at
-from tests.support.store_calls import own
+from tests.support.store_verbs import own
 
 
 def many_orphans(volume: Path, n: int, retention_s: int | None = 0) -> None:

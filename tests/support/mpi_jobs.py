@@ -20,8 +20,8 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
 from tests.support.other_users import as_user
 from tests.support.proc_stat import all_stats
-from tests.support.store_calls import init, raw, swap, users_own
-from tests.support.trashd_command import Done, environment
+from tests.support.store_verbs import init, raw, swap, users_own
+from tests.support.trashd_command import CommandResult, environment
 
 USER = 1001
 PREFIX = Path(os.environ.get("TRASHD_TEST_MPI", sys.prefix))
@@ -75,10 +75,10 @@ class Ranks(NamedTuple):
             for path in shared:
                 Path(path).unlink(missing_ok=True)
 
-    def wait(self, limit_s: float = _LIMIT_S) -> Done:
+    def wait(self, limit_s: float = _LIMIT_S) -> CommandResult:
         """How mpiexec ended, and what was said."""
         out, err = self.process.communicate(timeout=limit_s)
-        return Done(self.process.returncode, out, err)
+        return CommandResult(self.process.returncode, out, err)
 
 
 def _is_python(pid: int) -> bool:
@@ -97,7 +97,7 @@ class RanksAs(TypedDict, total=False):
     first: Sequence[str | Path]
 
 
-def run_ranks(mpi: str, n: int, *words: str | Path, **told: Unpack[RanksAs]) -> Done:
+def run_ranks(mpi: str, n: int, *words: str | Path, **told: Unpack[RanksAs]) -> CommandResult:
     """`mpiexec -n N trashd WORDS`, to its end."""
     return start_ranks(mpi, n, *words, **told).wait()
 

@@ -28,7 +28,7 @@ OURS = (1000, 72_000, 1000)
 """A user namespace's map that knows all of them: first id in there, first id here, how many."""
 
 
-class Person(NamedTuple):
+class Credentials(NamedTuple):
     """The credentials that a process can have."""
 
     uid: int
@@ -80,32 +80,32 @@ class Person(NamedTuple):
             _be_seen()
 
 
-PEOPLE: Mapping[str, Person] = MappingProxyType(
+PEOPLE: Mapping[str, Credentials] = MappingProxyType(
     {
-        "owner": Person(HE, HE),
-        "owner in the team": Person(HE, HE, (TEAM,)),
-        "team": Person(MATE, TEAM),
-        "team besides": Person(MATE, MATE, (OTHERS, TEAM)),
-        "stranger": Person(STRANGER, STRANGER),
-        "root": Person(0, 0, is_capable=True),
-        "root without capabilities": Person(0, 0),
-        "root of all of us": Person(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), OURS)),
-        "root of himself": Person(HE, HE, maps=((0, HE, 1),)),
-        "root of others": Person(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), (1000, 74_000, 1000))),
-        "stranger with CHOWN": Person(STRANGER, STRANGER, capability=Capability.CHOWN),
-        "stranger with DAC_OVERRIDE": Person(STRANGER, STRANGER, capability=Capability.DAC_OVERRIDE),
-        "stranger with DAC_READ_SEARCH": Person(STRANGER, STRANGER, capability=Capability.DAC_READ_SEARCH),
-        "stranger with FOWNER": Person(STRANGER, STRANGER, capability=Capability.FOWNER),
-        "owner with FSETID": Person(HE, HE, capability=Capability.FSETID),
-        "team with FSETID": Person(MATE, TEAM, capability=Capability.FSETID),
-        "owner with SYS_ADMIN": Person(HE, HE, capability=Capability.SYS_ADMIN),
-        "owner with MKNOD": Person(HE, HE, capability=_CAP_MKNOD),
-        "owner with SETFCAP": Person(HE, HE, capability=Capability.SETFCAP),
+        "owner": Credentials(HE, HE),
+        "owner in the team": Credentials(HE, HE, (TEAM,)),
+        "team": Credentials(MATE, TEAM),
+        "team besides": Credentials(MATE, MATE, (OTHERS, TEAM)),
+        "stranger": Credentials(STRANGER, STRANGER),
+        "root": Credentials(0, 0, is_capable=True),
+        "root without capabilities": Credentials(0, 0),
+        "root of all of us": Credentials(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), OURS)),
+        "root of himself": Credentials(HE, HE, maps=((0, HE, 1),)),
+        "root of others": Credentials(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), (1000, 74_000, 1000))),
+        "stranger with CHOWN": Credentials(STRANGER, STRANGER, capability=Capability.CHOWN),
+        "stranger with DAC_OVERRIDE": Credentials(STRANGER, STRANGER, capability=Capability.DAC_OVERRIDE),
+        "stranger with DAC_READ_SEARCH": Credentials(STRANGER, STRANGER, capability=Capability.DAC_READ_SEARCH),
+        "stranger with FOWNER": Credentials(STRANGER, STRANGER, capability=Capability.FOWNER),
+        "owner with FSETID": Credentials(HE, HE, capability=Capability.FSETID),
+        "team with FSETID": Credentials(MATE, TEAM, capability=Capability.FSETID),
+        "owner with SYS_ADMIN": Credentials(HE, HE, capability=Capability.SYS_ADMIN),
+        "owner with MKNOD": Credentials(HE, HE, capability=_CAP_MKNOD),
+        "owner with SETFCAP": Credentials(HE, HE, capability=Capability.SETFCAP),
     }
 )
 
 
-def _enter_namespace(person: Person) -> None:
+def _enter_namespace(person: Credentials) -> None:
     """Be root of a new user namespace; a process that stays outside for a moment writes its maps."""
     ready, go = os.pipe(), os.pipe()
     own = os.getpid()
@@ -134,7 +134,7 @@ def _enter_namespace(person: Person) -> None:
     _be_seen()
 
 
-def _keep_only(person: Person, capability: int) -> None:
+def _keep_only(person: Credentials, capability: int) -> None:
     _checked(_libc.prctl(_PR_SET_KEEPCAPS, ctypes.c_ulong(1), 0, 0, 0))
     os.setgroups(person.groups)
     os.setresgid(person.gid, person.gid, person.gid)

@@ -8,7 +8,7 @@ from fusefs.core.lifecycle import State
 from fusefs.core.record_decoding import decode
 from fusefs.core.report import Reaped
 from tests.support.reap_process import state_of
-from tests.support.store_calls import place
+from tests.support.store_verbs import place
 
 
 def reasons(reaped: Reaped) -> dict[bytes, int]:

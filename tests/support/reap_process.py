@@ -25,7 +25,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.reap import NOTHING_SPECIAL, RemovalWishes, remove_contents
 from tests.support.proc_stat import all_stats
-from tests.support.store_calls import entries, reap_now
+from tests.support.store_verbs import entries, reap_now
 
 DONE, QUARANTINED, LOST, BROKEN = 0, 3, 10, 11
 """Exit codes of a reap that ended by itself."""

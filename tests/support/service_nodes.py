@@ -11,8 +11,8 @@ from typing import NamedTuple
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.service_process import QUICK, Service, service
 from tests.support.sshfs_volumes import sshfs_of
-from tests.support.store_calls import init
-from tests.support.trashd_command import TRASHD, Done, trashd
+from tests.support.store_verbs import init
+from tests.support.trashd_command import TRASHD, CommandResult, trashd
 
 UNCACHED = ("dir_cache=no", "entry_timeout=0", "attr_timeout=0")
 POLLED = 'poll = "1s"\n' + QUICK
@@ -33,7 +33,7 @@ class Machines(NamedTuple):
     b: Path
 
 
-class Node(NamedTuple):
+class ServiceNode(NamedTuple):
     """The service of one machine. volume: as it is mounted there"""
 
     name: str
@@ -41,7 +41,7 @@ class Node(NamedTuple):
     volume: Path
     running: Service
 
-    def status(self, *options: str) -> Done:
+    def status(self, *options: str) -> CommandResult:
         return trashd("status", *options, RUNTIME_DIRECTORY=str(self.base / "run"))
 
 
@@ -61,7 +61,7 @@ def boot_of(name: str) -> str:
 
 
 @contextlib.contextmanager
-def node(base: Path, name: str, volume: Path, config: str = POLLED) -> Iterator[Node]:
+def node(base: Path, name: str, volume: Path, config: str = POLLED) -> Iterator[ServiceNode]:
     """The service of a machine of that name, ready; stopped at the end, unless it was killed. base: of `places`"""
     own = base / name
     (own / "run").mkdir(parents=True, exist_ok=True)
@@ -69,4 +69,4 @@ def node(base: Path, name: str, volume: Path, config: str = POLLED) -> Iterator[
     (own / "boot_id").write_text(boot_of(name) + "\n")
     unshare = ("unshare", "--mount", "--uts", "--propagation", "private", "sh", "-euc", _BE_ANOTHER, "sh", name, own)
     with service(own, volume, config=config, command=(*unshare, TRASHD), runtime=own / "run") as running:
-        yield Node(name, own, volume, running)
+        yield ServiceNode(name, own, volume, running)

@@ -12,12 +12,12 @@ from typing import Protocol
 
 import pytest
 
+from tests.support.cluster_nodes import ClusterNodes, Hung, local_nodes
 from tests.support.shared_cephfs import ceph_filesystem
 from tests.support.shared_filesystems import SharedFilesystem
 from tests.support.shared_gluster import gluster_filesystem
 from tests.support.shared_juicefs import juicefs_filesystem
 from tests.support.shared_moosefs import moosefs_filesystem
-from tests.support.shared_nodes import Hung, Nodes, local_nodes
 from tests.support.shared_sshfs import sshfs_filesystem
 
 _Maker = Callable[[Path], AbstractContextManager[SharedFilesystem]]
@@ -26,7 +26,7 @@ _Maker = Callable[[Path], AbstractContextManager[SharedFilesystem]]
 class Bed(Protocol):
     """A filesystem that is up, for many tests."""
 
-    def nodes(self) -> AbstractContextManager[Nodes]:
+    def nodes(self) -> AbstractContextManager[ClusterNodes]:
         """Two nodes whose volume is a fresh directory of it."""
 
 
@@ -46,7 +46,7 @@ class _LocalBed:
         self._up.close()
 
     @contextmanager
-    def nodes(self) -> Iterator[Nodes]:
+    def nodes(self) -> Iterator[ClusterNodes]:
         """See Bed."""
         with ExitStack() as stack:
             try:

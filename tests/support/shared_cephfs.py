@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from tests.support.cut_network import SERVER, network
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_filesystems import Client, SharedFilesystem, daemon, mounted, until
-from tests.support.shared_network import SERVER, network
+from tests.support.shared_filesystems import MountedClient, SharedFilesystem, daemon, mounted, until
 
 _PORT, _N_TRIES = 6789, 5
 _CONFIGURATION = """
@@ -95,7 +95,7 @@ def ceph_filesystem(base: Path) -> Iterator[SharedFilesystem]:
 
         wait_active()
 
-        def client(n: int, point: Path) -> Client:
+        def client(n: int, point: Path) -> MountedClient:
             return stack.enter_context(mounted(net, n, ["ceph-fuse", conf, "--admin-socket=", "-f", point], point))
 
         a, b = client(0, base / "a"), client(1, base / "b")

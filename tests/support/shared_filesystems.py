@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from tests.support.cut_network import Host, Network
 from tests.support.fuse_watchdog import FuseMount, fuse_mount
-from tests.support.shared_network import Host, Network
 
 LIMIT_S = float(os.environ.get("TRASHD_TEST_SHARED_LIMIT_S", "4800"))
 """How long a filesystem is mounted at the most: as long as its worker lives, and CI lets it."""
@@ -24,7 +24,7 @@ _GLANCE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class MountedClient:
     """One node's mount.
 
     cut, mend  its way to the server is cut: a call hangs, and what was sent may be done when it is mended
@@ -52,19 +52,19 @@ class SharedFilesystem:
     cache_s  so long the other client may see what was before
     """
 
-    clients: tuple[Client, Client]
+    clients: tuple[MountedClient, MountedClient]
     restart: Callable[[], None] | None
     cache_s: float
 
 
 @contextmanager
-def mounted(network: Network, n: int, argv: Sequence[str | Path], point: Path) -> Iterator[Client]:
+def mounted(network: Network, n: int, argv: Sequence[str | Path], point: Path) -> Iterator[MountedClient]:
     """The mount of the n-th host by a daemon in the foreground; what that says is in a file beside the mount point."""
     host = network.clients[n]
     told = ["bash", "-c", 'exec "$@" >>"$0" 2>&1', point.with_suffix(".log"), *argv]
     point.mkdir()
     with fuse_mount([*host.enter(), *told], point, LIMIT_S) as mount:
-        yield Client(mount, partial(network.cut, n), partial(network.mend, n))
+        yield MountedClient(mount, partial(network.cut, n), partial(network.mend, n))
 
 
 class Daemon:

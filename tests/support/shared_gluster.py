@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.support.shared_filesystems import Client, SharedFilesystem, daemon, mounted, until
-from tests.support.shared_network import SERVER, network
+from tests.support.cut_network import SERVER, network
+from tests.support.shared_filesystems import MountedClient, SharedFilesystem, daemon, mounted, until
 
 _OWN = ("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
 _SERVE = """
@@ -49,7 +49,7 @@ def gluster_filesystem(base: Path) -> Iterator[SharedFilesystem]:
                 os.kill(pid, signal.SIGKILL)
             assert gluster("volume", "start", "shared", "force")
 
-        def client(n: int, point: Path) -> Client:
+        def client(n: int, point: Path) -> MountedClient:
             argv = ["glusterfs", "-N", f"--log-file={point}.own.log", f"--volfile-server={SERVER}"]
             return stack.enter_context(mounted(net, n, [*argv, "--volfile-id=shared", point], point))
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.support.cut_network import SERVER, network
 from tests.support.machine_capabilities import JUICEFS
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_filesystems import Client, SharedFilesystem, daemon, mounted
-from tests.support.shared_network import SERVER, network
+from tests.support.shared_filesystems import MountedClient, SharedFilesystem, daemon, mounted
 
 _PORT = 6379
 _REDIS = ("redis-server", "--bind", SERVER, "--port", str(_PORT), "--protected-mode", "no", "--save", "")
@@ -35,7 +35,7 @@ def juicefs_filesystem(base: Path) -> Iterator[SharedFilesystem]:
             redis.restart()
             net.wait_for(_PORT)
 
-        def client(n: int, point: Path) -> Client:
+        def client(n: int, point: Path) -> MountedClient:
             places = f"--cache-dir={disk}/{point.name}", "-o", "allow_other"
             argv: list[str | Path] = [*home, "mount", *_QUIET, "--enable-xattr", *places, _META, point]
             return stack.enter_context(mounted(net, n, argv, point))

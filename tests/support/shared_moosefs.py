@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.support.cut_network import SERVER, network
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_filesystems import Client, SharedFilesystem, daemon, mounted, until
-from tests.support.shared_network import SERVER, network
+from tests.support.shared_filesystems import MountedClient, SharedFilesystem, daemon, mounted, until
 
 _EMPTY = Path("/var/lib/mfs/metadata.mfs.empty")
 _TO_CLIENTS, _TO_CHUNKSERVERS = 9421, 9420
@@ -48,7 +48,7 @@ def moosefs_filesystem(base: Path) -> Iterator[SharedFilesystem]:
             master.restart("-a")  # with what its log has more than its last picture of all
             net.wait_for(_TO_CLIENTS)
 
-        def client(n: int, point: Path) -> Client:
+        def client(n: int, point: Path) -> MountedClient:
             argv: list[str | Path] = ["mfsmount", "-f", "-H", SERVER, point, "-o", "allow_other"]
             return stack.enter_context(mounted(net, n, argv, point))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.support.fuse_watchdog import FuseMount, fuse_mount
 from tests.support.machine_capabilities import SFTP_SERVER
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_filesystems import LIMIT_S, Client, SharedFilesystem
+from tests.support.shared_filesystems import LIMIT_S, MountedClient, SharedFilesystem
 
 _OPTIONS = "passive,allow_other,default_permissions,dcache_timeout=1"
 """Its own cache keeps what was seen for 20 s by itself; the kernel's for one more."""
@@ -30,7 +30,7 @@ def sshfs_filesystem(base: Path) -> Iterator[SharedFilesystem]:
 
 
 @contextmanager
-def _client(disk: Path, point: Path) -> Iterator[Client]:
+def _client(disk: Path, point: Path) -> Iterator[MountedClient]:
     point.mkdir()
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -46,6 +46,6 @@ def _client(disk: Path, point: Path) -> Iterator[Client]:
             server.wait()
 
 
-def _cut_at_server(mount: FuseMount, server: int) -> Client:
+def _cut_at_server(mount: FuseMount, server: int) -> MountedClient:
     """What is sent waits in the socket, and is done when the server goes on."""
-    return Client(mount, partial(os.kill, server, signal.SIGSTOP), partial(os.kill, server, signal.SIGCONT))
+    return MountedClient(mount, partial(os.kill, server, signal.SIGSTOP), partial(os.kill, server, signal.SIGCONT))

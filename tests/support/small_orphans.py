@@ -10,7 +10,7 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from tests.support.make_trees import Dir, Spec, Symlink, make_tree
 from tests.support.other_users import as_user
-from tests.support.store_calls import entries, swap
+from tests.support.store_verbs import entries, swap
 
 OTHER = 12001
 """A user that the system does not know."""

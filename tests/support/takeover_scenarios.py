@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from tests.support.late_calls import Disk, Explorer, Faults, Program, run_alone
+from tests.support.model_checker import Explorer, Faults, ModelDisk, Program, run_alone
 from tests.support.takeover_model import (
     Rules,
     afterwards,
@@ -46,7 +46,7 @@ class Scenario(NamedTuple):
     """
 
     clients: Callable[[Rules], list[Callable[[], Program]]]
-    disk: Disk
+    disk: ModelDisk
     method: str
     is_named: bool = False
     is_wide: bool = False
@@ -63,7 +63,7 @@ class Scenario(NamedTuple):
         return Explorer(self.clients(rules), self.disk, faults, lost, watchers, stuck).explore()
 
 
-def killed_swap(method: str) -> Disk:
+def killed_swap(method: str) -> ModelDisk:
     """What a swap left that was killed when the victim was in its gate."""
     calls = 0
     disk = volume()

@@ -91,7 +91,7 @@ copy_file_range = 1
 """
 
 
-class Told(NamedTuple):
+class SuiteResult(NamedTuple):
     """What pjdfstest found."""
 
     failed: frozenset[str]
@@ -103,7 +103,7 @@ class Told(NamedTuple):
         return len(self.passed)
 
 
-def pjdfstest(path: Path) -> Told:
+def pjdfstest(path: Path) -> SuiteResult:
     """What it finds in a directory in which all may write."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as configuration:
         configuration.write(CONFIGURATION)
@@ -114,7 +114,7 @@ def pjdfstest(path: Path) -> Told:
     found = dict(re.findall(r"^(\w+(?:::\w+)+)\s+(ok|skipped|FAILED|\w+)$", done.stdout, re.MULTILINE))
     summary = re.search(r"^Summary: (\d+) failed, (\d+) skipped, (\d+) passed", done.stdout, re.MULTILINE)
     assert summary, "no summary"
-    told = Told(
+    told = SuiteResult(
         frozenset(name for name, how in found.items() if how not in ("ok", "skipped")),
         frozenset(name for name, how in found.items() if how == "skipped"),
         frozenset(name for name, how in found.items() if how == "ok"),

@@ -12,7 +12,7 @@ from fusefs.store.registry_lines import STORES
 from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_over, tmpfs_volume
-from tests.support.trashd_command import TRASHD, Done, environment
+from tests.support.trashd_command import TRASHD, CommandResult, environment
 
 ALICE, BOB = 1000, 6101
 _PASSWD = Path("/etc/passwd")
@@ -55,14 +55,16 @@ def registry_of(home: Path) -> Path:
     return home / ".local/state/trashd/stores"
 
 
-def trashd_as(uid: int, home: Path, *words: str | bytes | Path, cwd: Path = Path("/"), **variables: str) -> Done:
+def trashd_as(
+    uid: int, home: Path, *words: str | bytes | Path, cwd: Path = Path("/"), **variables: str
+) -> CommandResult:
     """`trashd WORDS` as a user who has logged in."""
     env = environment({"HOME": str(home), **variables})
     for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
         if name not in variables:
             env.pop(name, None)
     done = run_as(uid, [TRASHD, *map(_text, words)], cwd=cwd, env=env)
-    return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+    return CommandResult(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
 
 
 def _text(word: str | bytes | Path) -> str:

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from tests.support.late_calls import Faults, Loss
+from tests.support.model_checker import Faults, Loss
 from tests.support.takeover_model import Rules
 from tests.support.takeover_scenarios import FAULTS, SCENARIOS, TWO_FAULTS
 
