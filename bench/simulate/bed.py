@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.fuse_slow import SlowVolume, slow_volume
-from tests.support.mpi_jobs import store_of_user, swap_by_user
-from tests.support.mpi_nodes import RankMounts
+from tests.support.mpi_jobs import RankMounts, store_of_user, swap_by_user
 from tests.support.proc_stat import all_stats
 from tests.support.real_filesystems import tmpfs_volume
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.make_trees import make_tree, owned
 from tests.support.other_users import as_user
-from tests.support.pty_session import Terminal
+from tests.support.terminals import Terminal
 from tests.support.trashd_command import CommandResult, done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")

@@ -25,10 +25,10 @@ from tests.cli.test_undo import in_a_shell
 from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import IMMUTABLE, Dir, make_tree, set_flags
 from tests.support.other_users import run_as
-from tests.support.pty_session import Terminal
 from tests.support.real_filesystems import tmpfs_over, tmpfs_volume
 from tests.support.service_process import places, service
 from tests.support.store_verbs import init, raw
+from tests.support.terminals import Terminal
 from tests.support.trashd_command import TRASHD, CommandResult, environment, trashd
 
 pytestmark = pytest.mark.needs("root")

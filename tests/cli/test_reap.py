@@ -22,8 +22,8 @@ from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.swap_path import remove_path
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.many_files import fill
-from tests.support.pty_session import Terminal
 from tests.support.store_verbs import raw
+from tests.support.terminals import Terminal
 from tests.support.trashd_command import TRASHD, CommandResult, done_well, environment, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")

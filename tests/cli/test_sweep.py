@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.make_trees import make_tree
 from tests.support.other_users import run_as
-from tests.support.pty_session import Terminal
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.run_sweep import names
+from tests.support.terminals import Terminal
 from tests.support.trashd_command import TRASHD, CommandResult, done_well, trashd
 from tests.support.tried_pages import in_bash
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux import file_locks
-from tests.support.other_users import as_user
-from tests.support.shared_tempdir import passable_directory
+from tests.support.other_users import as_user, passable_directory
 
 HOLDS = """
 import sys

@@ -12,9 +12,8 @@ import pytest
 from fusefs.linux.capabilities import Capability, are_ours
 from fusefs.linux.fuse_caller import Caller, Rights, is_capable, keeps_group, rights_of
 from fusefs.linux.thread_credentials import ThreadCredentials, call_as
-from tests.support.child_privileges import FIRST, as_root_in_there, keep_only
 from tests.support.other_users import become
-from tests.support.privileges import HE
+from tests.support.privileges import FIRST, HE, as_root_in_there, keep_only
 from tests.support.vfs_without_mount import Somebody
 
 pytestmark = pytest.mark.needs("root")

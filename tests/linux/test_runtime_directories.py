@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir, runtime_dir, state_dir
-from tests.support.other_users import as_user
-from tests.support.shared_tempdir import passable_directory
+from tests.support.other_users import as_user, passable_directory
 
 SOMEBODY = 54321
 

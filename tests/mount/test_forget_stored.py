@@ -18,8 +18,8 @@ import trio.testing
 from fusefs.linux.fd import Fd
 from fusefs.mount.life.forget_stored import StoredNotices
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.both_sides_of_mount import opened
 from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.mount_and_backing import opened
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import init, recover_all
 from tests.support.vfs_without_mount import Somebody, vfs_at

@@ -24,8 +24,7 @@ from fusefs.mount.requests.fuse_operations import PART
 from fusefs.mount.requests.fuse_requests import FuseRequests
 from fusefs.mount.tree.act_as import RequestCaller
 from tests.support.acls import ACCESS
-from tests.support.failing_vfs import Later
-from tests.support.fake_dev_fuse import FuseReply, a_broken, a_real
+from tests.support.fake_dev_fuse import FuseReply, Later, a_broken, a_real
 from tests.support.real_filesystems import unmount
 
 MIB = 1 << 20

@@ -18,8 +18,7 @@ from fusefs.mount.bridge.pyfuse3_handlers import Pyfuse3Handlers
 from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock
-from tests.support.failing_vfs import Broken
-from tests.support.fake_dev_fuse import a_real
+from tests.support.fake_dev_fuse import Broken, a_real
 
 P = ParamSpec("P")
 R = TypeVar("R")

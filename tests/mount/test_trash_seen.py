@@ -28,10 +28,10 @@ from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.store.tidy_folder import tend
 from fusefs.store.user_folders import open_user
 from tests.support.background_mounts import backing_of, is_dead
-from tests.support.both_sides_of_mount import ALICE, NOGROUP
 from tests.support.crash_scenarios import DyingAfter, forbid_exchange
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.make_trees import Dir, Spec, make_tree, snapshot
+from tests.support.mount_and_backing import ALICE, NOGROUP
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import (

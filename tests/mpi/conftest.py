@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DEMANDED_GROUPS
-from tests.support.mpi_jobs import USER, store_of_user
-from tests.support.mpi_nodes import RankMounts, user_nodes
+from tests.support.mpi_jobs import USER, RankMounts, store_of_user, user_nodes
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import assert_silent

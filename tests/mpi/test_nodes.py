@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.many_files import bulky_tree, fill
-from tests.support.mpi_jobs import folder_of_user, is_gone, orphan_of_user, run_ranks
-from tests.support.mpi_nodes import RankMounts
+from tests.support.mpi_jobs import RankMounts, folder_of_user, is_gone, orphan_of_user, run_ranks
 
 pytestmark = pytest.mark.needs("root", "fuse", "mpich")
 

@@ -10,8 +10,7 @@ import pytest
 from tests.mpi.conftest import MPICH
 from tests.support.make_trees import Spec, make_tree, weird_names
 from tests.support.many_files import fill
-from tests.support.mpi_jobs import give_to_user, run_ranks
-from tests.support.mpi_nodes import RankMounts
+from tests.support.mpi_jobs import RankMounts, give_to_user, run_ranks
 from tests.support.run_sweep import names
 from tests.support.trashd_command import done_well
 

@@ -17,8 +17,7 @@ from tests.support.fuse_watchdog import FuseVolume
 from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Entry, Spec, deep_chain, make_tree, set_flags, snapshot
 from tests.support.many_files import fill
 from tests.support.real_filesystems import full, loop_volume, tmpfs_volume
-from tests.support.reap_failures import assert_quarantined, left_in, reasons
-from tests.support.reap_process import state_of
+from tests.support.reap_process import assert_quarantined, left_in, reasons, state_of
 from tests.support.sshfs_volumes import sshfs_volume
 from tests.support.store_verbs import assert_silent, init, place, reap_now, recover_all, swap
 

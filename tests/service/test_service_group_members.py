@@ -10,8 +10,7 @@ from fusefs.cli.main import run
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
 from fusefs.service.open_volume import open_volume
-from tests.support.forged_store import N_LIVE, forge_store, live
-from tests.support.group_members import TEAM, plant
+from tests.support.group_members import N_LIVE, TEAM, forge_store, live, plant
 from tests.support.hostile_volume import ALICE, MALLORY, Shared
 from tests.support.make_trees import make_tree, snapshot
 from tests.support.other_users import as_user

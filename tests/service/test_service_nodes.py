@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -15,11 +17,71 @@ from fusefs.core.node_beats import LEAST_POLL_S
 from fusefs.core.service_status import SeenNode
 from fusefs.linux.kernel import Kernel
 from tests.support.make_trees import make_tree
-from tests.support.service_nodes import POLLED, Machines, ServiceNode, boot_of, machines_at_one_volume, node
-from tests.support.service_process import QUICK, service
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.service_process import QUICK, Service, service
 from tests.support.small_orphans import EXPIRED, ids, orphan_in
+from tests.support.sshfs_volumes import sshfs_of
 from tests.support.store_verbs import ActingBefore, DyingAt, assert_silent, die, forge, in_child, init, restore, swap
+from tests.support.trashd_command import TRASHD, CommandResult, trashd
 from tests.support.volume_under_service import audited, begin_large
+
+UNCACHED = ("dir_cache=no", "entry_timeout=0", "attr_timeout=0")
+POLLED = 'poll = "1s"\n' + QUICK
+"""Beats and looks for what others did come each second."""
+_BE_ANOTHER = """
+hostname "$1"
+mount --bind "$2/machine-id" /etc/machine-id
+mount --bind "$2/boot_id" /proc/sys/kernel/random/boot_id
+shift 2
+exec "$@"
+"""
+
+
+class Machines(NamedTuple):
+    """Two mounts of one directory."""
+
+    a: Path
+    b: Path
+
+
+class ServiceNode(NamedTuple):
+    """The service of one machine. volume: as it is mounted there"""
+
+    name: str
+    base: Path
+    volume: Path
+    running: Service
+
+    def status(self, *options: str) -> CommandResult:
+        return trashd("status", *options, RUNTIME_DIRECTORY=str(self.base / "run"))
+
+
+@contextlib.contextmanager
+def machines_at_one_volume() -> Iterator[Machines]:
+    """An sshfs of a tmpfs that is mounted twice, with a store: neither mount sees the locks of the other."""
+    with tmpfs_volume() as base:
+        (backing := base / "backing").mkdir()
+        with sshfs_of(backing, base / "a", UNCACHED) as a, sshfs_of(backing, base / "b", UNCACHED) as b:
+            init(a.path)
+            init(b.path, is_known=True)  # that filesystem keeps no attribute by which root knows its own
+            yield Machines(a.path, b.path)
+
+
+def boot_of(name: str) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
+
+
+@contextlib.contextmanager
+def node(base: Path, name: str, volume: Path, config: str = POLLED) -> Iterator[ServiceNode]:
+    """The service of a machine of that name, ready; stopped at the end, unless it was killed. base: of `places`"""
+    own = base / name
+    (own / "run").mkdir(parents=True, exist_ok=True)
+    (own / "machine-id").write_text(uuid.uuid5(uuid.NAMESPACE_URL, name).hex + "\n")
+    (own / "boot_id").write_text(boot_of(name) + "\n")
+    unshare = ("unshare", "--mount", "--uts", "--propagation", "private", "sh", "-euc", _BE_ANOTHER, "sh", name, own)
+    with service(own, volume, config=config, command=(*unshare, TRASHD), runtime=own / "run") as running:
+        yield ServiceNode(name, own, volume, running)
+
 
 pytestmark = pytest.mark.needs("root", "fuse", "sshfs")
 SLOWLY = POLLED + 'max_rate = "1000/s"\n'

@@ -10,12 +10,11 @@ import pytest
 
 from fusefs.core.service_status import VolumePhase
 from tests.support.many_files import roomy_volume
-from tests.support.many_orphans import many_orphans
 from tests.support.peak_usage import peak_of
 from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.service_process import Service, service
-from tests.support.small_orphans import orphan_in
+from tests.support.small_orphans import many_orphans, orphan_in
 from tests.support.store_verbs import init
 from tests.support.trashd_command import done_well
 from tests.support.volume_under_service import SLOW, audited, begin_large, outwait

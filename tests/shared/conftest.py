@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster_nodes import ClusterNodes
-from tests.support.shared_beds import BEDS, PARAMETERS, Bed
+from tests.support.cluster_nodes import BEDS, PARAMETERS, Bed, ClusterNodes
 
 
 @pytest.fixture(scope="session", params=PARAMETERS)

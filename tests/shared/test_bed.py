@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.boot_id import boot_id, host_id
-from tests.support.cluster_nodes import ClusterNodes, Hung
+from tests.support.cluster_nodes import Bed, ClusterNodes, Hung
 from tests.support.node_steps import wait_until, write
-from tests.support.shared_beds import Bed
 
 _SOON_S = 3.0
 

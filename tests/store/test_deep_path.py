@@ -13,8 +13,8 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpener, DeepOpeners
-from tests.support.counted_path_bytes import CountedPathBytes
 from tests.support.make_trees import deep_chain, remove_tree_hard
+from tests.support.nested_directories import CountedPathBytes
 
 NAME = b"n" * 30
 N_LEVELS = 400

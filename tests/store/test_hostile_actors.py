@@ -11,8 +11,7 @@ import pytest
 
 from tests.support.crash_scenarios import EVERY_CALL
 from tests.support.hostile_steps import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
-from tests.support.interrupted_beside_twin import ask, untold
-from tests.support.interrupted_command import COMPLETE
+from tests.support.interrupted_command import COMPLETE, ask, untold
 from tests.support.plain_twin import Step, Twins, contents
 from tests.support.privileges import Credentials
 from tests.support.real_filesystems import tmpfs_volume

@@ -34,7 +34,7 @@ from tests.support.hostile_steps import (
     set_mode,
     team,
 )
-from tests.support.interrupted_beside_twin import ask, untold
+from tests.support.interrupted_command import ask, untold
 from tests.support.other_users import called_by
 from tests.support.plain_twin import Exchange, Step, Twins, contents
 from tests.support.privileges import Credentials

@@ -14,8 +14,7 @@ from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
 from fusefs.service.open_volume import Unproven, open_volume
 from fusefs.store.store_maker import XATTR
-from tests.support.forged_store import LIVE, N_LIVE, forge_store, live
-from tests.support.group_members import FORGED, TEAM
+from tests.support.group_members import FORGED, LIVE, N_LIVE, TEAM, forge_store, live
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user, called_by
 from tests.support.privileges import Credentials

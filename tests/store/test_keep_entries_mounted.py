@@ -10,11 +10,11 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
-from tests.support.both_sides_of_mount import ALICE, NOGROUP, both, hers
-from tests.support.constant_reader import reading
+from tests.support.background_workers import reading
 from tests.support.crash_scenarios import DyingAfter
 from tests.support.foreground_mount import Mounted
 from tests.support.make_trees import snapshot
+from tests.support.mount_and_backing import ALICE, NOGROUP, both, hers
 from tests.support.other_users import as_user
 from tests.support.store_verbs import DyingAt, in_child, raw, recover_all, restore, swap, tree_of
 

@@ -1,4 +1,4 @@
-"""Processes that do something for ever beside a test; an error of theirs is the test's. And how workers are ended."""
+"""Processes that do something for ever beside a test, such as reading a file; an error of theirs is the test's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 Work = Callable[[], None]
@@ -58,3 +59,42 @@ def _work(work: Work) -> NoReturn:
         sys.stderr.flush()
     finally:
         os._exit(1)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Open, read and close a file again and again for the time of the `with`, once at least.
+
+    Raises  AssertionError if the reader ever met anything but the file with something in it
+    """
+    told, says = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _read_for_ever(os.fsencode(path), says)
+    os.close(says)
+    try:
+        os.read(told, 1)  # it has begun, or ended
+        yield
+    finally:
+        os.close(told)
+        os.kill(pid, signal.SIGTERM)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == -signal.SIGTERM, f"the reader missed {path}: {os.strerror(code)}"
+
+
+def _read_for_ever(path: bytes, says: int) -> NoReturn:
+    """Ends with the errno that it met."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    is_said = False
+    try:
+        while True:
+            fd = os.open(path, os.O_RDONLY)
+            if not os.read(fd, 1):
+                os._exit(255)
+            os.close(fd)
+            if not is_said:
+                is_said = bool(os.write(says, b"."))
+    except OSError as error:
+        os._exit(error.errno or 255)
+    finally:
+        os._exit(254)

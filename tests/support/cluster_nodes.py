@@ -19,16 +19,28 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeVar
+
+import pytest
 
 from fusefs.cli.main import run as run_trashd
 from fusefs.linux.boot_id import boot_id
 from fusefs.linux.kernel import Kernel
 from tests.support.machine_capabilities import FAKETIME
 from tests.support.proc_stat import all_stats
-from tests.support.shared_filesystems import MountedClient, SharedFilesystem
+from tests.support.shared_filesystems import (
+    MountedClient,
+    SharedFilesystem,
+    ceph_filesystem,
+    gluster_filesystem,
+    juicefs_filesystem,
+    moosefs_filesystem,
+    sshfs_filesystem,
+)
 from tests.support.trashd_command import TRASHD, CommandResult, environment
 
 T = TypeVar("T")
@@ -412,3 +424,75 @@ def _limited(argv: list[str | Path], client: MountedClient) -> None:
         raise Hung(f"{argv} on {client.mount.path}") from None
     if code:
         raise Hung(f"{argv} on {client.mount.path}: exit code {code}")
+
+
+_Maker = Callable[[Path], AbstractContextManager[SharedFilesystem]]
+
+
+class Bed(Protocol):
+    """A filesystem that is up, for many tests."""
+
+    def nodes(self) -> AbstractContextManager[ClusterNodes]:
+        """Two nodes whose volume is a fresh directory of it."""
+
+
+class _LocalBed:
+    """Servers and clients in namespaces of this machine; started anew when a test has left them of no use."""
+
+    def __init__(self, name: str, make: _Maker) -> None:
+        self._name = name
+        self._make = make
+        self._up = ExitStack()
+        self._base = Path()
+        self._filesystem: SharedFilesystem | None = None
+
+    def close(self) -> None:
+        """Stop all of it."""
+        self._filesystem = None
+        self._up.close()
+
+    @contextmanager
+    def nodes(self) -> Iterator[ClusterNodes]:
+        """See Bed."""
+        with ExitStack() as stack:
+            try:
+                made = stack.enter_context(local_nodes(self._name, self._served(), self._base))
+            except Hung:
+                self.close()
+                made = stack.enter_context(local_nodes(self._name, self._served(), self._base))
+            yield made
+
+    def _served(self) -> SharedFilesystem:
+        if self._filesystem is None:
+            self._base = Path(self._up.enter_context(tempfile.TemporaryDirectory(prefix="shared-")))
+            self._base.chmod(0o755)
+            self._filesystem = self._up.enter_context(self._make(self._base))
+        return self._filesystem
+
+
+@contextmanager
+def _local_bed(name: str, make: _Maker) -> Iterator[Bed]:
+    served = _LocalBed(name, make)
+    try:
+        yield served
+    finally:
+        served.close()
+
+
+BEDS: Mapping[str, Callable[[], AbstractContextManager[Bed]]] = MappingProxyType(
+    {
+        "glusterfs": partial(_local_bed, "glusterfs", gluster_filesystem),
+        "moosefs": partial(_local_bed, "moosefs", moosefs_filesystem),
+        "juicefs": partial(_local_bed, "juicefs", juicefs_filesystem),
+        "sshfs": partial(_local_bed, "sshfs", sshfs_filesystem),
+        "cephfs": partial(_local_bed, "cephfs", ceph_filesystem),
+    }
+)
+"""Each is up for the block. What has nodes of another kind is one more line here."""
+_OF_HOURS = ("cephfs",)
+"""Those whose servers take a minute where little is to be had: `make shared` alone has them."""
+PARAMETERS = [
+    pytest.param(name, marks=pytest.mark.needs("root", "fuse", name, *(["hours"] if name in _OF_HOURS else [])))
+    for name in BEDS
+]
+"""Of a fixture; in machine_capabilities the filesystems have the same names."""

@@ -1,4 +1,4 @@
-"""A Direct without a kernel: a socket for /dev/fuse, and a client that asks by it."""
+"""Requests without a kernel: a socket for /dev/fuse, a client that asks by it, and a vfs of which nothing works."""
 
 from __future__ import annotations
 
@@ -10,16 +10,56 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from fusefs.linux.fd import Fd
 from fusefs.mount.bridge.reply_patching import ReplyPatching
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.requests.fuse_requests import FuseRequests
-from fusefs.mount.requests.thread_pool import ThreadPool
+from fusefs.mount.requests.thread_pool import PoolTask, ThreadPool
+from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.tables_lock import Mutex, TablesLock
+from fusefs.mount.tree.validity import AttrTimeouts
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.failing_vfs import AtOnce, Broken
+
+
+class Broken:
+    """A vfs of which nothing works, nor of its parts."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.lock, self.stats, self.timeouts = TablesLock(), Counters.in_memory(), AttrTimeouts()
+        self.retries = EstaleRetries(self.lock)
+
+    def __getattr__(self, name: str) -> Broken:
+        return self
+
+    def __call__(self, *_args: object, **_named: object) -> NoReturn:
+        raise self.error
+
+
+class AtOnce(ThreadPool):
+    """No threads."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def do(self, task: PoolTask) -> bool:
+        task.act(False)
+        return True
+
+
+class Later(ThreadPool):
+    """No threads: what is to be done is left to the test."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.tasks: list[PoolTask] = []
+
+    def do(self, task: PoolTask) -> bool:
+        self.tasks.append(task)
+        return True
+
 
 _ANSWER_BYTES_MAX = 2 << 20
 

@@ -1,16 +1,18 @@
-"""A directory seen through a mount, held against what it is behind it: no answer may be older than the last change."""
+"""A directory seen through a mount, compared with the backing one: no answer may be older than the last change."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
+from tests.support.make_trees import Dir, Spec, make_tree, snapshot
 from tests.support.oracle_subjects import outcome
+from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, volume_of
 
 
@@ -95,3 +97,30 @@ def sides_on(fs_type: str, options: Iterable[str]) -> Iterator[tuple[Mounted, Si
     """A mount of a directory on a fresh volume (see volume_of), and its two sides."""
     with volume_of(fs_type) as volume, sides(volume / "source", options) as both:
         yield both
+
+
+ALICE, NOGROUP = 4711, 65534
+TREE: Spec = {"results": "x", "deep": {"er": "y"}}
+STAGED = ".trashd/u/0/stage"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Callable[[], str]]:
+    """A directory that a process has open: where the kernel has it now."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield lambda: os.readlink(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+def both(mount: Mounted, path: Path) -> tuple[Path, Path]:
+    """A path in the mount, and the backing one."""
+    return path, mount.backing / path.relative_to(mount.path)
+
+
+def hers(mount: Mounted, mode: int = 0o755) -> Path:
+    path = mount.path / "home" / "job"
+    as_user(ALICE, lambda: make_tree(path, Dir({"results": "hers"}, mode=mode)) and None)
+    snapshot(path)
+    return path
