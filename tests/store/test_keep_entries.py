@@ -326,7 +326,7 @@ def test_reader_never_misses_what_is_kept_in_a_swap(volume: Path, job: Path) -> 
     for _ in range(10):
         with reading(job / "a.conf"):
             swapped = keeping(job, "a.conf", "cache")
-        restore(volume, swapped.id)  # see test_keeping_mounted
+        restore(volume, swapped.id)  # see tests/store/test_keep_entries_mounted.py
 
 
 # The command
