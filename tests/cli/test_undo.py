@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.boot_id import session
-from tests.support.client_processes import clients
+from tests.support.background_processes import clients
 from tests.support.make_trees import Spec, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume

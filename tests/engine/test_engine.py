@@ -28,7 +28,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.remove_slice import SliceRemover
-from tests.support.background_workers import EndsWorkers
+from tests.support.background_processes import EndsWorkers
 from tests.support.file_leases import is_broken_into
 from tests.support.many_files import fill
 from tests.support.real_filesystems import loop_volume, sync

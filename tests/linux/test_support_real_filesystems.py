@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.filesystem_params import ON_DISK
 from tests.support.foreground_mount import until
 from tests.support.fuse_bad_rename import RENAME_EXCHANGE, RENAME_NOREPLACE, lying_volume, renameat2
 from tests.support.fuse_watchdog import fuse_mount
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import (
+    ON_DISK,
     Project,
     Unsupported,
     btrfs_subvolume,

@@ -22,7 +22,7 @@ import pytest
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
-from tests.support.client_processes import clients, ends
+from tests.support.background_processes import clients, ends
 from tests.support.fake_dev_fuse import a_real
 from tests.support.foreground_mount import trashd_mount
 from tests.support.open_files import opened

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.background_workers import workers
+from tests.support.background_processes import workers
 from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import Spec, make_tree, snapshot
 from tests.support.real_filesystems import loop_volume

@@ -19,7 +19,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.statx import look_at
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.background_workers import workers
+from tests.support.background_processes import workers
 from tests.support.foreground_mount import fresh_mount
 from tests.support.vfs_without_mount import Somebody, vfs_at
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.make_trees import (
     Dir,
     Entry,
@@ -25,6 +24,7 @@ from tests.support.make_trees import (
 )
 from tests.support.many_files import fill, roomy_volume
 from tests.support.other_users import as_user
+from tests.support.real_filesystems import ALL_FILESYSTEMS
 from tests.support.reap_process import state_of
 from tests.support.store_verbs import assert_silent, reap_now, remove, swap
 

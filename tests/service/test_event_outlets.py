@@ -1,4 +1,4 @@
-"""The audit log: a line an event, whatever is in it, rotated, full, or cut by a death."""
+"""The audit log: a line an event, whatever is in it, rotated, full, or cut by a death; no user can fill it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.events import Event, EventKind
+from fusefs.linux.subuid import Subordinates, SubuidRange
 from fusefs.service.event_outlets import Audit, log_event
+from fusefs.service.shared_context import EventLimit
 from tests.support.real_filesystems import full
 from tests.unit.test_events import EVENTS
 
@@ -131,3 +133,31 @@ def test_an_event_is_logged_by_its_weight(kind: EventKind, level: int, caplog: p
     assert record.levelno == level
     assert record.getMessage().isprintable()
     assert vars(record)["fields"]["TRASHD_EVENT"] == kind.value.encode()
+
+
+MOST = 1000
+
+
+def test_what_one_user_does_is_bounded_and_others_are_not() -> None:
+    flood = EventLimit()
+    told = [flood.lets_pass(1001, 100.0) for _ in range(3 * MOST)]
+    assert sum(told) == MOST
+    assert flood.lets_pass(1002, 100.0)
+
+
+def test_subordinate_uids_are_their_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    subordinates = Subordinates([SubuidRange(200_000, 65_536, 1001)])
+    monkeypatch.setattr("fusefs.service.shared_context.read_subordinates", lambda: subordinates)
+    flood = EventLimit()
+    assert sum(flood.lets_pass(200_000 + n, 100.0) for n in range(3 * MOST)) == MOST
+    assert flood.lets_pass(1002, 100.0)
+
+
+@pytest.mark.allows_warnings
+def test_what_was_not_told_is_told_as_a_number(caplog: pytest.LogCaptureFixture) -> None:
+    flood = EventLimit()
+    for _ in range(MOST + 7):
+        flood.lets_pass(1001, 100.0)
+    with caplog.at_level(logging.WARNING):
+        assert flood.lets_pass(1001, 200.0)
+    assert "7 more events" in caplog.text

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.service_status import VolumePhase
-from tests.support.filesystem_params import ON_DISK
 from tests.support.group_members import FORGED
 from tests.support.hostile_steps import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
 from tests.support.interrupted_command import ask, untold
 from tests.support.make_trees import Dir, File, make_tree
 from tests.support.plain_twin import MARK, Step, Twins, contents
 from tests.support.privileges import Credentials
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.real_filesystems import ON_DISK, loop_volume, tmpfs_volume
 from tests.support.service_process import QUICK, Service, places, service
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]

@@ -14,9 +14,9 @@ import pytest
 
 from fusefs.core.lifecycle import State
 from tests.support.concurrent_users import Ledger, traffic
-from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.many_files import bulky_tree, roomy_volume
 from tests.support.outside_tree import Canary
+from tests.support.real_filesystems import ALL_FILESYSTEMS
 from tests.support.reap_process import state_of
 from tests.support.service_process import LIMIT_S, Service, places, service
 from tests.support.small_orphans import EXPIRED

@@ -20,8 +20,7 @@ from tests.support.real_filesystems import tmpfs_volume, unmount
 from tests.support.service_process import QUICK, Service, service
 from tests.support.store_verbs import users_own
 from tests.support.trashd_command import done_well, fast_paths_off
-from tests.support.user_homes import ALICE, BOB, registry_of, trashd_as
-from tests.support.user_owned_stores import SOON, outlasts, own_stores, phases, thrown
+from tests.support.user_homes import ALICE, BOB, SOON, outlasts, own_stores, phases, registry_of, thrown, trashd_as
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.usefixtures("home")]
 

@@ -16,8 +16,19 @@ from tests.support.make_trees import Dir, make_tree
 from tests.support.service_process import QUICK, service
 from tests.support.store_verbs import users_own
 from tests.support.trashd_command import trashd
-from tests.support.user_homes import ALICE, BOB, registry_of
-from tests.support.user_owned_stores import SOON, bare_stores, line_of, outlasts, own_stores, phases, register, thrown
+from tests.support.user_homes import (
+    ALICE,
+    BOB,
+    SOON,
+    bare_stores,
+    line_of,
+    outlasts,
+    own_stores,
+    phases,
+    register,
+    registry_of,
+    thrown,
+)
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.usefixtures("home")]
 

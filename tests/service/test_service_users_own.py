@@ -18,7 +18,7 @@ from tests.support.real_filesystems import tmpfs_volume
 from tests.support.service_process import QUICK, service
 from tests.support.small_orphans import EXPIRED
 from tests.support.store_verbs import init, swap
-from tests.support.user_owned_stores import own_stores
+from tests.support.user_homes import own_stores
 
 pytestmark = pytest.mark.needs("root")
 

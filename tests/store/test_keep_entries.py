@@ -18,7 +18,7 @@ from fusefs.store.preflight import preflight
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_for_owner import swap_for_owner
-from tests.support.background_workers import reading
+from tests.support.background_processes import reading
 from tests.support.make_trees import Dir, Spec, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.store_verbs import (

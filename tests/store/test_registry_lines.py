@@ -20,8 +20,7 @@ from tests.support.other_users import as_user, become
 from tests.support.real_filesystems import bind_mount, btrfs_subvolume, full, loop_volume, tmpfs_volume
 from tests.support.store_verbs import DyingAt, forked, in_child, init, raw, swap, use
 from tests.support.trashd_command import CommandResult
-from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
-from tests.support.user_owned_stores import line_of
+from tests.support.user_homes import ALICE, BOB, homes, line_of, registry_of, trashd_as
 
 pytestmark = pytest.mark.needs("root")
 

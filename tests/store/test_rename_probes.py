@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.fuse_bad_rename import lying_volume
 from tests.support.make_trees import make_tree
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.real_filesystems import ALL_FILESYSTEMS, loop_volume, tmpfs_volume
 from tests.support.store_verbs import (
     ENTRIES,
     ActingBefore,

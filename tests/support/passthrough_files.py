@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fusefs.core.fast_paths import FastPath
 from fusefs.mount.places.find_mounts import mounts_of, read_counters
-from tests.support.background_workers import workers
+from tests.support.background_processes import workers
 from tests.support.foreground_mount import Mounted, until
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import init

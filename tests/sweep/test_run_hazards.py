@@ -20,7 +20,7 @@ from fusefs.engine.slice_pace import ConstantSpeed
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.request import IfExists, SweepWishes, ToCount, ToDelete, ToMove, ToTrash
-from tests.support.background_workers import workers
+from tests.support.background_processes import workers
 from tests.support.make_trees import Spec, Symlink, make_tree
 from tests.support.many_files import fill, roomy_volume
 from tests.support.move_entries import AfterThe, pass_a_tick

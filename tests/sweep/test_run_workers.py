@@ -10,7 +10,7 @@ from fusefs.core.selection import Selection
 from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import SweepWishes
-from tests.support.background_workers import EndsWorkers
+from tests.support.background_processes import EndsWorkers
 from tests.support.many_files import fill, roomy_volume
 from tests.support.run_sweep import ALL, EVERY_KIND, names, sweep
 

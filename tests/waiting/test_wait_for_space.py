@@ -21,11 +21,10 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.tree_users import DeletedFile
 from fusefs.waiting import wait_for_space
 from fusefs.waiting.wait_for_space import TOLERANCE_BYTES, VolumeWait
-from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Spec, make_tree
 from tests.support.other_users import as_user, become
-from tests.support.real_filesystems import loop_volume, sync, tmpfs_volume
+from tests.support.real_filesystems import ALL_FILESYSTEMS, loop_volume, sync, tmpfs_volume
 from tests.support.small_orphans import OTHER
 from tests.support.store_verbs import init, raw, reap_now, swap, tree_of
 

@@ -1,8 +1,10 @@
-"""Processes that do something for ever beside a test, such as reading a file; an error of theirs is the test's."""
+"""Processes beside a test: clients of a mount, which may hang, and those that do something until they are ended."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import sys
 import traceback
@@ -98,3 +100,53 @@ def _read_for_ever(path: bytes, says: int) -> NoReturn:
         os._exit(error.errno or 255)
     finally:
         os._exit(254)
+
+
+LIMIT_S = 40.0
+
+
+@contextmanager
+def clients(acts: Sequence[Callable[[], object]]) -> Iterator[list[int]]:
+    """Processes that do something once, each ending with its errno, or 255 where something else went wrong; they are
+    there when they are waited for.
+    """
+    pids = []
+    for act in acts:
+        pid = os.fork()
+        if pid == 0:
+            code = 255
+            try:
+                act()
+                code = 0
+            except BaseException as error:  # nothing of it gets into the parent's frames, which are here, too
+                code = (isinstance(error, OSError) and error.errno) or 255
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    try:
+        yield pids
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def ends(pid: int) -> int:
+    """A client's errno; it must end in time."""
+    fd = os.pidfd_open(pid)
+    try:
+        assert select.select([fd], [], [], LIMIT_S)[0], f"client {pid} hangs"
+    finally:
+        os.close(fd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def is_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def in_time(act: Callable[[], object]) -> None:
+    """Something that has to end while other things hang."""
+    with clients([act]) as (pid,):
+        assert ends(pid) == 0
