@@ -15,8 +15,8 @@ demo: setup; @$(PYTHON) -m bench.demo $(ARGS)
 fast-paths: setup; @for path in $(or $(FAST_PATHS),$(shell $(PYTHON) -c "from fusefs.core.fast_paths import FastPath; print(*[p.value for p in FastPath if p not in (FastPath.URING, FastPath.NATIVE)])")); do echo "without $$path" && TRASHD_TEST_WITHOUT=$$path .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal) || failed="$$failed $$path"; done; [ -z "$$failed" ] || { echo "fails without:$$failed"; exit 1; }
 # The mount's tests with every mount over io_uring, and so by the native core.
 uring: setup; @TRASHD_TEST_URING=on .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal)
-test: setup; @.ci/pytest $(or $(ARGS),--sample=1 --numprocesses=3 --dist=worksteal)
-every: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
+test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
+every: setup; @.ci/pytest --every $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 quick: setup; @.ci/pytest -m quick $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 without-native: setup; @TRASHD_NATIVE=0 .ci/pytest tests/linux tests/sweep tests/reaper $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy && $(PYTHON) hatch_build.py --lint
