@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import machine_capabilities
 from tests.support.cheap_forks import Growth, ease_forks
-from tests.support.covering_sets import choose_pairwise
+from tests.support.covering_sets import EVERY_CASE, choose_pairwise
 from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.user_homes import forget_stores
 
@@ -116,7 +116,9 @@ def _group_of(nodeid: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.option.every:
+    if config.option.every:
+        os.environ[EVERY_CASE] = "1"
+    else:
         left_out = _find_redundant(items)
         config.stash[N_LEFT_OUT] = len(left_out)
         config.hook.pytest_deselected(items=list(left_out))

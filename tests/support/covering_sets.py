@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
+from typing import TypeVar
+
+EVERY_CASE = "TRASHD_TEST_EVERY_CASE"
+"""The environment variable that tests/conftest.py sets where all cases run (make every)."""
+T = TypeVar("T")
+
+
+def share_of(moments: Sequence[T], number: int, n_cases: int) -> Sequence[T]:
+    """Choose the moments, of those that a test goes through one after the other, which its case `number` goes through.
+
+    The cases of a test together go through each moment once; with `make every` each of them goes through all.
+    """
+    return moments if EVERY_CASE in os.environ else moments[number % n_cases :: n_cases]
 
 
 def choose_pairwise(cases: Sequence[Mapping[str, Hashable]], kept: Sequence[int] = ()) -> list[int]:
