@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.service_process import QUICK, Service, service
+from tests.support.service_timers import SCALED, command_with
 from tests.support.sshfs_volumes import sshfs_of
 from tests.support.store_calls import init
-from tests.support.trashd_command import TRASHD, Done, trashd
+from tests.support.trashd_command import Done, trashd
 
 UNCACHED = ("dir_cache=no", "entry_timeout=0", "attr_timeout=0")
 POLLED = 'poll = "1s"\n' + QUICK
@@ -68,5 +69,5 @@ def node(base: Path, name: str, volume: Path, config: str = POLLED) -> Iterator[
     (own / "machine-id").write_text(uuid.uuid5(uuid.NAMESPACE_URL, name).hex + "\n")
     (own / "boot_id").write_text(boot_of(name) + "\n")
     unshare = ("unshare", "--mount", "--uts", "--propagation", "private", "sh", "-euc", _BE_ANOTHER, "sh", name, own)
-    with service(own, volume, config=config, command=(*unshare, TRASHD), runtime=own / "run") as running:
+    with service(own, volume, config=config, command=(*unshare, *command_with(SCALED)), runtime=own / "run") as running:
         yield Node(name, own, volume, running)

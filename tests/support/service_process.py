@@ -16,10 +16,11 @@ from pathlib import Path
 from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.service.status_file import read_status
+from fusefs.service.timers import ServiceTimers
 from tests.support.mount_namespaces import ROOTS
 from tests.support.proc_stat import all_stats
 from tests.support.real_filesystems import tmpfs_over
-from tests.support.trashd_command import TRASHD
+from tests.support.service_timers import SCALED, command_with
 
 QUICK = "[defaults]\npaced = false\n"
 """As fast as it can: by default it yields to what else the machine does, here the other tests of a run."""
@@ -153,15 +154,17 @@ def service(
     config: str = QUICK,
     environment: dict[str, str] | None = None,
     user: int | None = None,
-    command: Sequence[str | Path] = (TRASHD,),
+    command: Sequence[str | Path] = (),
     runtime: Path | None = None,
+    timers: ServiceTimers = SCALED,
 ) -> Iterator[Service]:
     """`trashd service run` on some volumes, ready; stopped at the end of the block, so that nothing is left half-done.
 
     base  of `places`: a second service there finds what the first one left; a user may write in their own
     user  whose own service it is; root's if None
-    command  what runs `trashd`
+    command  what runs `trashd`, if it needs another one
     runtime  its runtime directory, if not the machine's
+    timers   how long it pauses and waits
     """
     configure(base, config)
     log, address = base / "log", base / "notify"
@@ -169,7 +172,14 @@ def service(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified, log.open("ab") as stderr:
         notified.bind(str(address))
         address.chmod(0o777)
-        argv = [*command, "service", "run", "--config", base, *(f"--volume={volume}" for volume in volumes)]
+        argv = [
+            *(command or command_with(timers)),
+            "service",
+            "run",
+            "--config",
+            base,
+            *(f"--volume={volume}" for volume in volumes),
+        ]
         told = {**os.environ, "NOTIFY_SOCKET": str(address), "STATE_DIRECTORY": str(base), **(environment or {})}
         told |= {"RUNTIME_DIRECTORY": str(runtime)} if runtime is not None else {}
         default = SYSTEM_RUNTIME if user is None else os.fsencode(base / "trashd")
