@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from tests.support.volume_under_service import events_in
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 
 SLOWLY = '[defaults]\npaced = false\nmax_rate = "300/s"\n'
-_BREATH_S = 0.001
+_PAUSE_S = 0.001
 N_LOST = 5
 """So many children are killed one after the other; before each but the first their user waits, twice as long."""
 HELD_UP_S = 50.0
@@ -271,9 +270,8 @@ def busy(shared: Shared) -> Callable[[Callable[[int], None]], None]:
             if n == 0:
                 become(MALLORY)
             act(n)
-            select.select([], [], [], _BREATH_S)  # a busy loop leaves nothing to idle priorities
 
-        with shared.served() as running, beside(by_mallory) as n_done:
+        with shared.served() as running, beside(by_mallory, _PAUSE_S) as n_done:
             large = throw_large(shared, ALICE, 10_000)
             n_before = n_done()
             share = share_of_a_core(running, 1.0)
