@@ -5,26 +5,21 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.mount_namespaces import be_machine
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.service_process import QUICK, Service, service
-from tests.support.service_timers import SCALED, command_with
 from tests.support.sshfs_volumes import sshfs_of
 from tests.support.store_calls import init
 from tests.support.trashd_command import Done, trashd
 
+_MACHINE_ID, _BOOT_ID = Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id")
 UNCACHED = ("dir_cache=no", "entry_timeout=0", "attr_timeout=0")
 POLLED = 'poll = "1s"\n' + QUICK
 """Beats and looks for what others did come each second."""
-_BE_ANOTHER = """
-hostname "$1"
-mount --bind "$2/machine-id" /etc/machine-id
-mount --bind "$2/boot_id" /proc/sys/kernel/random/boot_id
-shift 2
-exec "$@"
-"""
 
 
 class Machines(NamedTuple):
@@ -68,6 +63,6 @@ def node(base: Path, name: str, volume: Path, config: str = POLLED) -> Iterator[
     (own / "run").mkdir(parents=True, exist_ok=True)
     (own / "machine-id").write_text(uuid.uuid5(uuid.NAMESPACE_URL, name).hex + "\n")
     (own / "boot_id").write_text(boot_of(name) + "\n")
-    unshare = ("unshare", "--mount", "--uts", "--propagation", "private", "sh", "-euc", _BE_ANOTHER, "sh", name, own)
-    with service(own, volume, config=config, command=(*unshare, *command_with(SCALED)), runtime=own / "run") as running:
+    files = {_MACHINE_ID: own / "machine-id", _BOOT_ID: own / "boot_id"}
+    with service(own, volume, config=config, runtime=own / "run", prepare=partial(be_machine, name, files)) as running:
         yield Node(name, own, volume, running)

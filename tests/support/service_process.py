@@ -15,12 +15,15 @@ from pathlib import Path
 
 from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
+from fusefs.service import timers as service_timers
 from fusefs.service.status_file import read_status
 from fusefs.service.timers import ServiceTimers
 from tests.support.mount_namespaces import ROOTS
+from tests.support.other_users import become
 from tests.support.proc_stat import all_stats
 from tests.support.real_filesystems import tmpfs_over
-from tests.support.service_timers import SCALED, command_with
+from tests.support.service_timers import SCALED
+from tests.support.trashd_command import TRASHD, instead_of_exec
 
 QUICK = "[defaults]\npaced = false\n"
 """As fast as it can: by default it yields to what else the machine does, here the other tests of a run."""
@@ -154,17 +157,19 @@ def service(
     config: str = QUICK,
     environment: dict[str, str] | None = None,
     user: int | None = None,
-    command: Sequence[str | Path] = (),
+    command: Sequence[str | Path] = (TRASHD,),
     runtime: Path | None = None,
     timers: ServiceTimers = SCALED,
+    prepare: Callable[[], object] = lambda: None,
 ) -> Iterator[Service]:
     """`trashd service run` on some volumes, ready; stopped at the end of the block, so that nothing is left half-done.
 
     base  of `places`: a second service there finds what the first one left; a user may write in their own
     user  whose own service it is; root's if None
-    command  what runs `trashd`, if it needs another one
+    command  what runs `trashd`; another program than the script has the timers of production
     runtime  its runtime directory, if not the machine's
     timers   how long it pauses and waits
+    prepare  what its process calls first
     """
     configure(base, config)
     log, address = base / "log", base / "notify"
@@ -172,21 +177,27 @@ def service(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified, log.open("ab") as stderr:
         notified.bind(str(address))
         address.chmod(0o777)
-        argv = [
-            *(command or command_with(timers)),
-            "service",
-            "run",
-            "--config",
-            base,
-            *(f"--volume={volume}" for volume in volumes),
-        ]
+        argv = [*command, "service", "run", "--config", base, *(f"--volume={volume}" for volume in volumes)]
         told = {**os.environ, "NOTIFY_SOCKET": str(address), "STATE_DIRECTORY": str(base), **(environment or {})}
         told |= {"RUNTIME_DIRECTORY": str(runtime)} if runtime is not None else {}
         default = SYSTEM_RUNTIME if user is None else os.fsencode(base / "trashd")
         if user is not None:
-            argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--", *argv]
             told |= {"XDG_RUNTIME_DIR": str(base), "RUNTIME_DIRECTORY": ""}
-        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=stderr, env=told, process_group=0) as process:
+
+        def begin() -> None:
+            service_timers.current = timers
+            prepare()
+            if user is not None:
+                become(user)
+
+        with subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stderr=stderr,
+            env=told,
+            process_group=0,
+            preexec_fn=instead_of_exec(argv, told, begin),  # noqa: PLW1509
+        ) as process:
             running = Service(process, notified, log, default if runtime is None else os.fsencode(runtime))
             try:
                 running.wait_ready()

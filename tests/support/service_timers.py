@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from fusefs.service.timers import ServiceTimers
 
 REAL = ServiceTimers()
@@ -18,9 +16,3 @@ SCALED = REAL._replace(
     doubt_pauses_s=tuple(pause_s / 10 for pause_s in REAL.doubt_pauses_s),
 )
 """What tests wait for. A volume that failed rests as long as ever: tests see it rest, and end that by a reload."""
-
-
-def command_with(timers: ServiceTimers) -> tuple[str, ...]:
-    """What runs `trashd` with such timers."""
-    code = f"from fusefs.service import timers; timers.current = timers.{timers!r}"
-    return sys.executable, "-c", f"{code}; from fusefs.cli.main import main; main()"
