@@ -29,9 +29,6 @@ _LOG = logging.getLogger(__name__)
 _AT_ONCE = 16
 _MOST_NAMED = 5_000
 """How many users' registries are read that the accounts need not list."""
-_N_RESTS = 20
-"""Between two readings so many times as long as one takes: a registry that is written all day costs a twentieth of a
-core at most, of the lowest priority."""
 
 Key = tuple[int, bytes]
 """A user, and the path of a store that this user registered: others may register it as well, which says nothing."""
@@ -109,7 +106,8 @@ class RegisteredStores:
             began_s = boot_s()
             await self._read([uid for uid in uids() if uid][:_MOST_NAMED])
             changed()
-            await trio.sleep(max(timers.current.registries_pause_s, _N_RESTS * (boot_s() - began_s)))
+            least_s, n_pauses = timers.current.registries_pause_s, timers.current.registries_pauses
+            await trio.sleep(max(least_s, n_pauses * (boot_s() - began_s)))
             with trio.move_on_after(self._context.config.poll_s):
                 await self._news.wait()
 

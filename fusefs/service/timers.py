@@ -20,7 +20,8 @@ class ServiceTimers(NamedTuple):
     window_pause_s: float = 1800.0  # outside its window a volume is checked at least that often: clocks are set
     linger_pause_s: float = 2.0  # a volume stays open after the last work: things are seldom deleted one by one
     copy_pause_s: float = 30.0  # what was copied into drop/ is left alone after the last change
-    registries_pause_s: float = 2.0  # between two readings of users' registries
+    registries_pause_s: float = 2.0  # between two readings of users' registries, at least
+    registries_pauses: int = 20  # and so many times as long as a reading takes: a twentieth of a core at most
     elsewhere_pause_s: float = 60.0  # before a volume of another reaper is tried again
     status_pause_s: float = 1.0  # between two status files during work
     status_least_pause_s: float = 0.05  # between two status files, at least

@@ -12,6 +12,7 @@ _WAITED_FOR = (
 )  # fmt: skip
 SCALED = REAL._replace(
     **{name: getattr(REAL, name) / 10 for name in _WAITED_FOR},
+    registries_pauses=2,
     node_beat_pause_s=0.3,
     doubt_pauses_s=tuple(pause_s / 10 for pause_s in REAL.doubt_pauses_s),
 )
