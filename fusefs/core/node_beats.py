@@ -144,8 +144,10 @@ def _told(name: bytes, seen: _Watched, *, is_here: bool) -> SeenNode:
 class PollInterval:
     """How long until the next look for what other nodes did: soon while something happens, ever later while nothing."""
 
-    def __init__(self) -> None:
-        self._wait_s = LEAST_POLL_S / 2
+    def __init__(self, least_s: float = LEAST_POLL_S) -> None:
+        """least_s: between two looks, at least."""
+        self._least_s = least_s
+        self._wait_s = least_s / 2
 
     def after(self, took_s: float, most_s: float, *, is_lively: bool) -> float:
         """Seconds until the next look.
@@ -154,5 +156,5 @@ class PollInterval:
         most_s     the longest that is allowed, whatever it took
         is_lively  whether something has changed, or other nodes serve the volume
         """
-        self._wait_s = LEAST_POLL_S if is_lively else min(2 * self._wait_s, most_s)
+        self._wait_s = self._least_s if is_lively else min(2 * self._wait_s, most_s)
         return min(max(self._wait_s, _N_RESTS * took_s), most_s)

@@ -45,23 +45,24 @@ DOUBTFUL = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE})
 """The server is away, or this entry can't be had."""
 COMMAND_LIMIT_S = 120.0
 """Somebody looks at it. NFS's grace (90 s) and the restart of a server, or its replacement, are shorter."""
-SERVICE_LIMIT_S = 600.0
-"""Nobody waits. It is longer than most reboots; after that the volume is left alone and tried again later."""
-_DOUBT_PAUSES_S = (0.5, 2.0)
+DOUBT_PAUSES_S = (0.5, 2.0)
+"""Before what failed in doubt is tried again."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class OutageWishes(NamedTuple):
     """How long a server is waited for, and who is told.
 
-    limit_s  since it did something for us
-    tells    called with the errno when the wait begins, with None when something was removed again
-    waits    for so many seconds, or less
+    limit_s         since it did something for us
+    tells           called with the errno when the wait begins, with None when something was removed again
+    waits           for so many seconds, or less
+    doubt_pauses_s  before each further attempt at what failed in doubt
     """
 
     limit_s: float = COMMAND_LIMIT_S
     tells: Callable[[int | None], None] = lambda _number: None
     waits: Callable[[float], None] = time.sleep
+    doubt_pauses_s: tuple[float, ...] = DOUBT_PAUSES_S
 
 
 class ServerWasAway(Exception):
@@ -114,10 +115,10 @@ class ServerOutage:
 
     def wait_in_doubt(self) -> bool:
         """Wait a little before what failed is tried again; False: it was, or it is to stop."""
-        if self._n_doubts >= len(_DOUBT_PAUSES_S):
+        if self._n_doubts >= len(self._wishes.doubt_pauses_s):
             return False
         self._n_doubts += 1
-        return self._rest(_DOUBT_PAUSES_S[self._n_doubts - 1])
+        return self._rest(self._wishes.doubt_pauses_s[self._n_doubts - 1])
 
     def wait_after(self, error: OSError, fd: int) -> bool:
         """Wait after a call that failed beside the slices: whether to go on; False: told to stop.

@@ -26,7 +26,8 @@ from fusefs.engine.count_tree import ask_size, size_of, survey
 from fusefs.engine.pressure_pacer import PacedLooks
 from fusefs.linux.boot_id import boot_id
 from fusefs.reaper.reap import RemovalWishes, reap
-from fusefs.reaper.server_outage import SERVICE_LIMIT_S, OutageWishes
+from fusefs.reaper.server_outage import OutageWishes
+from fusefs.service import timers
 from fusefs.service.messages import (
     MESSAGE_MAX,
     PAGE,
@@ -54,11 +55,6 @@ from fusefs.store.layout import FOLDERS, UserFolder, open_areas, read_volume
 from fusefs.store.swap_for_owner import give_what_is_left
 from fusefs.store.tidy_folder import tend
 
-BEAT_S = 0.1
-"""Between two beats while something is done; each wakes the service."""
-_REST_S = 1.0
-_BESIDE_OTHERS_S = 5.0
-"""So long others may use the disk before a size that is found out when it is idle is left for later."""
 _PAGE_BYTES = MESSAGE_MAX // 4
 _MOST_QUARANTINED, _LONG = 50, 1500
 """Told at a start, for root to take over, if they fit into the message; the rest is left for an administrator."""
@@ -234,9 +230,9 @@ class Child:
 
     def _outage(self) -> OutageWishes:
         """How long a server is waited for: no longer because others had their turns meanwhile."""
-        since_s = self._away_since_s
-        limit_s = SERVICE_LIMIT_S if since_s is None else max(since_s + SERVICE_LIMIT_S - time.monotonic(), 0.0)
-        return OutageWishes(limit_s, self._is_away, self.wait)
+        since_s, limit_s = self._away_since_s, timers.current.outage_limit_s
+        left_s = limit_s if since_s is None else max(since_s + limit_s - time.monotonic(), 0.0)
+        return OutageWishes(left_s, self._is_away, self.wait, timers.current.doubt_pauses_s)
 
     def _is_away(self, number: int | None) -> None:
         if number is None:
@@ -348,7 +344,7 @@ class Child:
 
     def _beat(self) -> None:
         now = time.monotonic()
-        every_s = _REST_S if self._tempo == HOLD else BEAT_S
+        every_s = timers.current.held_heartbeat_s if self._tempo == HOLD else timers.current.heartbeat_s
         if now - self._told_at >= every_s:
             self._say(self._sums)
 
@@ -387,7 +383,7 @@ class _WhenIdle:
     def stops(self) -> bool:
         """Whether to leave it: told so, or others have used the disk for too long to wait for them."""
         since_s = self._beside_others_since_s
-        is_late = since_s is not None and time.monotonic() - since_s >= _BESIDE_OTHERS_S
+        is_late = since_s is not None and time.monotonic() - since_s >= timers.current.beside_others_limit_s
         return is_late or self._child.is_told_to_stop()
 
 

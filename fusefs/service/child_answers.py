@@ -33,6 +33,7 @@ from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.act_as_user import user_name
 from fusefs.linux.mountinfo import DAEMON_GONE, is_inside
+from fusefs.service import timers
 from fusefs.service.known_volumes import NO_GRACE, Grace
 from fusefs.service.messages import (
     Answer,
@@ -65,10 +66,6 @@ _MOST_IO_ERRORS = 3
 _MOST_TRIES = 3
 _MOST_KNOWN = 100_000
 """Orphans of one user that count for a quota, or where space is low: some tens of megabytes."""
-_UNMEASURED_S = 60.0
-"""What is younger is not measured while the disk is idle."""
-_MEASURING_S = 10.0
-"""So long what there is is measured before anything goes because space is low."""
 _KINDS = {
     Method.EXCHANGE: EventKind.SWAPPED,
     Method.TWO_RENAME: EventKind.SWAPPED,
@@ -204,8 +201,8 @@ class ChildAnswers:
         whether it is idle.
         """
         is_wanted = self._is_local and not (self.must_measure() or seen.is_claimed) and seen.n_bytes is None
-        age_s = (clock.wall_ns - seen.created_ns) / 1e9
-        wait_s = min(max(_UNMEASURED_S - age_s, 0.0), _UNMEASURED_S)
+        age_s, pause_s = (clock.wall_ns - seen.created_ns) / 1e9, timers.current.unmeasured_pause_s
+        wait_s = min(max(pause_s - age_s, 0.0), pause_s)
         part.measure_at(seen.id, boot_s() + wait_s if is_wanted else None)
 
     def _at_s(self, user: UserState, known: KnownOrphan, rules: RetentionRules, *, early: bool = False) -> float | None:
@@ -319,7 +316,7 @@ class ChildAnswers:
         parts = [(user, part) for user in users for part in user.parts.values()]
         wanted = self._room.wanted(self._policy) if self._room.hurries else None
         is_measured = all(part.is_known() for _user, part in parts)
-        if wanted is not None and not is_measured and boot_s() < self._room.hurries_since_s + _MEASURING_S:
+        if not is_measured and boot_s() < self._room.hurries_since_s + timers.current.measure_limit_s:
             wanted = None
         trash: dict[int, list[KnownOrphan]] = {}
         for user, part in parts:

@@ -18,6 +18,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import below
 from fusefs.linux.subuid import read_subordinates
+from fusefs.service import timers
 from fusefs.service.shared_context import ServiceContext, boot_s
 from fusefs.service.user_state import FolderPart, UserState
 from fusefs.store.backing_and_mount import DIRECTORY
@@ -28,9 +29,6 @@ _LOG = logging.getLogger(__name__)
 _ORPHANS, _RESTORING, _REAPING = (
     Name(state.value.encode()) for state in (State.ORPHANS, State.RESTORING, State.REAPING)
 )
-_COPY_S = 30.0
-"""What is made in drop/, not moved there, may still be written to: it is taken in when nothing new came for so long."""
-
 _MOST_WATCHED = 1000
 """Folders of one user's, and of his subordinate uids, in which inotify tells what happens; the others are polled."""
 
@@ -207,7 +205,7 @@ class FolderWatch:
         if event.happened & InotifyMask.MOVED_TO:
             self.user.tend_at_s = now_s
         elif self.user.tend_at_s > now_s:  # what was moved there waits for no copy
-            self.user.tend_at_s = now_s + _COPY_S
+            self.user.tend_at_s = now_s + timers.current.copy_pause_s
 
 
 def open_part(store: Store, path: bytes, uid: int) -> Fd:

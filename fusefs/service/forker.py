@@ -32,6 +32,7 @@ from fusefs.linux.low_priority import be_idle
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.runtime_directories import STATE_BELOW_HOME
 from fusefs.linux.untrusted_path import open_way
+from fusefs.service import timers
 from fusefs.service.child import Child
 from fusefs.service.messages import (
     FROM_CHILD,
@@ -63,10 +64,6 @@ _GO = b"go"
 """To a child that might have ended, and been buried, before the service has its pidfd."""
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 """The service decides when its processes end."""
-SILENT_S = 5.0
-"""A child that says nothing for so long is looked at."""
-LOST_S = 60.0
-"""So long a single system call may take (a file of terabytes); after that a child is given up."""
 _ANSWERS = 64
 _MOST_STORES = 100
 """Of one user's own that are served."""
@@ -173,11 +170,11 @@ class ChildHandle:
     def look_after(self) -> None:
         """Kill it if it was stopped or hangs."""
         silent_s = trio.current_time() - self._heard_at
-        if not self.is_busy or silent_s < SILENT_S:
+        if not self.is_busy or silent_s < timers.current.silent_limit_s:
             return
         if self._is_stopped():
             self.kill("it was stopped")
-        elif silent_s > LOST_S:
+        elif silent_s > timers.current.lost_limit_s:
             self.kill(f"it said nothing for {silent_s:.0f} s")
 
     def _is_stopped(self) -> bool:

@@ -25,6 +25,7 @@ from fusefs.core.printable_names import show
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.subuid import read_subordinates
+from fusefs.service import timers
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 4
@@ -33,7 +34,6 @@ _QUEUE_MAX = 1000
 _TOLD_BYTES = 2000
 """Of what a hook printed."""
 _CHUNK = 1 << 16
-_DYING_S = 0.5
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -192,7 +192,7 @@ async def _wait(process: trio.Process, timeout_s: float) -> int | None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             # One that turned into another user's, or hangs in a call, holds up neither the service nor its end.
-            with trio.move_on_after(_DYING_S, shield=True):
+            with trio.move_on_after(timers.current.hook_dying_limit_s, shield=True):
                 await process.wait()
 
 

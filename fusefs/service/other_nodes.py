@@ -19,10 +19,11 @@ import trio
 from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, is_container_id
-from fusefs.core.node_beats import BEAT_S, BeatWatch, NodeBeat, PollInterval
+from fusefs.core.node_beats import BeatWatch, NodeBeat, PollInterval
 from fusefs.core.service_status import SeenNode
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import look_anew
+from fusefs.service import timers
 from fusefs.service.folder_watch import open_part
 from fusefs.service.open_volume import Elsewhere, OpenVolume
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
@@ -30,7 +31,7 @@ from fusefs.service.user_state import FolderPart, UserState
 from fusefs.store.backing_and_mount import DIRECTORY, READABLE
 from fusefs.store.layout import DROP, Store
 
-_FAREWELL_S, _AGAIN_S = 0.6, 0.05
+_AGAIN_S = 0.05
 """So long the end of a service waits for its beats to be taken away, at most; what it had open may close just now."""
 _Key = tuple[int, bytes]
 Stamp = tuple[int, ...]
@@ -69,7 +70,7 @@ class OtherNodes:
         self._n_beats = 0
         self._wrote_ms: float | None = None
         self._beat_at_s = self._poll_at_s = math.inf
-        self._interval = PollInterval()
+        self._interval = PollInterval(timers.current.node_poll_pause_s)
         self._areas: tuple[Stamp, ...] | None = None
         self._looks: dict[_Key, FolderLook] = {}
 
@@ -96,7 +97,7 @@ class OtherNodes:
         self._is_shared = False
         self._own = None
         self._beat_at_s = self._poll_at_s = math.inf
-        self._interval = PollInterval()
+        self._interval = PollInterval(timers.current.node_poll_pause_s)
         self._watch = BeatWatch()
         self._areas = None
         self._looks.clear()
@@ -125,7 +126,8 @@ class OtherNodes:
         found = await in_thread(self._limiter, looking)
         took_s, now_s = boot_s() - now_s, boot_s()
         if beats:
-            self._beat_at_s = now_s + min(BEAT_S, most_s) if opened.beat is not None else math.inf
+            pause_s = min(timers.current.node_beat_pause_s, most_s)
+            self._beat_at_s = now_s + pause_s if opened.beat is not None else math.inf
         if found.beats is not None:
             self._n_beats += 1
             self._wrote_ms = round(found.wrote_s * 1e3, 3)
@@ -167,7 +169,7 @@ class OtherNodes:
         """Take our beat away, if that is quick: who ends well is not missed. Checkpoint"""
         if self._own is None:
             return
-        with trio.move_on_after(_FAREWELL_S, shield=True), suppress(TrashdError, OSError):
+        with trio.move_on_after(timers.current.farewell_limit_s, shield=True), suppress(TrashdError, OSError):
             while True:
                 try:
                     opened = await opening()

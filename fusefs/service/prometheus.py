@@ -28,10 +28,10 @@ from fusefs.core.service_status import Status, VolumePhase, VolumeStatus
 from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import OTHERS_WRITE
+from fusefs.service import timers
 from fusefs.service.hooks import HookCounts
 
 _LOG = logging.getLogger(__name__)
-_PATIENCE_S = 5.0
 _REQUEST_MAX = 8192
 _AT_ONCE = 64
 """Connections; with more, the oldest is closed. A scrape is over in milliseconds, so the oldest is a silent one."""
@@ -260,7 +260,7 @@ async def _answer(
     registry: CollectorRegistry, open_ones: dict[trio.CancelScope, None], stream: trio.SocketStream
 ) -> None:
     """One request, one answer; a slow client is disconnected, and the oldest if there are too many."""
-    with trio.move_on_after(_PATIENCE_S) as scope:
+    with trio.move_on_after(timers.current.metrics_limit_s) as scope:
         open_ones[scope] = None
         if len(open_ones) > _AT_ONCE:
             next(iter(open_ones)).cancel()

@@ -18,6 +18,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount
+from fusefs.service import timers
 from fusefs.service.messages import UserRegistry
 from fusefs.service.open_volume import find_stores
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
@@ -26,15 +27,8 @@ from fusefs.store.registry_targets import LineOf
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 16
-_HUNG_S = 3.0
-"""How long mount points may take to answer."""
 _MOST_NAMED = 5_000
 """How many users' registries are read that the accounts need not list."""
-_LIMIT_S = 600.0
-"""For all registries together: a user who stops the process that reads one costs seconds."""
-_LEAST_S, _N_RESTS = 2.0, 20
-"""Between two readings, and so many times as long as one takes: a registry that is written all day costs a twentieth
-of a core at most, of the lowest priority."""
 
 Key = tuple[int, bytes]
 """A user, and the path of a store that this user registered: others may register it as well, which says nothing."""
@@ -62,7 +56,7 @@ class MountPointStores:
         """
         found: dict[bytes, dict[bytes, _Which]] = {}
         limiter = trio.CapacityLimiter(_AT_ONCE)
-        with trio.move_on_after(_HUNG_S):
+        with trio.move_on_after(timers.current.mounts_limit_s):
             async with trio.open_nursery() as nursery:
                 for path in dict.fromkeys(paths):
                     if path not in self._asked:
@@ -112,7 +106,8 @@ class RegisteredStores:
             began_s = boot_s()
             await self._read([uid for uid in uids() if uid][:_MOST_NAMED])
             changed()
-            await trio.sleep(max(_LEAST_S, _N_RESTS * (boot_s() - began_s)))
+            least_s, n_pauses = timers.current.registries_pause_s, timers.current.registries_pauses
+            await trio.sleep(max(least_s, n_pauses * (boot_s() - began_s)))
             with trio.move_on_after(self._context.config.poll_s):
                 await self._news.wait()
 
@@ -127,7 +122,7 @@ class RegisteredStores:
             self._watch(home.uid, directory)
 
         try:
-            is_whole = await self._context.forker.read_registries(uids, take, _LIMIT_S)
+            is_whole = await self._context.forker.read_registries(uids, take, timers.current.registries_limit_s)
         except OSError as error:
             _LOG.warning("users' registries can't be read: %s", error.strerror)
             return

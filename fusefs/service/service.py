@@ -31,6 +31,7 @@ from fusefs.linux.mount_changes import MountWatch
 from fusefs.linux.mountinfo import Mount, MountView, covering, find_rule_path, is_inside, read_mounts
 from fusefs.linux.runtime_directories import lasting_dir, make_dir, runtime_dir, state_dir
 from fusefs.linux.systemd import SystemdNotifier
+from fusefs.service import timers
 from fusefs.service.clock_file import load_clock, save_clock
 from fusefs.service.event_outlets import EventOutlets
 from fusefs.service.forker import Forker, ForkerLost
@@ -54,12 +55,6 @@ _IMPORTED_LATE = (
 )  # fmt: skip
 """By functions that commands share, or that not everybody needs. After an upgrade they would be the new version's."""
 _WITHOUT_STORE = (VolumePhase.UNPROVEN, VolumePhase.GONE, VolumePhase.BROKEN)
-_TELL_S = 1.0
-"""Between two status files, at work."""
-_BREATH_S = 0.05
-"""Between two status files at least."""
-_FIND_S = 5.0
-"""Between two searches for volumes."""
 
 
 class AlreadyRunning(Busy):
@@ -329,16 +324,16 @@ class _Service:
             except Exception:
                 _LOG.exception("%s: a fault in trashd itself", printable(loop.path))
                 loop.broke("a fault in trashd itself: see the log")
-                await trio.sleep(_FIND_S)  # should it be one that comes at once again
+                await trio.sleep(timers.current.find_pause_s)  # should it be one that comes at once again
 
     async def _watch_mounts(self, context: ServiceContext, nursery: trio.Nursery, mounts: MountWatch) -> None:
         """Look for volumes when something is mounted, and at the known ones when something is unmounted."""
         while True:
-            with trio.move_on_after(_FIND_S if self._awaits_mounts() else context.config.poll_s):
+            with trio.move_on_after(timers.current.find_pause_s if self._awaits_mounts() else context.config.poll_s):
                 await trio.lowlevel.wait_readable(mounts)
                 mounts.seen()
             await self._find(context, nursery)  # a store may have been made, too
-            await trio.sleep(_FIND_S)
+            await trio.sleep(timers.current.find_pause_s)
 
     def _awaits_mounts(self) -> bool:
         """Whether a mount of ours is to stand again in a moment, or its daemon to end."""
@@ -402,9 +397,9 @@ class _Service:
             if context.is_told():
                 save_clock(self._state, clock, is_durable=False)  # killed, it is not told again
             is_working = any(loop.session is not None for loop in self._all_loops())
-            with trio.move_on_after(_TELL_S if is_working else IDLE_TELL_S):
+            with trio.move_on_after(timers.current.status_pause_s if is_working else IDLE_TELL_S):
                 await self._changed.wait()
-            await trio.sleep(_BREATH_S)
+            await trio.sleep(timers.current.status_least_pause_s)
 
     def _write_status(self) -> None:
         status = Status(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from fusefs.service import timers
 from fusefs.service.user_state import RetryClock
 from fusefs.store.user_folders import FolderRefusal
-
-_FIRST_S, _LAST_S = 2.0, 600.0
 
 
 class UnreadUsers:
@@ -33,7 +32,9 @@ class UnreadUsers:
         for uid in self._clocks.keys() - failed.keys() - resting:
             del self._clocks[uid], self._refused[uid]
         for uid, refused in failed.items():
-            clock = self._clocks.setdefault(uid, RetryClock(_FIRST_S, _LAST_S))
+            clock = self._clocks.setdefault(
+                uid, RetryClock(timers.current.unread_pause_s, timers.current.last_unread_pause_s)
+            )
             if uid not in resting:
                 clock.failed(now_s)
             self._refused[uid] = refused

@@ -10,23 +10,18 @@ from typing import Any, NamedTuple
 from fusefs.core.orphan_age import Clock, FirstSight, FirstSights
 from fusefs.core.policy import KnownOrphan
 from fusefs.core.service_status import HeldBytes
+from fusefs.service import timers
 from fusefs.service.messages import DueContainer, Measure, Order, ReadRecords, Reap, SeenContainer, Tend
 
 BATCH = 20
 """Orphans in one order: most are small, and each order costs a round trip."""
 _ENOUGH_DUE = 500
 """With so many due it is time to reap, and to look on later."""
-_PATIENCE_S, _MOST_PATIENCE_S = 2.0, 60.0
-"""What one orphan may take before the next one of its user has its turn, and after some turns."""
-_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 3600.0
-"""What was swapped just now may still be locked by that command; what stays locked is tried ever less often."""
-_FIRST_PAUSE_S, _GRUDGE_S = 1.0, 300.0
-_FIRST_TEND_S = 5.0
 _MOST_REMEMBERED = 1000
 _LEAST_OF_PART = 20
 """Orphans that are remembered of each store of a user who has folders in many."""
-_MEASURE_AGAIN_S, _MOST_MEASURED = 300.0, 5
-"""When a size that could not be found out while the disk was idle is looked for again; so often at most."""
+_MOST_MEASURED = 5
+"""Attempts to measure an orphan while the disk is idle."""
 _SLACK_NS = 5_000_000_000
 """What was made while a page was read may be on it or not."""
 
@@ -342,7 +337,7 @@ class FolderPart:
             self.upcoming.add(chosen, at_s)
         self.pending = {}
         if self._measuring is not None:
-            self.measure_at(self._measuring, at_s + _MEASURE_AGAIN_S)
+            self.measure_at(self._measuring, at_s + timers.current.measure_pause_s)
             self._measuring = None
 
 
@@ -390,7 +385,7 @@ class UserState:
         self._told_until_ns = told_until_ns
         self.most_remembered = most
         self._base = base
-        self._retry = RetryClock(_FIRST_PAUSE_S, _LAST_RETRY_S)
+        self._retry = RetryClock(timers.current.child_pause_s, timers.current.last_pause_s)
         self._n_untended = 0
         self._n_parked: dict[str, int] = {}
         self._n_tries: dict[str, int] = {}
@@ -412,7 +407,7 @@ class UserState:
         """Something could not be settled or taken in: it is tried again, later each time. Or nothing, any more."""
         self._n_untended = min(self._n_untended + 1, 20) if is_so else 0
         if is_so:
-            wait_s = min(_FIRST_TEND_S * 2.0 ** (self._n_untended - 1), _LAST_RETRY_S)
+            wait_s = min(timers.current.tend_pause_s * 2.0 ** (self._n_untended - 1), timers.current.last_pause_s)
             self.tend_at_s = min(self.tend_at_s, now_s + wait_s)
 
     def look_again(self) -> None:
@@ -511,8 +506,8 @@ class UserState:
         """Whether the current orphan should make way for another one of the user's."""
         if self.current is None or not self._has_other_work(now_s):
             return False
-        patience_s = _PATIENCE_S * 2.0 ** min(self._n_parked.get(self.current, 0), 10)
-        return self.had_s >= min(patience_s, _MOST_PATIENCE_S)
+        patience_s = timers.current.patience_s * 2.0 ** min(self._n_parked.get(self.current, 0), 10)
+        return self.had_s >= min(patience_s, timers.current.last_patience_s)
 
     def _has_other_work(self, now_s: float) -> bool:
         """Whether something waits behind the current orphan; what fell in meanwhile must be looked at first."""
@@ -536,12 +531,14 @@ class UserState:
 
     def succeeded(self, now_s: float) -> None:
         """Something went well; after a while there is no grudge."""
-        if now_s > self._retry.at_s + _GRUDGE_S:
+        if now_s > self._retry.at_s + timers.current.grudge_s:
             self._retry.succeeded()
 
     def retry_at_s(self, identifier: str, now_s: float) -> float:
         """When to try an orphan again that a process holds, or that failed; later each time."""
-        wait_s = min(_FIRST_RETRY_S * 2.0 ** (_count(self._n_tries, identifier) - 1), _LAST_RETRY_S)
+        wait_s = min(
+            timers.current.retry_pause_s * 2.0 ** (_count(self._n_tries, identifier) - 1), timers.current.last_pause_s
+        )
         self._not_before_s[identifier] = now_s + wait_s
         _bound(self._not_before_s)
         return now_s + wait_s

@@ -21,6 +21,7 @@ from fusefs.core.record import quote
 from fusefs.core.service_status import PassedOver, VolumePhase, VolumeStatus
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import RulePath
+from fusefs.service import timers
 from fusefs.service.child_answers import TROUBLE, Trouble
 from fusefs.service.folder_watch import FolderWatches
 from fusefs.service.forker import ForkerLost
@@ -54,18 +55,10 @@ from fusefs.store.user_folders import FolderCensus
 _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
 """Orphans of a volume whose due time is remembered, some megabytes; of one user at least so many."""
-_FIRST_REST_S, _LONGEST_REST_S = 60.0, 3600.0
-_ELSEWHERE_S = 60.0
 _UNSERVED = (VolumePhase.GONE, VolumePhase.BROKEN, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
 _GONE_FOR_GOOD = 3
 """Looks in vain, at least ten minutes apart, after which a volume that was not named is forgotten."""
-_HUNG_S, _TURN_S = 10.0, 30.0
-"""How long a user's own store may take to open, and how long it stays open while others of them wait."""
 _NEVER_S = 10 * 365 * 86_400.0
-_WINDOW_S = 1800.0
-"""The clocks may change: a window is looked at again at least that often."""
-_ROOM_S = 60.0
-"""Between two looks at the free space of a volume where nothing is done, if there is trash to give up."""
 
 
 class OwnStore(NamedTuple):
@@ -269,14 +262,14 @@ class VolumeLoop:
         if is_empty or (policy.blocks is None and policy.inodes is None):
             return _NEVER_S
         now_s = boot_s()
-        if now_s >= self._looked_at_s + _ROOM_S:
+        if now_s >= self._looked_at_s + timers.current.space_pause_s:
             self._looked_at_s = now_s  # also if it fails: not at once again
             with suppress(OSError, TrashdError):
                 space = await self._space()
                 if space is not None:
                     self._look_at_space(space)
             self._must_open |= self._room.hurries  # what was too young for it may be so no more
-        return self._looked_at_s + _ROOM_S - now_s
+        return self._looked_at_s + timers.current.space_pause_s - now_s
 
     def _look_at_space(self, space: VolumeSpace) -> None:
         """Take in what is free: whether to hurry."""
@@ -311,7 +304,7 @@ class VolumeLoop:
         closed_s = policy.closed_s(second, hurries=self._room.hurries)
         if closed_s:
             self._be(VolumePhase.WINDOW, "it may work " + ", ".join(map(str, policy.windows)))
-            return min(float(closed_s), _WINDOW_S)
+            return min(float(closed_s), timers.current.window_pause_s)
         return 0.0
 
     def _be(self, phase: VolumePhase, why: str = "") -> None:
@@ -357,7 +350,7 @@ class VolumeLoop:
         kernel = self._context.kernel
         opening, limit_s = partial(open_volume, kernel, self.path), math.inf
         if self._own is not None:
-            opening, limit_s = partial(open_own, kernel, self._own.word), _HUNG_S
+            opening, limit_s = partial(open_own, kernel, self._own.word), timers.current.own_store_limit_s
         opened = await in_time(self._limiter, limit_s, opening, lambda late: late.owned.close())
         if opened is None:
             raise NoStore(self.path, "its disk does not answer; it is looked at again now and then")
@@ -368,7 +361,7 @@ class VolumeLoop:
         if self._own is None:
             return await in_thread(self._limiter, partial(space_at, self.path))
         looking = partial(own_space, self._context.kernel, self._own.word)
-        return await in_time(self._limiter, _HUNG_S, looking, lambda _late: None)
+        return await in_time(self._limiter, timers.current.own_store_limit_s, looking, lambda _late: None)
 
     async def _work_opened(self, policy: VolumePolicy, *, is_poll: bool) -> None:
         with await self._open() as opened:
@@ -417,10 +410,11 @@ class VolumeLoop:
         """Stop when the window ends; or when others wait, and it has had its turn, or has nothing to do."""
         began_s = boot_s()
         while self._held_back_s(policy) <= 0:
-            await trio.sleep(1.0)
+            await trio.sleep(timers.current.session_pause_s)
             if self._limit is not None and self._limit.is_wanted():
                 now_s = boot_s()
-                if now_s >= began_s + _TURN_S or not any(user.wants(now_s) for user in self.users.values()):
+                had_turn = now_s >= began_s + timers.current.own_turn_s
+                if had_turn or not any(user.wants(now_s) for user in self.users.values()):
                     break
         session.stop()
 
@@ -535,7 +529,7 @@ class VolumeLoop:
         self._must_find = True
         if isinstance(known, Elsewhere):
             self._be(VolumePhase.ELSEWHERE, "another reaper works on it")
-            return _ELSEWHERE_S
+            return timers.current.elsewhere_pause_s
         if isinstance(known, Unproven | RootSquashed):
             self._forget()
             # Where root is nobody users have services of their own, which leave alone what root's serves.
@@ -566,7 +560,7 @@ class VolumeLoop:
 
     def broke(self, why: str) -> float:
         """Leave the volume alone for a while, longer each time; how long."""
-        rest_s = min(_FIRST_REST_S * 2.0**self._n_breaks, _LONGEST_REST_S)
+        rest_s = min(timers.current.rest_pause_s * 2.0**self._n_breaks, timers.current.last_rest_pause_s)
         self._n_breaks += 1
         self._rests_until_s = boot_s() + rest_s
         self._be(VolumePhase.BROKEN, f"{why}; it is tried again every now and then")

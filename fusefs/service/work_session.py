@@ -24,6 +24,7 @@ from fusefs.linux.act_as_user import person, user_name
 from fusefs.linux.mountinfo import below
 from fusefs.linux.subuid import read_subordinates
 from fusefs.reaper.server_outage import CUT_OFF
+from fusefs.service import timers
 from fusefs.service.child_answers import ChildAnswers, ForRoot
 from fusefs.service.fair_turns import FairTurns, by_number, order_of_node
 from fusefs.service.forker import ChildGone, ChildHandle, ForkerLost
@@ -42,23 +43,12 @@ from fusefs.store.user_folders import open_user
 
 _LOG = logging.getLogger(__name__)
 
-_TICK_S = 0.1
-_QUANTUM_S = 0.5
-"""Of one user's turn where others wait."""
-_AROUND_S, _AROUND_LEAST_S = 2.0, 0.5
-"""Between two looks at the free space and for new users; sooner for these, but users may make names in u/ all day."""
 _MOST_HELD = 16
 """Removals that are held half-way at a time: more are parked."""
 _MOST_IDLE = 4
 """Children that wait for something to do, at a time."""
-_PARKING_S = 0.4
-"""What is being done has so long to come to a clean end when the service stops."""
-_DYING_S = 0.2
-"""Killed, a child lives on until it gets a processor."""
 _ROOTS_MOST = 1000
 """Orphans of root's that are remembered of a store where root had none before."""
-_LINGER_S = 2.0
-"""A volume stays open so long after the last work: things are seldom thrown away one by one."""
 
 
 class WorkSession:
@@ -173,7 +163,7 @@ class WorkSession:
                 lost = error
             finally:
                 self._is_stopping = True
-                with trio.move_on_after(_PARKING_S, shield=True):
+                with trio.move_on_after(timers.current.parking_limit_s, shield=True):
                     await self._park()
                 await self._let_go()
                 self._pacer.close()
@@ -198,9 +188,9 @@ class WorkSession:
                 await self._turn(nursery, self._users[uid])
                 worked_at_s = boot_s()
                 self._turns.charge(uid, worked_at_s - began_s)
-            elif now_s < worked_at_s + _LINGER_S:
+            elif now_s < worked_at_s + timers.current.linger_pause_s:
                 soon_s = min((user.next_at_s() for user in self._users.values()), default=math.inf)
-                await self._wait(max(min(worked_at_s + _LINGER_S, soon_s) - now_s, 0.0))
+                await self._wait(max(min(worked_at_s + timers.current.linger_pause_s, soon_s) - now_s, 0.0))
             else:
                 return
 
@@ -242,7 +232,7 @@ class WorkSession:
                     self._measuring.add(user.uid)
                 nursery.start_soon(self._carry_out, user, child, order)
             child.lead(self._tick(nursery))
-            await self._wait(self._pacer.next_tick_s() if self._policy.paced else _TICK_S)
+            await self._wait(self._pacer.next_tick_s() if self._policy.paced else timers.current.tick_s)
             now_s = boot_s()
             user.had_s, last_s = user.had_s + now_s - last_s, now_s
             for one in self._children.values():
@@ -251,7 +241,7 @@ class WorkSession:
                 return
             if user.has_had_enough(now_s) or (user.uid in self._measuring and user.is_urgent(now_s)):
                 child.park()
-            if now_s - began_s >= _QUANTUM_S and self._others_want(user.uid, now_s):
+            if now_s - began_s >= timers.current.quantum_s and self._others_want(user.uid, now_s):
                 break
         if user.uid in self._busy:
             child.lead(HOLD)
@@ -323,14 +313,14 @@ class WorkSession:
             if child is not None:
                 child.park(now=True)
         while self._busy:
-            await self._wait(_TICK_S)
+            await self._wait(timers.current.tick_s)
 
     async def _let_go(self) -> None:
         """End all children; until they have ended the volume is busy."""
         children = list(self._children.values())
         for child in children:
             child.kill("no longer needed")
-        with trio.move_on_after(_DYING_S, shield=True):
+        with trio.move_on_after(timers.current.dying_limit_s, shield=True):
             for child in children:
                 await child.ended()
         for child in children:
@@ -432,8 +422,8 @@ class WorkSession:
                 if not is_waited_for:
                     self._intake.volume_failed(error.errno or errno.EIO, "looking around")
             self.wake()
-            await trio.sleep(_AROUND_LEAST_S)
-            with trio.move_on_after(_AROUND_S - _AROUND_LEAST_S):
+            await trio.sleep(timers.current.around_least_pause_s)
+            with trio.move_on_after(timers.current.around_pause_s - timers.current.around_least_pause_s):
                 await self._may_be_news.wait()
             self._may_be_news = trio.Event()
 

@@ -94,21 +94,18 @@ class _Ghosts(Kernel):
 
     def __init__(self, n_ghosts: int) -> None:
         super().__init__()
-        self._n_ghosts = n_ghosts
         self.n_listings = 0
+        with tempfile.TemporaryDirectory() as elsewhere:
+            for number in range(n_ghosts):
+                Path(elsewhere, f"ghost{number}").touch()
+            with os.scandir(elsewhere) as found:
+                self._ghosts = list(found)
 
     @contextmanager
     def scan(self, dir_fd: int) -> Iterator[Iterator[os.DirEntry[str]]]:
         with super().scan(dir_fd) as entries:
             self.n_listings += 1
-            yield chain(self._ghosts(), entries)
-
-    def _ghosts(self) -> Iterator[os.DirEntry[str]]:
-        with tempfile.TemporaryDirectory() as elsewhere:
-            for number in range(self._n_ghosts):
-                Path(elsewhere, f"ghost{number}").touch()
-            with os.scandir(elsewhere) as found:
-                yield from list(found)
+            yield chain(self._ghosts, entries)
 
 
 def test_listing_in_parts_that_tells_names_which_nothing_has_comes_to_an_end() -> None:

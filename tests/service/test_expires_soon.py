@@ -18,13 +18,13 @@ pytestmark = pytest.mark.needs("root")
 ALICE = 12001
 TERM_S = 3600
 SOON = SwapOptions(retention_s=TERM_S)
-"""With `hooked` it is told of two seconds after it came."""
+"""With `hooked` the hook runs a second after it came."""
 
 
-def hooked(base: Path, before_s: int = TERM_S - 2) -> str:
+def hooked(base: Path) -> str:
     """A configuration with a hook that writes a line for each event into `told`."""
     script = f'echo "$TRASHD_EVENT $TRASHD_UID $TRASHD_ID $TRASHD_SECONDS" >>{base}/told'
-    when = f'user = "root"\nwarn_before = "{before_s}s"\n'
+    when = f'user = "root"\nwarn_before = "{TERM_S - 1}s"\n'
     return f'{QUICK}[hooks]\n{when}on_expires_soon = ["/bin/sh", "-c", \'{script}\']\n'
 
 
@@ -42,7 +42,7 @@ def test_a_hook_is_told_whose_orphan_expires_soon_and_when(base: Path, volume: P
         running.until(lambda: told(base))
         ((event, uid, container, seconds),) = told(base)
         assert (event, uid, container) == ("expires-soon", str(ALICE), identifier)
-        assert TERM_S - 600 < float(seconds) <= TERM_S - 2
+        assert TERM_S - 600 < float(seconds) <= TERM_S - 1
 
 
 @pytest.mark.parametrize("ends", ["stop", "kill"])
@@ -67,8 +67,8 @@ def test_what_was_due_to_be_told_while_no_service_ran_is_told_by_the_next(base: 
     with service(base, volume, config=hooked(base)) as running:
         outwait(running, volume)
         running.stop()
-    identifier = orphan_in(volume, "job", SwapOptions(retention_s=TERM_S)).id
-    with service(base, volume, config=hooked(base, TERM_S - 1)) as running:
+    identifier = orphan_in(volume, "job", SOON).id
+    with service(base, volume, config=hooked(base)) as running:
         running.until(lambda: told(base))
     assert [line[2] for line in told(base)] == [identifier]
 
@@ -77,14 +77,14 @@ def test_who_keeps_it_for_longer_is_told_before_that_end(base: Path, volume: Pat
     with service(base, volume, config=hooked(base)) as running:
         identifier = orphan_in(volume, "job", SOON).id
         running.until(lambda: told(base))
-        done_well("keep", "--for", f"{TERM_S + 3}s", "--volume", volume, identifier)
+        done_well("keep", "--for", f"{TERM_S + 1}s", "--volume", volume, identifier)
         running.until(lambda: len(told(base)) > 1)
     assert [line[2] for line in told(base)] == [identifier] * 2
 
 
 def test_of_what_is_kept_no_longer_than_that_nothing_is_told(base: Path, volume: Path) -> None:
     with service(base, volume, config=hooked(base)) as running:
-        orphan_in(volume, "short", SwapOptions(retention_s=TERM_S - 2))
+        orphan_in(volume, "short", SwapOptions(retention_s=TERM_S - 1))
         last = orphan_in(volume, "long", SOON).id
         running.until(lambda: told(base))
         outwait(running, volume)
@@ -98,5 +98,5 @@ def test_nobody_is_told_who_did_not_ask(base: Path, volume: Path) -> None:
         configure(base, hooked(base))
         running.reload()
         outwait(running, volume)
-        second = orphan_in(volume, "second", SwapOptions(retention_s=TERM_S + 1)).id
+        second = orphan_in(volume, "second", SOON).id
         running.until(lambda: second in {line[2] for line in told(base)})

@@ -22,7 +22,8 @@ from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
 from fusefs.linux.act_as_user import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.service.forker import LOST_S, SILENT_S, ChildGone, ChildHandle, Forker
+from fusefs.service import timers
+from fusefs.service.forker import ChildGone, ChildHandle, Forker
 from fusefs.service.messages import (
     Answer,
     DueContainer,
@@ -253,7 +254,7 @@ async def stop(child_handle: ChildHandle) -> None:
     os.kill(child_handle.pid, signal.SIGSTOP)
     await until(lambda: status_of(child_handle.pid)["State"][0] == "T")  # on a busy machine not at once
     while Path(f"/proc/{child_handle.pid}").exists():
-        await trio.sleep(SILENT_S)
+        await trio.sleep(timers.current.silent_limit_s)
         child_handle.look_after()
 
 
@@ -293,7 +294,7 @@ def lost_with(order: Order, *, says: bytes = b"", looks_after: bool = False) -> 
 async def look_after(child_handle: ChildHandle, theirs: socket.socket) -> None:
     """What the service does every now and then; a process that is gone says nothing more."""
     while True:
-        await trio.sleep(SILENT_S)
+        await trio.sleep(timers.current.silent_limit_s)
         child_handle.look_after()
         if status_of(child_handle.pid)["State"][0] == "Z":
             theirs.shutdown(socket.SHUT_WR)
@@ -335,7 +336,7 @@ def test_error_number_that_there_is_not_is_no_fault_of_ours() -> None:
 def test_child_that_says_nothing_for_very_long_is_killed() -> None:
     why = lost_with(Tend(), looks_after=True)
     assert why.startswith("it said nothing for")
-    assert int(why.split()[-2]) >= LOST_S
+    assert int(why.split()[-2]) >= timers.current.lost_limit_s
 
 
 def test_children_die_with_the_service(volume: Path) -> None:

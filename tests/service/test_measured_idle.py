@@ -14,10 +14,11 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
 from fusefs.linux.kernel import Kernel
-from fusefs.service import child as child_module
+from fusefs.service import timers
 from fusefs.service.child import Child, _WhenIdle
 from fusefs.service.messages import Measure
-from fusefs.service.user_state import _MEASURE_AGAIN_S, _MOST_MEASURED, FolderPart
+from fusefs.service.timers import ServiceTimers
+from fusefs.service.user_state import _MOST_MEASURED, FolderPart
 from fusefs.store.claim import hold
 from fusefs.store.container import HeldContainer
 from tests.support.service_process import QUICK, places, service
@@ -62,7 +63,7 @@ def test_beside_others_it_holds_and_is_left_for_later(monkeypatch: pytest.Monkey
     told = Told(AT_ONCE)
     idle = _WhenIdle(cast(Child, told))
     assert (idle.tempo(), idle.stops()) == (AT_ONCE, False)
-    monkeypatch.setattr(child_module, "_BESIDE_OTHERS_S", 0.0)
+    monkeypatch.setattr(timers, "current", ServiceTimers(beside_others_limit_s=0.0))
     told.now = HOLD  # another user's turn: that is waited for
     assert (idle.tempo(), idle.stops()) == (HOLD, False)
     told.now = BESIDE_OTHERS
@@ -77,14 +78,14 @@ def test_what_could_not_be_measured_is_tried_later_and_not_for_ever() -> None:
     part = FolderPart(b"/v", 10, 0)
     part.looked("", 0.0, 0)
     part.measure_at("a", 0.0)
-    now_s, n = 0.0, 0
+    now_s, n, pause_s = 0.0, 0, ServiceTimers().measure_pause_s
     while (order := part.next_order(now_s)) is not None:
         assert order == Measure(b"/v", ["a"], when_idle=True)
         assert part.urgent_at_s() > now_s
         n += 1
         part.put_back(now_s)
-        assert part.next_order(now_s + _MEASURE_AGAIN_S - 1) is None
-        now_s += _MEASURE_AGAIN_S
+        assert part.next_order(now_s + pause_s - 1) is None
+        now_s += pause_s
     assert n == _MOST_MEASURED
 
 

@@ -22,6 +22,7 @@ from tests.support.many_files import fill
 from tests.support.real_filesystems import full, loop_volume, mount_of, tmpfs_volume
 from tests.support.reap_process import state_of
 from tests.support.service_process import LIMIT_S, QUICK, Service, configure, places, service
+from tests.support.service_timers import SCALED
 from tests.support.small_orphans import EXPIRED, orphan_in
 from tests.support.store_verbs import assert_silent, init, own, place, recover_all, swap, tmpfs_store
 from tests.support.volume_under_service import events_in
@@ -116,7 +117,7 @@ def test_volume_that_is_read_only_for_a_while_is_served_afterwards(base: Path, v
     with loop_volume("ext4", 64) as sick:
         init(sick)
         identifier = orphan_in(sick, "job").id
-        with service(base, sick, volume) as running:
+        with service(base, sick, volume, timers=SCALED._replace(rest_pause_s=0.5)) as running:
             running.until_phase(sick, VolumePhase.IDLE)
             running.until(lambda: succeeds("mount", "-o", "remount,ro", sick))
             configure(base, QUICK + 'retention = "0s"\nminimum_age = "0s"\n')
@@ -124,7 +125,6 @@ def test_volume_that_is_read_only_for_a_while_is_served_afterwards(base: Path, v
             assert "Read-only file system" in running.until_phase(sick, VolumePhase.BROKEN).why
             assert_served(running, volume, "a")
             assert succeeds("mount", "-o", "remount,rw", sick)
-            running.reload()
             running.until(lambda: is_gone(sick, identifier))
         assert_silent(sick)
 

@@ -108,7 +108,7 @@ def test_what_is_in_a_home_is_told_of_only_as_far_as_all_may_see_it(base: Path, 
 
 def test_a_pause_above_a_users_store_holds_for_it(base: Path, home: Mapping[int, Path]) -> None:
     thrown(ALICE, home[ALICE])
-    with service(base) as running:
+    with service(base, config=OFTEN) as running:  # nothing announces a user's first store
         running.until(lambda: phases(running) == [VolumePhase.IDLE])
         done_well("pause", home[ALICE].parent)
         running.until(lambda: phases(running) == [VolumePhase.PAUSED])

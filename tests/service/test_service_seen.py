@@ -84,13 +84,13 @@ def test_what_came_while_no_service_ran_is_told_once(base: Path, volume: Path) -
 def test_idle_service_sleeps(base: Path, volume: Path) -> None:
     orphan_in(volume)
     with service(base, volume) as running:
-        running.until(lambda: is_asleep(running) and n_wakeups_in(running, 3.0) <= 1)
+        running.until(lambda: is_asleep(running) and n_wakeups_in(running, 1.0) == 0)
 
 
 def is_asleep(running: Service) -> bool:
     """Whether no child works for it any more, and it has told so."""
     seen = running.seen()
-    return seen is not None and seen.age_s > 1.5 and not running.children()
+    return seen is not None and seen.age_s > 1.0 and not running.children()
 
 
 def n_wakeups_in(running: Service, seconds: float) -> int:

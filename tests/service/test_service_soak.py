@@ -30,8 +30,8 @@ SOAK_S = float(os.environ.get("TRASHD_TEST_SOAK_S", "3"))
 N_LIVES = 3
 """Between two of them the service is killed."""
 USERS = (0, 12001, 12002, 12003)
-N_SAMPLES = 200
-"""Of each life."""
+N_SAMPLES = 200 if SOAK_S > 60 else 50
+"""Of each life; each takes at least a look at the service, 20 ms."""
 _MORE_KIB, _MORE_FDS = 4096, 4
 """What the last third of a life may need beyond the middle one; memory comes in pieces."""
 

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fusefs.service.timers import ServiceTimers
 from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import Dir, EntrySnapshot, File, Spec, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.service_process import QUICK, Service, places, service
+from tests.support.service_timers import SCALED
 from tests.support.small_orphans import EXPIRED, TREE
 from tests.support.store_verbs import folder_of, init, own, recover_all, swap
 
@@ -69,9 +71,9 @@ class Shared:
         return found
 
     @contextmanager
-    def served(self, config: str = QUICK) -> Iterator[Service]:
+    def served(self, config: str = QUICK, timers: ServiceTimers = SCALED) -> Iterator[Service]:
         """The service on it; it lives to the end of the block, and ends when it is told to."""
-        with service(self.base, self.volume, config=config) as running:
+        with service(self.base, self.volume, config=config, timers=timers) as running:
             yield running
             assert running.process.poll() is None, running.log.read_text()
             running.stop()

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOTS = Path("/var/lib/trashd")
 """Where root's registry is, the machine's list of stores."""
-_CLONE_NEWNS = 0x20000
+_CLONE_NEWNS, _CLONE_NEWUTS = 0x20000, 0x4000000
 _MS_BIND = 0x1000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
+
+
+def be_machine(name: str, files: Mapping[Path, Path]) -> None:
+    """From now on this process has a host name of its own, and in the places of some files others. Raises  OSError"""
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.unshare(_CLONE_NEWNS | _CLONE_NEWUTS)
+    failed = failed or libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None)
+    for place, file in files.items():
+        failed = failed or libc.mount(os.fsencode(file), os.fsencode(place), None, ctypes.c_ulong(_MS_BIND), None)
+    if failed:
+        raise OSError(ctypes.get_errno(), "a machine of its own")
+    socket.sethostname(name)
 
 
 def see_own_mounts_only() -> None:

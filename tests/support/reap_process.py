@@ -193,9 +193,10 @@ def state_of(volume: Path, identifier: str) -> State | None:
 
 
 @contextmanager
-def beside(act: Callable[[int], None]) -> Iterator[Callable[[], int]]:
+def beside(act: Callable[[int], None], pause_s: float = 0.0) -> Iterator[Callable[[], int]]:
     """Another process that calls act(0), act(1) and so on, until one raises OSError or the block ends.
 
+    pause_s  after each call: a busy loop leaves nothing to a service, whose priority is idle
     Yields  how many it has done by now
     """
     done = memoryview(mmap(-1, 8)).cast("Q")
@@ -205,6 +206,8 @@ def beside(act: Callable[[int], None]) -> Iterator[Callable[[], int]]:
             for n in range(1 << 62):
                 act(n)
                 done[0] = n + 1
+                if pause_s:
+                    select.select([], [], [], pause_s)
         except OSError:
             os._exit(0)
         except BaseException:

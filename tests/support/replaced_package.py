@@ -32,7 +32,7 @@ class ReplacedPackage:
         self._modules = directory / "fusefs"
         self._log = directory / "imported"
         self._n_before = 0
-        shutil.copytree(REPO / "fusefs", self._modules, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(REPO / "fusefs", self._modules)  # compiled, too
         (directory / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(log=str(self._log)))
         self.command = ("env", f"PYTHONPATH={directory}", sys.executable, "-P", "-B", "-m", "fusefs.cli.main")
 

@@ -11,16 +11,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
+from fusefs.service import timers as service_timers
 from fusefs.service.status_file import read_status
+from fusefs.service.timers import ServiceTimers
 from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import become
 from tests.support.proc_stat import all_stats
 from tests.support.real_filesystems import tmpfs_over
+from tests.support.service_timers import SCALED
 from tests.support.trashd_command import TRASHD, instead_of_exec
 
 QUICK = "[defaults]\npaced = false\n"
@@ -157,13 +159,17 @@ def service(
     user: int | None = None,
     command: Sequence[str | Path] = (TRASHD,),
     runtime: Path | None = None,
+    timers: ServiceTimers = SCALED,
+    prepare: Callable[[], object] = lambda: None,
 ) -> Iterator[Service]:
     """`trashd service run` on some volumes, ready; stopped at the end of the block, so that nothing is left half-done.
 
     base  of `places`: a second service there finds what the first one left; a user may write in their own
     user  whose own service it is; root's if None
-    command  what runs `trashd`
+    command  what runs `trashd`; another program than the script has the timers of production
     runtime  its runtime directory, if not the machine's
+    timers   how long it pauses and waits
+    prepare  what its process calls first
     """
     configure(base, config)
     log, address = base / "log", base / "notify"
@@ -177,14 +183,20 @@ def service(
         default = SYSTEM_RUNTIME if user is None else os.fsencode(base / "trashd")
         if user is not None:
             told |= {"XDG_RUNTIME_DIR": str(base), "RUNTIME_DIRECTORY": ""}
-        child = instead_of_exec(argv, told, None if user is None else partial(become, user))
+
+        def begin() -> None:
+            service_timers.current = timers
+            prepare()
+            if user is not None:
+                become(user)
+
         with subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stderr=stderr,
             env=told,
             process_group=0,
-            preexec_fn=child,  # noqa: PLW1509
+            preexec_fn=instead_of_exec(argv, told, begin),  # noqa: PLW1509
         ) as process:
             running = Service(process, notified, log, default if runtime is None else os.fsencode(runtime))
             try:

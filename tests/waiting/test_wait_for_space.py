@@ -254,7 +254,7 @@ def test_it_ends_as_soon_as_enough_has_come() -> None:
 
 
 def test_it_waits_while_space_still_comes(clock: Clock) -> None:
-    slowly = [mib for mib in range(100, 165) for _ in range(10)]
+    slowly = [mib for mib in range(100, 165, 4) for _ in range(20)]
     assert Volume(slowly).wait(64).is_reached
     assert clock.now_s > 30
 

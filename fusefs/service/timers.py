@@ -1,0 +1,73 @@
+"""All timers of the service, as one value: how long it pauses, how long turns take, how long it waits for others."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fusefs.core.node_beats import BEAT_S, LEAST_POLL_S
+from fusefs.reaper.server_outage import DOUBT_PAUSES_S
+
+
+class ServiceTimers(NamedTuple):
+    """In seconds. A `pause` is between two attempts, a `limit` ends what takes longer."""
+
+    # Pauses
+    find_pause_s: float = 5.0  # between two searches for volumes, and before a loop with a fault starts again
+    session_pause_s: float = 1.0  # during a session, between two checks of its window and of waiting stores
+    around_pause_s: float = 2.0  # between two checks of the free space and for new users during a session
+    around_least_pause_s: float = 0.5  # the same at least: users may make names in u/ all day
+    space_pause_s: float = 60.0  # between two checks of the free space where nothing is done
+    window_pause_s: float = 1800.0  # outside its window a volume is checked at least that often: clocks are set
+    linger_pause_s: float = 2.0  # a volume stays open after the last work: things are seldom deleted one by one
+    copy_pause_s: float = 30.0  # what was copied into drop/ is left alone after the last change
+    registries_pause_s: float = 2.0  # between two readings of users' registries, at least
+    registries_pauses: int = 20  # and so many times as long as a reading takes: a twentieth of a core at most
+    elsewhere_pause_s: float = 60.0  # before a volume of another reaper is tried again
+    status_pause_s: float = 1.0  # between two status files during work
+    status_least_pause_s: float = 0.05  # between two status files, at least
+    node_beat_pause_s: float = BEAT_S  # between two writes of this node's heartbeat file
+    node_poll_pause_s: float = LEAST_POLL_S  # between two checks of what other nodes did, at least
+
+    # Pauses after a failure; each doubles up to the last
+    rest_pause_s: float = 60.0  # of a volume that fails
+    last_rest_pause_s: float = 3600.0
+    unread_pause_s: float = 2.0  # of a user whose folder could not be read
+    last_unread_pause_s: float = 600.0
+    retry_pause_s: float = 1.0  # of an orphan: the swap may still hold its lock
+    child_pause_s: float = 1.0  # of a user whose child or folder failed
+    tend_pause_s: float = 5.0  # of a user's drop/ or stage/ with something that could not be settled
+    last_pause_s: float = 3600.0  # of an orphan and of a user
+    doubt_pauses_s: tuple[float, ...] = DOUBT_PAUSES_S  # before EIO or ESTALE of one entry is believed
+    grudge_s: float = 300.0  # without a failure for so long, the next one of a user is the first again
+
+    # Sizes
+    unmeasured_pause_s: float = 60.0  # before a new orphan is measured: much is restored or deleted by then
+    measure_pause_s: float = 300.0  # before a size that the busy disk did not allow is measured again
+    measure_limit_s: float = 10.0  # of measuring, before orphans expire early because space is low
+    beside_others_limit_s: float = 5.0  # of waiting for an idle disk before a size is left for later
+
+    # Turns
+    tick_s: float = 0.1  # between two checks of a child that works at full speed
+    quantum_s: float = 0.5  # of a user's turn while others wait
+    patience_s: float = 2.0  # of one orphan while others of its user wait; doubles with each turn
+    last_patience_s: float = 60.0
+    own_turn_s: float = 30.0  # of a user's own store while others of that user wait
+    heartbeat_s: float = 0.1  # between two heartbeats of a child that works
+    held_heartbeat_s: float = 1.0  # between two heartbeats of a child that may not
+
+    # Limits
+    silent_limit_s: float = 5.0  # a child without heartbeats for so long is checked: it may be stopped
+    lost_limit_s: float = 60.0  # of a single system call (a file of terabytes), before its child is killed
+    parking_limit_s: float = 0.4  # of children that come to a clean end when a session ends
+    dying_limit_s: float = 0.2  # of killed children, until they get a processor
+    hook_dying_limit_s: float = 0.5  # of a killed hook
+    mounts_limit_s: float = 3.0  # of all mount points, to answer
+    own_store_limit_s: float = 10.0  # of a user's own store, to open
+    registries_limit_s: float = 600.0  # of all users' registries: stopping their reader costs that user's time
+    outage_limit_s: float = 600.0  # of a server that is away: longer than most reboots
+    farewell_limit_s: float = 0.6  # of removing the heartbeat file of this node
+    metrics_limit_s: float = 5.0  # of a client of the metrics socket
+
+
+current = ServiceTimers()
+"""Those in force. The forker and the children inherit them; a test that scales them does so before the service runs."""
