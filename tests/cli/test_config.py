@@ -12,7 +12,7 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.config import Config
 from fusefs.linux.config_files import base_config, check_files, load_system_config
-from tests.cli.test_golden import compare
+from tests.support.golden_files import compare
 from tests.support.other_users import as_user
 from tests.support.trashd_command import Done, trashd
 

@@ -30,7 +30,7 @@ from fusefs.linux import file_locks
 from fusefs.linux.fd import Fd
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir
 from fusefs.service.status_file import write_status
-from tests.cli.test_golden import compare
+from tests.support.golden_files import compare
 from tests.support.other_users import run_as
 from tests.support.pty_session import Terminal
 from tests.support.real_filesystems import bind_mount
