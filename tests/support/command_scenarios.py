@@ -292,6 +292,7 @@ _IN_A_VOLUME = (
     Scenario("rm --now none other", 13),
     Scenario("rm --now none other --json", 13),
     Scenario("restore --volume {volume} {id}", 9, "Occupied", prepare=take_name, prints=("--to",)),
+    Scenario("restore --volume {volume} {id} --to elsewhere", prepare=take_name),
     Scenario("doctor {volume}", prepare=swap_victim, is_silent=True),
     Scenario("doctor .", 1, prepare=leave_stray, after=remove_stray, prints=(STRAY, "  hint: ")),
 )

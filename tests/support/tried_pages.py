@@ -6,6 +6,7 @@ DIR, PATH, VOLUME, ID and the like, a test says what it is there; `/scratch` is 
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -44,6 +45,12 @@ class TriedPage:
         done = in_bash(line, volume)
         assert done.code == code, (line, done)
         return done.out
+
+
+def constants(*tests: str) -> set[object]:
+    """All constants of test modules, among them what they type."""
+    trees = (ast.parse(Path(path).read_text(encoding="utf-8")) for path in tests)
+    return {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
 
 
 def in_bash(line: str, directory: Path) -> Done:
