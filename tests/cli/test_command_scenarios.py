@@ -8,8 +8,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +17,7 @@ import click
 import pytest
 
 from build_docs.json_schema import ERROR, printed
-from fusefs.cli import rm_paths, swap_paths
+from fusefs.cli import main, rm_paths, swap_paths
 from fusefs.cli.group import trashd as group
 from fusefs.cli.output import wants_json
 from fusefs.core.errors import BY_NAME
@@ -28,7 +26,7 @@ from tests.support.command_scenarios import SCENARIOS, Scenario, fill
 from tests.support.golden_files import GOLDEN, ID, compare, steady
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_calls import init
-from tests.support.trashd_command import Done, environment
+from tests.support.trashd_command import Done
 from tests.support.typed_commands import FILLED_IN, mistakes
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +35,6 @@ DOCUMENTED_ELSEWHERE = ("config show", "mount")
 """docs/config.md and docs/monitoring.md have their keys."""
 LINES = {"swap": swap_paths.LINE, "rm": rm_paths.LINE}
 _ERROR = re.compile(f"trashd: ({'|'.join(re.escape(kind().message()) for kind in BY_NAME.values())})")
-BY_CLICK = "from fusefs.cli import main; main._find_plain_line = lambda _arguments: None; main.main()"
 GOLDEN_OF_OTHERS = {"config-show.toml", "json-config-show.json", "json-status.json"}
 """test_config.py compares the first two, on a machine without a configuration, test_status.py the last."""
 
@@ -140,18 +137,12 @@ def check_by_click(result: Result) -> Complaints:
     name, *words = ("",) if scenario.is_bare or "{id}" in scenario.words else scenario.split(place)
     if name not in LINES or LINES[name].read(words) is None:
         return
-    with tmpfs_volume("256m") as other:
+    with tmpfs_volume("256m") as other, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main, "_find_plain_line", lambda _arguments: None)  # the forked command inherits it
         init(other)
-        by_click = scenario.play(other, run_by_click)
+        by_click = scenario.play(other)
         if without_changes(by_click, other) != without_changes(done, place):
             yield f"by click: {by_click}"
-
-
-def run_by_click(*words: str, cwd: Path) -> Done:
-    """Run `trashd WORDS`, with click for every line."""
-    argv = [sys.executable, "-c", BY_CLICK, *words]
-    done = subprocess.run(argv, cwd=cwd, capture_output=True, env=environment({}), text=True, check=False)
-    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def without_changes(done: Done, place: Path) -> Done:

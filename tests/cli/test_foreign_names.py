@@ -139,8 +139,8 @@ def view_ls_and_diff(volume: Path) -> str:
         (path / "link").symlink_to(path / "nowhere")
     told = ""
     for one in swapped_by_alice(volume):
-        told += said(trashd("ls", one)) + said(trashd("diff", one)) + said(trashd("ls", f"{one}:link"))
-        told += said(trashd("cat", f"{one}:{os.fsdecode(NAMES['c1'])}/gone"))
+        lines = (("ls", one), ("diff", one), ("ls", f"{one}:link"), ("cat", f"{one}:{os.fsdecode(NAMES['c1'])}/gone"))
+        told += "".join(said(trashd(verb, "--volume", volume, what)) for verb, what in lines)
     return told + each(volume, "ls", "diff", "cat")
 
 

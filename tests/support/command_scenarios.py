@@ -54,19 +54,19 @@ class Scenario:
     is_silent: bool = False
     needs: tuple[str, ...] = ()
 
-    def play(self, place: Path, run: Callable[..., Done] = trashd) -> Done:
+    def play(self, place: Path) -> Done:
         """Prepare, run the command once, and clean up."""
         if not self.is_bare:
             make_tree(place / "victim", {"file": "content"})
         with self.around(place):
             self.prepare(place)
-            done = self.type(place, run)
+            done = self.type(place)
         self.after(place)
         return done
 
-    def type(self, place: Path, run: Callable[..., Done] = trashd) -> Done:
+    def type(self, place: Path) -> Done:
         variables = {name: fill(value, place) for name, value in self.variables.items()}
-        return run(*self.split(place), cwd=place, **variables)
+        return trashd(*self.split(place), cwd=place, stdin=b"", **variables)
 
     def split(self, place: Path) -> list[str]:
         return [fill(word, place) for word in shlex.split(self.words)]
