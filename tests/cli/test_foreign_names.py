@@ -141,7 +141,7 @@ def view_ls_and_diff(volume: Path) -> str:
     for one in swapped_by_alice(volume):
         lines = (("ls", one), ("diff", one), ("ls", f"{one}:link"), ("cat", f"{one}:{os.fsdecode(NAMES['c1'])}/gone"))
         told += "".join(said(trashd(verb, "--volume", volume, what)) for verb, what in lines)
-    return told + each(volume, "ls", "diff", "cat")
+    return told + each(volume, *(f"{verb} --volume {volume}" for verb in ("ls", "diff", "cat")))
 
 
 @contextmanager
