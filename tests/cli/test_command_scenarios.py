@@ -25,8 +25,8 @@ from tests.cli.test_json_schema import complaints
 from tests.support.command_scenarios import SCENARIOS, Scenario, fill
 from tests.support.golden_files import GOLDEN, ID, compare, steady
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import init
-from tests.support.trashd_command import Done
+from tests.support.store_verbs import init
+from tests.support.trashd_command import CommandResult
 from tests.support.typed_commands import FILLED_IN, mistakes
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ class Result(NamedTuple):
     """How a scenario ended, and the volume."""
 
     scenario: Scenario
-    done: Done
+    done: CommandResult
     place: Path
 
     def has_json(self) -> bool:
@@ -145,12 +145,12 @@ def check_by_click(result: Result) -> Complaints:
             yield f"by click: {by_click}"
 
 
-def without_changes(done: Done, place: Path) -> Done:
+def without_changes(done: CommandResult, place: Path) -> CommandResult:
     """A result without the volume's path, ids, times and what a busy machine adds."""
     changing = re.compile(
         rf"trashd: yielding: .*\n|{ID.pattern}|(?<=_ns\": )\d+|\d+-\d\d-\d\d \d\d:\d\d|{re.escape(str(place))}"
     )
-    return Done(done.code, changing.sub("", done.out), changing.sub("", done.err))
+    return CommandResult(done.code, changing.sub("", done.out), changing.sub("", done.err))
 
 
 CHECKERS = (check_end, check_error, check_hints, check_commands, check_json, check_golden_file, check_by_click)

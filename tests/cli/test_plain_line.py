@@ -13,7 +13,7 @@ from fusefs.cli.group import trashd as commands
 from fusefs.core.record import NOTE_MAX_CHARS
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import bind_mount
-from tests.support.trashd_command import Done, trashd
+from tests.support.trashd_command import CommandResult, trashd
 from tests.unit.test_import_cost import HEAVY
 
 needs_root = pytest.mark.needs("root")
@@ -91,7 +91,7 @@ def test_options_of_a_plain_line_are_clicks(name: str) -> None:
         assert (option.name, option.reads is None, False) == (param.name, param.is_flag, param.multiple)
 
 
-def list_imports(done: Done) -> list[str]:
+def list_imports(done: CommandResult) -> list[str]:
     assert done.code == 0
     return [line.rpartition("|")[2].strip() for line in done.err.splitlines()]
 

@@ -15,7 +15,7 @@ from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.open_files import opened
 from tests.support.service_process import places, service
-from tests.support.trashd_command import Done, done_well, trashd
+from tests.support.trashd_command import CommandResult, done_well, trashd
 
 Prepare = Callable[[Path], object]
 Around = Callable[[Path], AbstractContextManager[object]]
@@ -54,7 +54,7 @@ class Scenario:
     is_silent: bool = False
     needs: tuple[str, ...] = ()
 
-    def play(self, place: Path) -> Done:
+    def play(self, place: Path) -> CommandResult:
         """Prepare, run the command once, and clean up."""
         if not self.is_bare:
             make_tree(place / "victim", {"file": "content"})
@@ -64,7 +64,7 @@ class Scenario:
         self.after(place)
         return done
 
-    def type(self, place: Path) -> Done:
+    def type(self, place: Path) -> CommandResult:
         variables = {name: fill(value, place) for name, value in self.variables.items()}
         return trashd(*self.split(place), cwd=place, stdin=b"", **variables)
 

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from tests.support.trashd_command import TRASHD, Done, environment, instead_of_exec
+from tests.support.trashd_command import TRASHD, CommandResult, environment, instead_of_exec
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _PROGRAMS = "cd|chattr|mv|nsenter|rm|systemctl|tar|trashd|ulimit|umount"
@@ -55,7 +55,7 @@ def constants(*tests: str) -> set[object]:
     return {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
 
 
-def in_bash(line: str, directory: Path) -> Done:
+def in_bash(line: str, directory: Path) -> CommandResult:
     """How a line ends there, and what it says on both streams. A command that needs no shell gets none."""
     env = environment({"PATH": f"{Path(TRASHD).parent}:{os.environ['PATH']}"})
     argv = [TRASHD, *shlex.split(line)[1:]] if _COMMAND_ALONE.fullmatch(line) else ["bash", "-c", line]
@@ -63,4 +63,4 @@ def in_bash(line: str, directory: Path) -> Done:
         argv, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env=env, preexec_fn=instead_of_exec(argv, env), check=False,
     )  # fmt: skip
-    return Done(done.returncode, os.fsdecode(done.stdout), "")
+    return CommandResult(done.returncode, os.fsdecode(done.stdout), "")
