@@ -139,10 +139,6 @@ def test_user_sees_what_is_in_force_for_roots_service(monkeypatch: pytest.Monkey
         assert as_user(12001, load_system_config).config == Config(poll_s=420)
 
 
-def test_either_files_or_the_systems(tmp_path: Path) -> None:
-    assert trashd("config", "check", "--system", tmp_path / "draft.toml").code == 2
-
-
 def test_wrong_configuration_is_not_shown(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(etc / "config.toml", "what = 1\n")
     assert run(["config", "show"]) == 2
