@@ -13,12 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
 import pytest
 
 from build_docs.json_schema import ERROR, printed
 from fusefs.cli import main, rm_paths, swap_paths
-from fusefs.cli.group import trashd as group
 from fusefs.cli.output import wants_json
 from fusefs.core.errors import BY_NAME
 from tests.cli.test_json_schema import complaints
@@ -27,7 +25,7 @@ from tests.support.golden_files import GOLDEN, ID, compare, steady
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import init
 from tests.support.trashd_command import CommandResult
-from tests.support.typed_commands import FILLED_IN, mistakes
+from tests.support.typed_commands import FILLED_IN, all_commands, mistakes
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTED = set(re.findall(r"`(\w+)`", (ROOT / "docs/json.md").read_text(encoding="utf-8")))
@@ -184,19 +182,8 @@ def command_of(scenario: Scenario) -> str:
     return max((one for one in printed() if f"{scenario.words} ".startswith(f"{one} ")), key=len, default=ERROR)
 
 
-def commands_with_json(within: click.Group, name: str = "") -> Iterator[str]:
-    """All that have an option --json, groups' own too."""
-    context = click.Context(within)
-    for word in within.list_commands(context):
-        command = within.get_command(context, word)
-        if isinstance(command, click.Group):
-            yield from commands_with_json(command, f"{name}{word} ")
-        elif command is not None and any("--json" in option.opts for option in command.params):
-            yield name + word
-
-
 def test_every_command_with_json_has_a_schema_and_a_scenario() -> None:
-    commands = set(commands_with_json(group))
+    commands = {name for name, one in all_commands() if any("--json" in option.opts for option in one.params)}
     assert commands | {ERROR} == set(printed())
     tried = {command_of(one) for one in SCENARIOS.values() if "--json" in one.words and not one.error}
     assert tried | {"umount"} == commands

@@ -16,6 +16,7 @@ from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.open_files import opened
 from tests.support.service_process import places, service
 from tests.support.trashd_command import CommandResult, done_well, trashd
+from tests.support.typed_commands import all_commands
 
 Prepare = Callable[[Path], object]
 Around = Callable[[Path], AbstractContextManager[object]]
@@ -208,18 +209,8 @@ older = "9d"
 purgelist = { directory = "{volume}/lists", ahead = "1d" }
 """
 HOME = {"HOME": "{volume}", "XDG_DATA_HOME": "", "XDG_RUNTIME_DIR": ""}
-HELP = (
-    "", "init", "swap", "rm", "sweep", "plan", "check", "holders", "list", "restore", "keep", "reap", "mount",
-    "undo", "browse", "du", "ls", "cat", "diff", "umount",
-    "status", "pause", "resume", "service", "reaper", "config", "doctor",
-    "plan show", "plan apply", "config check", "config show",
-    "service run", "service install", "service status", "service uninstall",
-)  # fmt: skip
-"""Commands whose help has a golden file."""
-
-
 _OF_HELP = {
-    **{f"{command} --help".strip(): command for command in HELP},
+    **{f"{command} --help".strip(): command for command in (*dict(all_commands()), "reaper")},
     **{f"help {command}".strip(): command for command in ("", "swap", "service install")},
     "-h": "",
 }

@@ -21,6 +21,19 @@ _OPERAND = re.compile(r"""['"$<{~.]|\d|[A-Z/]+(\|[A-Z]+)?$|.*[/*=]""")
 """How operands begin, unlike the words of the sentence in which a command stands."""
 
 
+def all_commands(within: click.Group = trashd, name: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Each command that is listed, with the words that call it; groups, too."""
+    yield name, within
+    context = click.Context(within)
+    for word in within.list_commands(context):
+        command = within.get_command(context, word)
+        called = f"{name} {word}".strip()
+        if isinstance(command, click.Group):
+            yield from all_commands(command, called)
+        elif command is not None:
+            yield called, command
+
+
 def mistakes(text: str) -> Iterator[str]:
     """What is wrong with the commands that a text names: no such command, no such option, too many operands."""
     for first, rest in _NAMED.findall(text):
