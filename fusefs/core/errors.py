@@ -402,6 +402,7 @@ _HINTS = {
     _errno.ENOSPC: f"the volume is full: {_FREE} (a reap needs no space itself)",
     _errno.EDQUOT: f"a quota is used up: {_FREE}",
     _errno.EROFS: "the filesystem is mounted read-only",
+    _errno.EISDIR: "name a file instead of a directory",
     _errno.EIO: "the disk reported an error: look at the kernel's log (dmesg) before anything else",
     _errno.EAGAIN: "a limit on processes is reached: raise ulimit -u, or TasksMax= of the unit or container",
     _errno.EMFILE: "too many open files: raise ulimit -n",

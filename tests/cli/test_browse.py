@@ -18,7 +18,7 @@ from fusefs.browse.browser import Browser
 from fusefs.browse.command_app import OtherCommands
 from tests.support.make_trees import make_tree, owned
 from tests.support.other_users import as_user
-from tests.support.trashd_command import TRASHD, done_well, swapped, trashd
+from tests.support.trashd_command import TRASHD, done_well, swapped
 
 _PATIENCE_S = 30.0
 _PIECE = re.compile(r'<text [^>]*\bx="([\d.]+)"[^>]*\by="([\d.]+)"[^>]*clip-path[^>]*>([^<]*)</text>')
@@ -427,9 +427,3 @@ def test_it_says_that_there_is_nothing(volume: Path) -> None:
         await screen.read("no orphans")
 
     browse(person, volume)
-
-
-@pytest.mark.parametrize("words", [("browse",), ("browse", "--volume", "/")])
-def test_without_a_terminal_it_refuses(words: tuple[str, ...]) -> None:
-    done = trashd(*words)
-    assert (done.code, "trashd list --json" in done.err) == (3, True)

@@ -82,11 +82,6 @@ def test_swap_goes_on_after_a_failure(volume: Path) -> None:
     assert [list(victim.iterdir()) for victim in victims] == [[], []]
 
 
-def test_a_failure_among_several_is_named_with_a_hint(volume: Path) -> None:
-    done = trashd("swap", make_victim(volume), volume / "missing")
-    assert f"trashd: Not found: {volume}/missing\n  hint: " in done.err
-
-
 def test_swap_keeps_the_note_and_the_retention(volume: Path) -> None:
     swapped(make_victim(volume), "--note", "before the upgrade", "--keep-for", "3d")
     (entry,) = listed(volume)
@@ -105,14 +100,6 @@ def test_list_shows_origin_note_and_time_left(volume: Path) -> None:
 def test_a_note_cannot_move_the_cursor_of_who_lists_it(volume: Path) -> None:
     swapped(make_victim(volume), "--note", "\x1b[2Jgone")
     assert "\x1b" not in done_well("list", "--volume", volume).out
-
-
-@pytest.mark.parametrize("command", [("swap", "--dry-run"), ("check",)])
-def test_a_look_ahead_tells_what_a_swap_refuses(volume: Path, command: tuple[str, ...]) -> None:
-    (volume / "file").touch()
-    done = trashd(*command, volume / "file")
-    assert done.code == 3
-    assert "can NOT be swapped" in done.out
 
 
 def test_now_leaves_no_orphan(volume: Path) -> None:
@@ -274,24 +261,10 @@ def test_doctor_is_silent_when_all_is_well(volume: Path) -> None:
     assert done.out + done.err == ""
 
 
-def test_doctor_tells_what_is_wrong(volume: Path) -> None:
-    stray = volume / ".trashd/u/0/orphans/stray"
-    stray.mkdir()
-    done = trashd("doctor", volume)
-    stray.rmdir()
-    assert done.code == 1
-    assert str(stray) in done.out
-    assert "  hint: " in done.out
-
-
 def test_init_again_changes_nothing(volume: Path) -> None:
     before = snapshot(volume, with_times=True)
     assert "is there" in done_well("init", volume).out
     assert snapshot(volume, with_times=True) == before
-
-
-def test_h_is_help() -> None:
-    assert done_well("-h") == done_well("--help")
 
 
 def test_the_bar_is_for_terminals_only(volume: Path) -> None:
@@ -308,8 +281,3 @@ def test_a_terminal_sees_the_progress(volume: Path) -> None:
     done = subprocess.run(command, capture_output=True, env=environment({"TERM": "xterm"}), check=False)
     assert done.returncode == 0, done
     assert b"4 entries removed" in done.stdout
-
-
-def test_init_beside_is_an_unknown_option_with_a_hint_at_the_configuration() -> None:
-    done = trashd("init", "--beside", "/b", "/a")
-    assert (done.code, "takeover_s" in done.err) == (2, True), done

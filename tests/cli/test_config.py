@@ -12,7 +12,7 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.config import Config
 from fusefs.linux.config_files import base_config, check_files, load_system_config
-from tests.cli.test_golden import compare
+from tests.support.golden_files import compare
 from tests.support.other_users import as_user
 from tests.support.trashd_command import CommandResult, trashd
 
@@ -137,10 +137,6 @@ def test_user_sees_what_is_in_force_for_roots_service(monkeypatch: pytest.Monkey
         monkeypatch.setattr("fusefs.linux.config_dirs.SYSTEM_DIR", os.fsencode(shown))
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
         assert as_user(12001, load_system_config).config == Config(poll_s=420)
-
-
-def test_either_files_or_the_systems(tmp_path: Path) -> None:
-    assert trashd("config", "check", "--system", tmp_path / "draft.toml").code == 2
 
 
 def test_wrong_configuration_is_not_shown(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,18 +17,6 @@ pytestmark = pytest.mark.needs("root")
 USER = 65_534
 
 
-@pytest.mark.parametrize("words", [("--ended", "x"), ("--wait",)], ids=" ".join)
-def test_options_of_a_repair_are_refused_without_it(volume: Path, words: tuple[str, ...]) -> None:
-    assert trashd("doctor", "--json", *words, volume).code == 2
-
-
-@pytest.mark.parametrize("words", [("--rescue", "x", "--to", "y"), ("--forget=x",)], ids=" ".join)
-def test_removed_options_are_unknown_and_their_hint_is_mv(volume: Path, words: tuple[str, ...]) -> None:
-    done = trashd("doctor", *words, volume)
-    assert done.code == 2
-    assert "  hint: mv CONTAINER " in done.err
-
-
 def test_on_a_terminal_it_says_that_all_is_well(volume: Path) -> None:
     terminal = Terminal("doctor", volume)
     assert (terminal.end(), terminal.seen.strip()) == (0, f"{volume}: all is well")

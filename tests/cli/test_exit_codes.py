@@ -12,59 +12,13 @@ import pytest
 from fusefs.cli import main
 from fusefs.core.errors import NotFound
 from tests.support.make_trees import make_tree
-from tests.support.trashd_command import TRASHD, done_well, swapped, trashd
+from tests.support.trashd_command import TRASHD, done_well, swapped
 
 pytestmark = pytest.mark.needs("root")
 
 
 def make_victim(volume: Path, name: str = "victim") -> Path:
     return make_tree(volume / name, {"file": "content"})
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("bogus",),
-        ("swap", "--bogus", "x"),
-        ("swap", "--keep-for", "3 moons", "x"),
-        ("swap", "--now", "--for-owner", "x"),
-        ("swap",),
-        ("rm", "--json"),
-        ("reap", "--all", "20261121T032253.555Z-job-2fe7e4cb8ba8"),
-        ("reap", "--now"),
-    ],
-    ids=" ".join,
-)
-def test_a_wrong_command_line_is_2(words: tuple[str, ...]) -> None:
-    done = trashd(*words)
-    assert done.code == 2
-    assert done.out == "" or "Usage" in done.out
-    assert "Error" in done.err or "hint" in done.err or "Usage" in done.out + done.err
-
-
-def test_a_refusal_is_3(volume: Path) -> None:
-    assert trashd("swap", volume).code == 3
-
-
-def test_a_file_is_refused_with_the_command_that_takes_it(volume: Path) -> None:
-    (volume / "file").touch()
-    done = trashd("swap", volume / "file")
-    assert done.code == 3
-    assert "trashd rm" in done.err
-
-
-def test_what_is_missing_is_5(volume: Path) -> None:
-    assert trashd("swap", volume / "missing").code == 5
-    assert trashd("restore", "--volume", volume, "missing").code == 5
-
-
-def test_a_taken_name_is_9(volume: Path) -> None:
-    told = swapped(make_victim(volume))
-    (volume / "victim").rmdir()
-    (volume / "victim").write_text("somebody's")
-    done = trashd("restore", "--volume", volume, told["id"])
-    assert done.code == 9
-    assert "--to" in done.err
 
 
 def test_a_full_output_is_told() -> None:
@@ -110,49 +64,6 @@ def test_a_closed_pipe_ends_it_silently() -> None:
         done = subprocess.run([TRASHD, "--help"], stdout=pipe, stderr=subprocess.PIPE, check=False)
     assert done.returncode == 141
     assert done.stderr == b""
-
-
-def test_an_error_leaves_the_output_alone(volume: Path) -> None:
-    done = trashd("swap", volume / "missing")
-    assert done.out == ""
-    assert "  hint: " in done.err
-
-
-def test_a_traceback_is_nobodys_error_message(volume: Path) -> None:
-    for words in (("swap", ""), ("swap", "x" * 300), ("swap", "x/" * 3000), ("list", "--volume", "/missing")):
-        assert "Traceback" not in trashd(*words, cwd=volume).err
-
-
-@pytest.mark.parametrize(
-    "words", [("swap", "missing"), ("rm", "missing"), ("check", "missing"), ("restore", "missing"), ("doctor", "/proc")]
-)
-def test_a_json_error_is_one_object_on_standard_error(volume: Path, words: tuple[str, ...]) -> None:
-    done = trashd(*words, "--json", cwd=volume)
-    (error,) = done._replace(out=done.err).objects()
-    assert done.out == ""
-    assert error["exit_code"] == done.code
-    assert error["hint"]
-
-
-@pytest.mark.parametrize("words", ["list --bogus", "bogus", "keep --for soon x", "list extra", "restore"])
-def test_a_wrong_command_line_is_json_where_that_was_asked_for(words: str) -> None:
-    done = trashd(*words.split(), "--json")
-    (error,) = done._replace(out=done.err).objects()
-    assert (done.code, done.out, error["exit_code"], error["error"]) == (2, "", 2, "UsageError")
-
-
-def test_a_name_that_looks_like_an_option_asks_for_nothing(volume: Path) -> None:
-    assert trashd("rm", "--", "--json", cwd=volume).err.startswith("trashd: Not found")
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["list", "reap", "restore x", "keep x", "holders x"],
-)
-def test_a_volume_that_is_missing_is_no_empty_one(volume: Path, words: str) -> None:
-    done = trashd(*words.split(), "--volume", volume / "mistyped")
-    assert done.code == 5
-    assert str(volume / "mistyped") in done.err
 
 
 def test_where_a_user_may_not_write_is_told_as_he_knows_it(volume: Path) -> None:

@@ -1,8 +1,10 @@
-"""docs/faq.md: the commands of each answer, typed on real filesystems, do what it says."""
+"""docs/faq.md: the commands of each answer, typed on real filesystems, do what it says.
+
+What an answer has in common with docs/troubleshooting.md is in test_troubleshooting_tried.py.
+"""
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 from functools import partial
@@ -11,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.service_status import VolumePhase
-from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
+from tests.cli import test_troubleshooting_tried
+from tests.support.make_trees import make_tree
 from tests.support.open_files import held
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import btrfs_subvolume, full, loop_volume, overlay_volume, tmpfs_volume
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
 from tests.support.service_process import places, service
 from tests.support.store_verbs import assert_silent, init
 from tests.support.trashd_command import done_well, swapped
-from tests.support.tried_pages import TriedPage, in_bash
+from tests.support.tried_pages import TriedPage, constants, in_bash
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(120)]
 
@@ -43,9 +46,8 @@ def only(volume: Path) -> str:
     return str(entry["id"])
 
 
-def test_every_command_of_the_page_is_typed_here() -> None:
-    here = {node.value for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Constant)}
-    assert sorted(PAGE.commands() - here) == []
+def test_every_command_of_the_page_is_typed_here_or_for_troubleshooting() -> None:
+    assert sorted(PAGE.commands() - constants(__file__, test_troubleshooting_tried.__file__)) == []
 
 
 def test_where_is_my_space(ext4: Path) -> None:
@@ -59,14 +61,6 @@ def test_where_is_my_space(ext4: Path) -> None:
     assert os.listdir(ext4 / ".trashd/u/0/orphans") == []
 
 
-def test_why_is_it_still_full_a_program_has_it_open(ext4: Path) -> None:
-    job = make_job(ext4)
-    with held(job / "file"):
-        swapped(job, "--keep-for", "0s")
-        told = PAGE.typed("trashd reap --wait", ext4, f"--volume {ext4}", code=13)
-    assert str(os.getpid()) in told
-
-
 def test_why_is_it_still_full_it_has_other_names(ext4: Path) -> None:
     job = make_job(ext4)
     os.link(job / "file", ext4 / "other")
@@ -74,20 +68,6 @@ def test_why_is_it_still_full_it_has_other_names(ext4: Path) -> None:
     assert "1.00 MiB stay: other names have it" in PAGE.typed("trashd du", ext4)
     PAGE.typed("trashd reap", ext4)
     assert (ext4 / "other").read_bytes()
-
-
-def test_why_is_it_still_full_something_could_not_be_removed(ext4: Path) -> None:
-    job = make_job(ext4)
-    set_flags(job / "file", IMMUTABLE)
-    swapped(job, "--keep-for", "0s")
-    PAGE.typed("trashd reap", ext4, code=13)
-    assert "Operation not permitted" in PAGE.typed("trashd list --state quarantine", ext4)
-    set_flags(next(ext4.glob(".trashd/u/0/quarantine/*/tree/file")), 0)
-    in_bash("trashd list --state quarantine --json | jq -r .id | xargs trashd reap", ext4)
-
-
-def test_why_is_it_still_full_nothing_runs(ext4: Path) -> None:
-    PAGE.typed("trashd status", ext4, code=5)
 
 
 def test_why_is_it_still_full_a_snapshot_has_it() -> None:
@@ -113,14 +93,6 @@ def test_the_space_at_once(ext4: Path) -> None:
         told = PAGE.typed("trashd swap --wait=100G DIR", ext4, DIR=make_job(ext4), code=13)
     assert os.listdir(ext4 / "job") == []
     assert os.listdir(ext4 / ".trashd/u/0/orphans") == [], told
-
-
-def test_a_full_volume_can_be_swapped(ext4: Path) -> None:
-    job = make_job(ext4)
-    with full(ext4):
-        swapped(job)
-        assert os.listdir(job) == []
-    done_well("doctor", "--repair", ext4)  # its store has a reserve again
 
 
 def test_the_wrong_directory_comes_back(ext4: Path) -> None:
@@ -232,14 +204,6 @@ def test_a_subvolume_can_be_swapped_with_unlike_and_a_directory_takes_its_place(
         swapped(sub, "--unlike")
         assert sub.stat().st_ino != 256
         assert_silent(volume)
-
-
-def test_in_a_container_what_it_made_goes_and_the_image_does_not() -> None:
-    with overlay_volume(make_job) as overlay:
-        assert in_bash(f"trashd swap {overlay.path}/job", overlay.path).code == 6
-        made = make_tree(overlay.path / "made", {"file": "x"})
-        swapped(made)
-        assert os.listdir(made) == []
 
 
 def test_for_one_store_of_all_users_root_says_so() -> None:

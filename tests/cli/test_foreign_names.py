@@ -96,6 +96,12 @@ def each(volume: Path, *lines: str | tuple[str, ...], below: str = "") -> str:
     return "\n".join(said(trashd(*words, path / below)) for words in split for path in victims(volume))
 
 
+def all_of(volume: Path, *lines: str, below: str = "") -> str:
+    """Commands for all such paths, or for what is below them; each loops over its operands."""
+    paths = [path / below for path in victims(volume)]
+    return "\n".join(said(trashd(*line.split(), *paths)) for line in lines)
+
+
 def each_id(volume: Path, verb: str) -> str:
     return "\n".join(said(trashd(verb, "--volume", volume, one)) for one in swapped_by_alice(volume))
 
@@ -119,7 +125,7 @@ def view_list(volume: Path) -> str:
 
 def view_check(volume: Path) -> str:
     with (victims(volume)[0] / "a").open("w"):
-        return each(volume, "check")
+        return all_of(volume, "check")
 
 
 def view_undo(volume: Path) -> str:
@@ -133,9 +139,9 @@ def view_ls_and_diff(volume: Path) -> str:
         (path / "link").symlink_to(path / "nowhere")
     told = ""
     for one in swapped_by_alice(volume):
-        told += said(trashd("ls", one)) + said(trashd("diff", one)) + said(trashd("ls", f"{one}:link"))
-        told += said(trashd("cat", f"{one}:{os.fsdecode(NAMES['c1'])}/gone"))
-    return told + each(volume, "ls", "diff", "cat")
+        lines = (("ls", one), ("diff", one), ("ls", f"{one}:link"), ("cat", f"{one}:{os.fsdecode(NAMES['c1'])}/gone"))
+        told += "".join(said(trashd(verb, "--volume", volume, what)) for verb, what in lines)
+    return told + each(volume, *(f"{verb} --volume {volume}" for verb in ("ls", "diff", "cat")))
 
 
 @contextmanager
@@ -270,17 +276,17 @@ def view_restore_into_what_is_taken(volume: Path) -> str:
 
 def view_pause(volume: Path) -> str:
     with places():
-        return each(volume, "pause", "resume", "resume")
+        return all_of(volume, "pause", "resume", "resume")
 
 
 VIEWS: dict[str, View] = {
     **{name.removeprefix("view_"): value for name, value in list(globals().items()) if name.startswith("view_")},
     "restore": lambda volume: each_id(volume, "restore"),
     "restore_of_nothing": lambda volume: each(volume, ("restore", "--volume", str(volume))),
-    "check_of_a_file": lambda volume: each(volume, "check", below=os.fsdecode(NAMES["c1"])),
-    "check_of_what_stays": lambda volume: each(volume, "swap --dry-run --keep *"),
-    "swap": lambda volume: each(volume, "swap --keep *"),
-    "swap_of_what_is_gone": lambda volume: each(volume, "swap", below="gone"),
+    "check_of_a_file": lambda volume: all_of(volume, "check", below=os.fsdecode(NAMES["c1"])),
+    "check_of_what_stays": lambda volume: all_of(volume, "swap --dry-run --keep *"),
+    "swap": lambda volume: all_of(volume, "swap --keep *"),
+    "swap_of_what_is_gone": lambda volume: all_of(volume, "swap", below="gone"),
     "rm": lambda volume: each(volume, "rm"),
     "rm_together": lambda volume: "".join(said(trashd("rm", *words, *victims(volume))) for words in ([], ["-v"])),
     "keep": lambda volume: each_id(volume, "keep"),

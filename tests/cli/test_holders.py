@@ -55,11 +55,6 @@ def test_holders_of_a_volume_are_who_works_on_it(volume: Path) -> None:
     assert holder.pid in [one["pid"] for one in held["holders"]]
 
 
-def test_holders_of_what_is_neither_are_not_found(volume: Path) -> None:
-    for what in ("nothing", "no/such/thing"):
-        assert trashd("holders", what, cwd=volume).code == 5
-
-
 def test_the_kernel_holds_what_a_loop_device_is_made_of(volume: Path) -> None:
     image = make_victim(volume) / "image"
     image.write_bytes(bytes(4 << 20))

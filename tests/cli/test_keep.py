@@ -40,10 +40,6 @@ def test_released_it_says_when_it_goes(volume: Path) -> None:
     assert "it goes in 23h59m" in done_well("keep", "--release", "--volume", volume, orphan(volume)).out
 
 
-def test_either_a_time_or_a_release(volume: Path) -> None:
-    assert trashd("keep", "--release", "--for", "1d", "--volume", volume, orphan(volume)).code == 2
-
-
 def test_what_is_being_reaped_already_is_said_to_be(volume: Path) -> None:
     identifier = orphan(volume)
     reaping = volume / ".trashd/u/0/reaping"

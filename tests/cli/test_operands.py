@@ -26,10 +26,9 @@ def refused(done: CommandResult, path: str) -> bool:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("path", DOTS)
-def test_dots_are_refused(top: Path, verb: str, path: str) -> None:
+def test_dots_are_refused(top: Path, verb: str) -> None:
     before = snapshot(top.parent)
-    assert refused(trashd(*verb.split(), path, cwd=top), path)
+    assert [path for path in DOTS if not refused(trashd(*verb.split(), path, cwd=top), path)] == []
     assert snapshot(top.parent) == before
 
 
@@ -46,12 +45,12 @@ def test_dots_in_a_list_are_refused(top: Path) -> None:
     assert names(top) == {"d", "d/e", "link", "gone"}
 
 
-@pytest.mark.parametrize("verb", ["rm", "swap", "check"])
 @pytest.mark.parametrize("path", ["f/", "link/", "gone/", "f//"])
-def test_a_slash_behind_what_is_no_directory_is_refused(top: Path, verb: str, path: str) -> None:
+def test_a_slash_behind_what_is_no_directory_is_refused(top: Path, path: str) -> None:
     before = snapshot(top)
-    done = trashd(verb, path, cwd=top)
-    assert (done.code, "without the slash" in done.err) == (3, True), done
+    for verb in ("rm", "swap", "check"):
+        done = trashd(verb, path, cwd=top)
+        assert (done.code, "without the slash" in done.err) == (3, True), done
     trashd("rm", "-rf", path, cwd=top)  # as with rm(1), -f says nothing of a name that is not there
     assert snapshot(top) == before
 
@@ -78,11 +77,11 @@ def test_a_listed_slash_means_a_directory(top: Path) -> None:
     assert names(top) == {"f", "link", "gone"}
 
 
-@pytest.mark.parametrize("to", ["/", "", "..", "new/.", "d/.."])
-def test_a_destination_that_has_no_name_is_named(top: Path, to: str) -> None:
+def test_a_destination_that_has_no_name_is_named(top: Path) -> None:
     identifier = swapped(top / "d")["id"]
-    done = trashd("restore", identifier, "--to", to, cwd=top)
-    assert (done.code, f"Refused: {to or '--to'}" in done.err) == (3, True), done
+    for to in ("/", "", "..", "new/.", "d/.."):
+        done = trashd("restore", identifier, "--to", to, cwd=top)
+        assert (done.code, f"Refused: {to or '--to'}" in done.err) == (3, True), done
     done_well("restore", identifier)
     assert_silent(top.parent)
 

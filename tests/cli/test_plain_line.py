@@ -1,9 +1,5 @@
 """Plain command lines: they are read as click reads them, and load nothing that is done without."""
 
-import os
-import re
-import subprocess
-import sys
 from inspect import signature
 from pathlib import Path
 
@@ -17,7 +13,7 @@ from fusefs.cli.group import trashd as commands
 from fusefs.core.record import NOTE_MAX_CHARS
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import bind_mount
-from tests.support.trashd_command import CommandResult, environment, trashd
+from tests.support.trashd_command import CommandResult, trashd
 from tests.unit.test_import_cost import HEAVY
 
 needs_root = pytest.mark.needs("root")
@@ -95,17 +91,6 @@ def test_options_of_a_plain_line_are_clicks(name: str) -> None:
         assert (option.name, option.reads is None, False) == (param.name, param.is_flag, param.multiple)
 
 
-BY_CLICK = "from fusefs.cli import main; main._find_plain_line = lambda _arguments: None; main.main()"
-
-
-def run_by_click(*words: str | Path) -> CommandResult:
-    """Run `trashd WORDS`, with click for every line."""
-    done = subprocess.run(
-        [sys.executable, "-c", BY_CLICK, *words], capture_output=True, env=environment({}), check=False
-    )
-    return CommandResult(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
-
-
 def list_imports(done: CommandResult) -> list[str]:
     assert done.code == 0
     return [line.rpartition("|")[2].strip() for line in done.err.splitlines()]
@@ -127,28 +112,3 @@ def test_a_swap_with_options_imports_nothing_heavy(volume: Path) -> None:
     with bind_mount(spaced, spaced):  # anybody's mount anywhere
         imported = list_imports(trashd("swap", *EVERY_OPTION, victim, PYTHONPROFILEIMPORTTIME="1"))
     assert HEAVY & {*imported} - {*before_ours} == set()
-
-
-@needs_root
-@pytest.mark.parametrize("words", [EVERY_OPTION, ("--json",), ("--note", "é")])
-def test_a_swap_reports_the_same_with_and_without_click(volume: Path, words: tuple[str, ...]) -> None:
-    victim, missing = make_tree(volume / "victim", {"file": "content"}), volume / "missing"
-    ends = [run("swap", *words, victim, missing) for run in (trashd, run_by_click)]
-    plain, clicks = [
-        (done.code, re.sub(r"\d{8}T\S+-[0-9a-f]{12}|(?<=expires_ns\": )\d+", "ID", done.out + done.err))
-        for done in ends
-    ]
-    assert plain == clicks
-
-
-WRONG_LINES = [("{}/none",), ("-v",), ("-f", "{}/none"), ("--now", "{}/none", "{}/other")]
-
-
-@needs_root
-@pytest.mark.parametrize("as_json", [(), ("--json",)])
-@pytest.mark.parametrize("line", WRONG_LINES)
-def test_rm_reports_an_error_the_same_with_and_without_click(
-    volume: Path, line: tuple[str, ...], as_json: tuple[str, ...]
-) -> None:
-    words = ("rm", *(word.format(volume) for word in line), *as_json)
-    assert trashd(*words) == run_by_click(*words)

@@ -269,11 +269,6 @@ def test_dry_run_tells_programs_what_list_tells(volume: Path) -> None:
     assert {**told, "restorable_for_s": 0} == {**listed, "restorable_for_s": 0}
 
 
-def test_dry_run_of_what_is_still_kept_has_the_exit_code_of_the_reap(volume: Path) -> None:
-    identifier = make_orphan(volume)
-    assert trashd("reap", "--dry-run", identifier, "--volume", volume).code == 13
-
-
 @pytest.mark.parametrize(("typed", "code", "n_left"), [("y\n", 0, 0), ("n\n", 3, 2), ("\n", 3, 2), ("\x04", 130, 2)])
 def test_on_a_terminal_it_asks_before_several_go_before_their_time(
     volume: Path, typed: str, code: int, n_left: int

@@ -116,12 +116,6 @@ def test_on_a_terminal_without_a_path_one_chooses_from_a_list(volume: Path, type
     assert (terminal.end(), "there is no orphan to restore" in terminal.seen) == (5, True)
 
 
-def test_without_a_terminal_a_path_or_an_id_is_needed(volume: Path) -> None:
-    swapped(make(volume / "job"))
-    done = trashd("restore", "--volume", volume)
-    assert (done.code, "its ID, or the PATH" in done.err) == (2, True)
-
-
 def test_root_restores_his_own_by_a_path_and_anothers_when_he_names_him(volume: Path) -> None:
     volume.chmod(0o1777)
     theirs = make(volume / "job")
@@ -175,12 +169,6 @@ def test_odd_names_come_back_and_do_nothing_to_a_terminal(volume: Path, name: st
     told = done_well("restore", path)
     assert (path / "file").read_text() == "content"
     assert not set("\x1b\n\u202e") & set(told.err.rstrip("\n"))
-
-
-def test_what_never_was_there_is_not_found(volume: Path) -> None:
-    done = trashd("restore", volume / "none")
-    assert done.code == 5
-    assert str(volume / "none") in done.err
 
 
 def test_a_bind_mount_leads_to_it_too(volume: Path) -> None:

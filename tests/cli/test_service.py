@@ -203,12 +203,6 @@ def test_a_dry_run_tells_of_it_and_sets_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_switch_is_no_users() -> None:
-    done = trashd("service", "install", "--user", "--uring")
-    assert done.code == 2
-    assert "the switch is the machine's" in done.err
-
-
 def test_a_package_has_its_files_below_usr(tmp_path: Path) -> None:
     assert "/usr/lib/systemd/system/trashd-reaper.service" in install(tmp_path, "--prefix", "/usr")
     assert set(uninstall(tmp_path, "--prefix", "/usr").values()) == {"REMOVED"}
@@ -220,13 +214,6 @@ def test_a_package_has_its_modules_apart_and_its_commands_in_view(tmp_path: Path
     assert os.readlink(tmp_path / "usr/sbin/mount.fuse.trashd") == "/usr/lib/trashd/mount.fuse.trashd"
     unit = (tmp_path / "usr/lib/systemd/system/trashd-reaper.service").read_bytes()
     assert unit == (REPO / "systemd/trashd-reaper.service").read_bytes()
-
-
-@pytest.mark.needs("root")
-def test_only_a_package_is_below_usr() -> None:
-    done = trashd("service", "install", "--prefix", "/usr", "--dry-run")
-    assert done.code == 3
-    assert "/usr is for packages" in done.err
 
 
 @pytest.mark.parametrize("shell", ["bash-completion/completions/trashd", "zsh/site-functions/_trashd"])

@@ -30,7 +30,7 @@ from fusefs.linux import file_locks
 from fusefs.linux.fd import Fd
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir
 from fusefs.service.status_file import write_status
-from tests.cli.test_golden import compare
+from tests.support.golden_files import compare
 from tests.support.other_users import passable_directory, run_as
 from tests.support.real_filesystems import bind_mount
 from tests.support.terminals import Terminal
@@ -118,14 +118,6 @@ def test_the_nodes_of_a_shared_volume_are_told_as_the_service_has_seen_them(aliv
     write_status(alive, status_of(msgspec.structs.replace(VOLUME, nodes=NODES)))
     told = "alpha (here), beta (idle, seen 12s ago), gamma\\x1b (silent for 2h5m), delta (not seen to live yet)"
     assert told in trashd("status").out
-
-
-@pytest.mark.usefixtures("directory")
-def test_no_service_is_5_and_says_how_to_start_one() -> None:
-    done = trashd("status")
-    assert done.code == 5
-    assert done.out == ""
-    assert "systemctl [--user] start trashd-reaper" in done.err
 
 
 def test_a_dead_service_is_5_and_its_last_words_are_told_as_such(directory: bytes) -> None:

@@ -310,11 +310,6 @@ def test_now_waits_for_no_part(volume: Path) -> None:
     assert (victim / "file").exists()
 
 
-def test_a_swap_that_failed_is_told_by_its_own_code(volume: Path) -> None:
-    with own_runtime_dir():
-        assert trashd("swap", "--wait", volume / "missing").code == 5
-
-
 # With the service
 
 

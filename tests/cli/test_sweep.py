@@ -158,10 +158,6 @@ def _refused(top: Path, done: CommandResult, told: str) -> None:
     assert told in " ".join(done.err.split())
 
 
-def test_the_root_directory_is_refused() -> None:
-    assert trashd("sweep", "/", "--name", "*").code == 3
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -196,11 +192,6 @@ def test_what_is_no_list_of_names_is_refused(
 def test_a_file_without_a_birth_time_is_no_moment(top: Path) -> None:
     done = trashd("sweep", top, "--by", "btime", "--newer", "/proc/self/stat", "--print")
     assert (done.code, "has no birth time" in done.err, done.out) == (2, True, "")
-
-
-def test_a_directory_is_no_list_of_names(top: Path) -> None:
-    done = trashd("sweep", top, "--from", top / "d")
-    assert (done.code, f"{top / 'd'}: Is a directory" in done.err) == (11, True)
 
 
 def test_nothing_is_printed_where_standard_output_is_closed(top: Path) -> None:

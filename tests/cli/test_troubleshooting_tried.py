@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import fcntl
 import os
@@ -11,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.errors import BY_NAME
+from tests.support.command_scenarios import SCENARIOS
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.open_files import held
 from tests.support.real_filesystems import bind_mount, full, overlay_volume, tmpfs_volume, unmount
 from tests.support.seccomp import CALLS, without
 from tests.support.store_verbs import assert_silent, init
 from tests.support.trashd_command import TRASHD, done_well, environment, swapped
-from tests.support.tried_pages import TriedPage, in_bash
+from tests.support.tried_pages import TriedPage, constants, in_bash
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(120)]
 
@@ -69,8 +70,9 @@ def refused(message: str, line: str, volume: Path, code: int) -> str:
 
 
 def test_every_message_is_caused_here_or_elsewhere() -> None:
-    here = {node.value for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Constant)}
-    assert sorted(PAGE.sections.keys() - here) == []
+    here = constants(__file__)
+    by_scenarios = {BY_NAME[one.error]("").message() for one in SCENARIOS.values() if one.error}
+    assert sorted(PAGE.sections.keys() - here - by_scenarios) == []
     assert sorted(PAGE.commands() - here) == []
 
 
@@ -174,20 +176,6 @@ def test_another_filesystem(volume: Path, tree: Path) -> None:
         assert len(list(other.rglob("file"))) == 1
 
 
-def test_a_taken_name(volume: Path, tree: Path) -> None:
-    swapped(tree)
-    tree.rmdir()
-    tree.touch()
-    refused("Something else has the name now", f"trashd restore {tree}", volume, 9)
-    assert in_bash(f"trashd restore {tree} --to {tree}.old", volume).code == 0
-
-
-def test_nothing_there(volume: Path, tree: Path) -> None:
-    identifier = swapped(tree)["id"]
-    refused("Not found", "trashd restore nothing", volume, 5)
-    assert identifier[-12:] in PAGE.typed("trashd list", volume)
-
-
 def test_not_permitted(volume: Path, tree: Path) -> None:
     os.chown(tree, USER, USER)
     refused("Not permitted", f"{AS_USER} trashd swap {tree}", volume, 4)
@@ -228,6 +216,8 @@ def test_the_border_of_an_overlay(volume: Path) -> None:
     message = "The kernel refuses to move this between any two directories of its filesystem"
     with overlay_volume(lambda lower: make_tree(lower / "image", {"file": "content", "below": {"deep": ""}})) as over:
         refused(message, f"trashd swap {over.path}/image", volume, 6)
+        swapped(make_tree(over.path / "made", {"file": "x"}))
+        assert os.listdir(over.path / "made") == []
         PAGE.typed("trashd sweep DIR --name '*' --delete", volume, DIR=over.path / "image")
         assert not [path for path in (over.path / "image").rglob("*") if not path.is_dir()]
     with tmpfs_volume() as top:
@@ -283,8 +273,10 @@ def test_a_registry_that_others_can_write(volume: Path, tree: Path) -> None:
 def test_a_full_volume(ext4: Path) -> None:
     make_tree(ext4 / "due", {f"file{n}": b"x" * (1 << 15) for n in range(40)})
     swapped(ext4 / "due", "--keep-for", "0s")
-    jobs = [make_tree(ext4 / f"job{n}", {"file": "x"}) for n in range(20)]
+    first, *jobs = [make_tree(ext4 / f"job{n}", {"file": "x"}) for n in range(21)]
     with full(ext4):
+        swapped(first)
+        assert os.listdir(first) == []
         names = " ".join(job.name for job in jobs)
         done = in_bash(f"trashd swap {names}", ext4)
         assert done.code in (11, 13), done
@@ -337,7 +329,7 @@ def test_nobody_to_wait_for(volume: Path, tree: Path) -> None:
 def test_what_can_not_be_deleted(ext4: Path) -> None:
     message = "Some items failed"
     assert message in PAGE.sections
-    for name in ("again", "given-up"):
+    for name in ("again", "all", "given-up"):
         job = make_tree(ext4 / name, {"file": "content"})
         set_flags(job / "file", IMMUTABLE)
         identifier = swapped(job, "--keep-for", "0s")["id"]
@@ -346,6 +338,9 @@ def test_what_can_not_be_deleted(ext4: Path) -> None:
         PAGE.typed("chattr -i", ext4, f"{ext4}/.trashd/u/0/quarantine/*/tree/file")
         if name == "again":
             PAGE.typed("trashd reap ID", ext4, ID=identifier)
+        elif name == "all":
+            in_bash("trashd list --state quarantine --json | jq -r .id | xargs trashd reap", ext4)
+            assert in_bash("trashd list --state quarantine", ext4).out == "no orphans\n"
         else:
             PAGE.typed("trashd reap --force ID", ext4, "--yes", ID=identifier)
 
@@ -356,6 +351,7 @@ def test_a_file_that_is_open(ext4: Path) -> None:
         swapped(job, "--keep-for", "0s")
         told = PAGE.typed("trashd reap --wait", ext4, f"--volume {ext4}", code=13)
     assert "a deleted file" in told
+    assert str(os.getpid()) in told
     assert "a deleted file" in PAGE.sections
 
 
@@ -382,10 +378,6 @@ def test_a_mount_whose_daemon_is_gone(volume: Path, tree: Path) -> None:
     PAGE.typed("trashd mount --replace SRC MNT", volume, SRC=tree, MNT=seen)
     assert (seen / "below/deep").read_text() == "more"
     PAGE.typed("trashd umount MNT", volume, MNT=seen)
-
-
-def test_words_that_do_not_go_together(volume: Path) -> None:
-    refused("The command line doesn't make sense", "trashd reap --all --free 1G --one", volume, 2)
 
 
 def test_a_part_of_an_id_that_two_have(volume: Path) -> None:

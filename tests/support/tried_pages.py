@@ -6,16 +6,19 @@ DIR, PATH, VOLUME, ID and the like, a test says what it is there; `/scratch` is 
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
-from tests.support.trashd_command import TRASHD, CommandResult, environment
+from tests.support.trashd_command import TRASHD, CommandResult, environment, instead_of_exec
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _PROGRAMS = "cd|chattr|mv|nsenter|rm|systemctl|tar|trashd|ulimit|umount"
 _CODE = re.compile(rf"`((?:{_PROGRAMS}) [^`]+)`")
+_COMMAND_ALONE = re.compile(r"trashd (?:'[^']*'|[\w./:=+,% -])*")
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -46,11 +49,18 @@ class TriedPage:
         return done.out
 
 
+def constants(*tests: str) -> set[object]:
+    """All constants of test modules, among them what they type."""
+    trees = (ast.parse(Path(path).read_text(encoding="utf-8")) for path in tests)
+    return {node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+
+
 def in_bash(line: str, directory: Path) -> CommandResult:
-    """How a line ends there, and what it says on both streams."""
-    path = f"{Path(TRASHD).parent}:{os.environ['PATH']}"
+    """How a line ends there, and what it says on both streams. A command that needs no shell gets none."""
+    env = environment({"PATH": f"{Path(TRASHD).parent}:{os.environ['PATH']}"})
+    argv = [TRASHD, *shlex.split(line)[1:]] if _COMMAND_ALONE.fullmatch(line) else ["bash", "-c", line]
     done = subprocess.run(
-        ["bash", "-c", line], cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=environment({"PATH": path}), check=False,
+        argv, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=env, preexec_fn=instead_of_exec(argv, env), check=False,
     )  # fmt: skip
     return CommandResult(done.returncode, os.fsdecode(done.stdout), "")

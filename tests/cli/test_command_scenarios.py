@@ -1,0 +1,224 @@
+"""Each command line of the table ends as the table, the golden files, the JSON schema and docs/json.md say.
+
+A scenario runs once, and every checker reads its result.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from build_docs.json_schema import ERROR, printed
+from fusefs.cli import main, rm_paths, swap_paths
+from fusefs.cli.output import wants_json
+from fusefs.core.errors import BY_NAME
+from tests.cli.test_json_schema import complaints
+from tests.support.command_scenarios import SCENARIOS, Scenario, fill
+from tests.support.golden_files import GOLDEN, ID, compare, steady
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_verbs import init
+from tests.support.trashd_command import CommandResult
+from tests.support.typed_commands import FILLED_IN, all_commands, mistakes
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTED = set(re.findall(r"`(\w+)`", (ROOT / "docs/json.md").read_text(encoding="utf-8")))
+DOCUMENTED_ELSEWHERE = ("config show", "mount")
+"""docs/config.md and docs/monitoring.md have their keys."""
+LINES = {"swap": swap_paths.LINE, "rm": rm_paths.LINE}
+_ERROR = re.compile(f"trashd: ({'|'.join(re.escape(kind().message()) for kind in BY_NAME.values())})")
+GOLDEN_OF_OTHERS = {"config-show.toml", "json-config-show.json", "json-status.json"}
+"""test_config.py compares the first two, on a machine without a configuration, test_status.py the last."""
+
+
+class Result(NamedTuple):
+    """How a scenario ended, and the volume."""
+
+    scenario: Scenario
+    done: CommandResult
+    place: Path
+
+    def has_json(self) -> bool:
+        return wants_json(self.scenario.words.split())
+
+    def errors(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.done.err.splitlines() if line.startswith("{")]
+
+
+Complaints = Iterator[str]
+
+
+def check_end(result: Result) -> Complaints:
+    """The exit code and parts of the output are the table's."""
+    scenario, done, place = result
+    text = done.out + done.err
+    if done.code != scenario.code:
+        yield f"exit code {done.code}, not {scenario.code}"
+    if "Traceback" in text or (text and scenario.is_silent):
+        yield "it prints something else"
+    yield from (f"{part!r} is not printed" for part in scenario.prints if fill(part, place) not in text)
+    yield from (f"{part!r} is printed" for part in scenario.lacks if part in text)
+
+
+def check_error(result: Result) -> Complaints:
+    """One error is on standard error, with the exit code of its class; nothing is on standard output."""
+    scenario, done, _place = result
+    if not scenario.error:
+        return
+    kind = BY_NAME[scenario.error]
+    if done.out or scenario.code != kind.exit_code:
+        yield f"{scenario.error} has the exit code {kind.exit_code}, and nothing is on standard output"
+    by_click = scenario.error == "UsageError" and "Error: " in done.err
+    if result.has_json():
+        found = [(error["error"], error["exit_code"]) for error in result.errors()]
+        if found != [(scenario.error, scenario.code)]:
+            yield f"the errors are {found}"
+    elif not by_click and not done.err.startswith(f"trashd: {kind().message()}"):
+        yield f"it is no {scenario.error}"
+
+
+def check_hints(result: Result) -> Complaints:
+    """Each error has a hint; click's own have what click prints."""
+    for error in result.errors():
+        if not error.get("hint") and error.get("error") != "UsageError":
+            yield f"no hint: {error}"
+    for line, after in pairwise([*result.done.err.splitlines(), ""]):
+        if _ERROR.match(line) and not after.startswith("  hint: "):
+            yield f"no hint after {line!r}"
+
+
+def check_commands(result: Result) -> Complaints:
+    """The commands that the output names, as in hints, can be typed; test_the_commands… reads the text of help."""
+    if not result.scenario.golden.startswith("help-"):
+        lines = (result.done.out + result.done.err).splitlines()
+        yield from (one for line in lines if not re.match("Usage: |Try ", line) for one in mistakes(line))
+
+
+def check_json(result: Result) -> Complaints:
+    """The objects are as the schema says, and docs/json.md has their keys."""
+    if not result.has_json():
+        return
+    out = [(command_of(result.scenario), one) for one in result.done.objects()]
+    told = [*out, *((ERROR, one) for one in result.errors())]
+    if not told and not result.scenario.is_silent:
+        yield "no JSON"
+    for command, one in told:
+        yield from complaints(command, one)
+        if command not in DOCUMENTED_ELSEWHERE and "mounts" not in one:
+            yield from (f"docs/json.md lacks {key}" for key in {*keys_of(one)} - DOCUMENTED)
+
+
+def check_golden_file(result: Result) -> Complaints:
+    """The output is the golden file's."""
+    scenario, done, place = result
+    if not scenario.golden:
+        return
+    text = done.out
+    if scenario.golden.startswith("json-"):
+        told = [steady(one, {str(place): "<volume>"}) for one in done.objects() or result.errors()]
+        text = json.dumps(told, indent=1) + "\n"
+    try:
+        compare(scenario.golden, text)
+    except AssertionError as error:
+        yield str(error)
+
+
+def check_by_click(result: Result) -> Complaints:
+    """A line that is read without click has the same result if click reads it."""
+    scenario, done, place = result
+    name, *words = ("",) if scenario.is_bare or "{id}" in scenario.words else scenario.split(place)
+    if name not in LINES or LINES[name].read(words) is None:
+        return
+    with tmpfs_volume("256m") as other, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(main, "_find_plain_line", lambda _arguments: None)  # the forked command inherits it
+        init(other)
+        by_click = scenario.play(other)
+        if without_changes(by_click, other) != without_changes(done, place):
+            yield f"by click: {by_click}"
+
+
+def without_changes(done: CommandResult, place: Path) -> CommandResult:
+    """A result without the volume's path, ids, times and what a busy machine adds."""
+    changing = re.compile(
+        rf"trashd: yielding: .*\n|{ID.pattern}|(?<=_ns\": )\d+|\d+-\d\d-\d\d \d\d:\d\d|{re.escape(str(place))}"
+    )
+    return CommandResult(done.code, changing.sub("", done.out), changing.sub("", done.err))
+
+
+CHECKERS = (check_end, check_error, check_hints, check_commands, check_json, check_golden_file, check_by_click)
+
+
+@pytest.mark.quick("swap", "rm", "check", "holders", "list", "restore", "keep", "reap", "plan", "doctor")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if one.is_bare else pytest.mark.needs("root", *one.needs))
+        for name, one in SCENARIOS.items()
+    ],
+)
+def test_a_command_ends_as_the_table_says(request: pytest.FixtureRequest, name: str) -> None:
+    scenario = SCENARIOS[name]
+    place = request.getfixturevalue("tmp_path" if scenario.is_bare else "volume")
+    result = Result(scenario, scenario.play(place), place)
+    assert [f"{check.__name__}: {one}" for check in CHECKERS for one in check(result)] == [], result.done
+
+
+def keys_of(value: Any) -> Iterator[str]:
+    """All keys in a value, however deep."""
+    if isinstance(value, dict):
+        yield from value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from keys_of(inner)
+
+
+def command_of(scenario: Scenario) -> str:
+    """The command whose schema its JSON follows."""
+    return max((one for one in printed() if f"{scenario.words} ".startswith(f"{one} ")), key=len, default=ERROR)
+
+
+def test_every_command_with_json_has_a_schema_and_a_scenario() -> None:
+    commands = {name for name, one in all_commands() if any("--json" in option.opts for option in one.params)}
+    assert commands | {ERROR} == set(printed())
+    tried = {command_of(one) for one in SCENARIOS.values() if "--json" in one.words and not one.error}
+    assert tried | {"umount"} == commands
+
+
+def test_every_golden_file_is_compared() -> None:
+    compared = {one.golden for one in SCENARIOS.values() if one.golden}
+    assert {path.name for path in GOLDEN.iterdir()} == compared | GOLDEN_OF_OTHERS
+
+
+def test_every_key_of_the_status_of_a_made_up_service_is_documented() -> None:
+    status = json.loads((GOLDEN / "json-status.json").read_text(encoding="utf-8"))
+    assert {*keys_of(status)} <= DOCUMENTED
+
+
+def strings(source: str) -> Iterator[str]:
+    """All strings of a file."""
+    nodes = list(ast.walk(ast.parse(source)))
+    formatted = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in formatted for part in ast.walk(node)}
+    for node in formatted:
+        yield "".join(str(part.value) if isinstance(part, ast.Constant) else FILLED_IN for part in node.values)
+    for one in nodes:
+        if isinstance(one, ast.Constant) and isinstance(one.value, str) and id(one) not in parts:
+            yield one.value
+
+
+def test_the_commands_that_hints_help_and_other_strings_name_can_be_typed() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "fusefs").rglob("*.py")]
+    texts = {text for source in sources if "trashd " in source for text in strings(source) if "trashd " in text}
+    assert {kind.hint for kind in BY_NAME.values() if "trashd " in kind.hint} <= texts
+    assert sorted(one for text in texts for line in text.splitlines() for one in mistakes(line)) == []
+
+
+def test_a_text_that_names_no_command_or_option_is_found() -> None:
+    assert [*mistakes("trashd list shows it; trashd reap --now ID frees it; trashd restore ID [PATH]")] == []
+    for text in ("trashd unswap DIR", "trashd reap --later ID", "trashd keep ID ID", "trashd service instal"):
+        assert len([*mistakes(text)]) == 1, text
