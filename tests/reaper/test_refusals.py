@@ -203,3 +203,13 @@ def test_quarantine_that_is_tried_again_in_vain_stays_what_it_is(volume: Path) -
     assert_quarantined(volume, again)
     set_flags(place(volume, identifier) / "tree/sub/frozen", IMMUTABLE, on=False)
     assert reap_now(volume, identifier).report.failures == ()
+
+
+def test_what_somebody_put_beside_the_tree_stays_with_the_record(volume: Path) -> None:
+    identifier = swap(make_tree(volume / "job", {"a": "1"})).id
+    (place(volume, identifier) / "note").write_text("theirs")
+    reaped = reap_now(volume, identifier)
+    assert reasons(reaped) == {b"": errno.ENOTEMPTY}
+    assert_quarantined(volume, reaped)
+    (note := place(volume, identifier) / "note").rename(volume / note.name)
+    assert reap_now(volume, identifier).report.failures == ()
