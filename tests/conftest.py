@@ -9,15 +9,14 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable
 from itertools import islice
 from pathlib import Path
-from random import Random
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import machine_capabilities
 from tests.support.cheap_forks import Growth, ease_forks
+from tests.support.covering_sets import EVERY_CASE, choose_pairwise
 from tests.support.mount_namespaces import see_own_mounts_only
-from tests.support.sampling import SAMPLE_SEED
 from tests.support.user_homes import forget_stores
 
 PAGES = Path(__file__).parents[1] / "build/man"
@@ -30,7 +29,7 @@ DEMANDED_GROUPS = os.environ.get("TRASHD_TEST_DEMANDED", "").split()
 """Of these a test fails where the machine lacks what it needs: `make shared`."""
 
 N_LEFT_OUT = pytest.StashKey[int]()
-"""Cases that --sample left out."""
+"""Cases that --every would have run as well."""
 N_COST = pytest.StashKey[Counter[str]]()
 """Tests skipped, by the capability that they missed."""
 _LACKS, _LEFT_OUT, _TOLD = "lacks", "left out", "told"
@@ -59,7 +58,9 @@ class _Warnings(logging.Handler):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--sample", type=int, metavar="N", help="of a test with more cases than that run N, chosen by --randomly-seed"
+        "--every",
+        action="store_true",
+        help="run every case, not only a covering set of a test with three axes and more",
     )
 
 
@@ -115,9 +116,10 @@ def _group_of(nodeid: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.sample:
-        os.environ[SAMPLE_SEED] = str(config.option.randomly_seed)
-        left_out = _left_out(items, config.option.sample, config.option.randomly_seed)
+    if config.option.every:
+        os.environ[EVERY_CASE] = "1"
+    else:
+        left_out = _find_redundant(items)
         config.stash[N_LEFT_OUT] = len(left_out)
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
@@ -132,18 +134,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 raise pytest.UsageError(f"{item.nodeid}: no such capability: {', '.join(sorted(unknown))}")
 
 
-def _left_out(items: Iterable[pytest.Item], most: int, seed: object) -> set[pytest.Item]:
-    """Alike in each worker: of every test some cases stay, so that no law is left out. Quick groups stay whole."""
-    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+def _find_redundant(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """Find the cases whose pairs of parameters other cases have as well; the same in each worker and in each run."""
+    tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in sorted(items, key=lambda item: item.nodeid):
-        if _group_of(item.nodeid) not in QUICK_GROUPS:
-            cases[item.nodeid.partition("[")[0]].append(item)
-    return {
-        item
-        for test, those in cases.items()
-        if len(those) > most
-        for item in Random(f"{seed} {test}").sample(those, len(those) - most)
-    }
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    redundant: set[pytest.Item] = set()
+    for cases in tests.values():
+        kept = [number for number, item in enumerate(cases) if item.get_closest_marker("always")]
+        values = [{name: id(value) for name, value in item.callspec.params.items()} for item in cases]
+        chosen = choose_pairwise(values, kept)
+        redundant |= {*cases} - {cases[number] for number in chosen}
+    return redundant
 
 
 def _long_first(items: list[pytest.Item], n_workers: int) -> list[pytest.Item]:
@@ -228,8 +231,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for capability, n_tests in cost.most_common():
         terminalreporter.line(f"{n_tests:5} without {capability}: {machine_capabilities.why_missing(capability)}")
     if n_left_out := config.stash[N_LEFT_OUT]:
-        told = "cases of tests with many were left out; all: make every; the same: --randomly-seed"
-        terminalreporter.line(f"{n_left_out:,} {told}={config.option.randomly_seed}")
+        terminalreporter.line(f"{n_left_out:,} cases were left out: others have their pairs of parameters (make every)")
     for told in config.stash[TOLD]:
         terminalreporter.line(f"WARNING: {told}", yellow=True, bold=True)
     for group in _list_idle_groups(config):

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from tests.catch_rate.faults import ROOT, Fault, NotThere, missing_tests, read_faults
 
-SELECTION = ("--sample=1",)
-"""What `make test` chooses by; `make every`: nothing."""
-EVERY: tuple[str, ...] = ()
+SELECTION: tuple[str, ...] = ()
+EVERY = ("--every",)
+"""The options of pytest for what `make test` and `make every` run."""
 TESTS_OF = {
     "browse": ("tests/cli",),
     "cli": ("tests/cli",),

@@ -15,7 +15,6 @@ from fusefs.linux.kernel import Kernel
 from tests.support.crash_scenarios import EVERY_CALL, STRIDE, Before, Scene, changing, deaths, stop_at
 from tests.support.make_trees import snapshot
 from tests.support.other_users import as_user
-from tests.support.sampling import every_other
 from tests.support.store_calls import DyingAt, FailingAt, NumberedCall, in_child, numbered_calls, recover_all
 
 T = TypeVar("T")
@@ -94,7 +93,7 @@ def telling(calls: Sequence[NumberedCall]) -> list[int]:
     Every other one of them; in `make soak-store` all.
     """
     found = [number for number, name in calls if name not in _ALONE or EVERY_CALL]
-    return [*every_other(found[:: 1 if EVERY_CALL else 2]), 1 + calls[-1].number]
+    return [*found[:: 1 if EVERY_CALL else 2], 1 + calls[-1].number]
 
 
 def hold_when_stopped(

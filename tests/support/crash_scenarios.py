@@ -23,7 +23,6 @@ from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import VOLUME, WATCH_PREFIXES, Volume, decode_volume, encode_volume
 from tests.support.make_trees import Seen, snapshot
 from tests.support.other_users import as_user, become
-from tests.support.sampling import every_other
 from tests.support.store_calls import (
     DyingAt,
     NumberedCall,
@@ -275,7 +274,7 @@ def changing(calls: Sequence[NumberedCall]) -> list[int]:
     names = {name for _, name in calls}
     assert names <= _CHANGING | LOOKING, f"what do they do: {names - _CHANGING - LOOKING}?"
     numbers = [number for number, name in calls if name in _CHANGING or EVERY_CALL]
-    return [*every_other(numbers), 1 + max(number for number, _ in calls)]
+    return [*numbers, 1 + max(number for number, _ in calls)]
 
 
 class DyingAfter:

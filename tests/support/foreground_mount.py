@@ -9,7 +9,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from resource import RLIMIT_NOFILE, setrlimit
 
 from fusefs.core.errors import NotFound
 from fusefs.core.mount_counters import MountStats
@@ -27,9 +29,6 @@ _SETTLE_S = 30.0
 _GLANCE_S = 0.005
 _FSPICK, _FSCONFIG, _FSCONFIG_CMD_RECONFIGURE = 433, 431, 7  # the same numbers on every architecture
 _AT_FDCWD = -100
-
-# The daemon's own stderr goes to $0, so that a test can read it when the daemon is gone.
-_WITH_LOG = 'exec "$@" 2>>"$0"'
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _FAULTS = ("Traceback", "Sanitizer", "runtime error")
@@ -142,18 +141,17 @@ def trashd_mount(
     mount_point = mount_point or source.with_name(source.name + "-mounted")
     for directory in (source, mount_point):
         directory.mkdir(exist_ok=True)
-    limit = [] if n_fds_max is None else ["prlimit", f"--nofile={n_fds_max}"]
     denied = [] if has_uring else without(IO_URING_SETUP)
+    limits = None if n_fds_max is None else partial(setrlimit, RLIMIT_NOFILE, (n_fds_max, n_fds_max))
     if tuple(command) == (TRASHD,) and os.environ.get("TRASHD_TEST_SANITIZED"):
         command = daemon_command()
     options = [*options, *fast_paths_off()]
     options = [*(ring_words(options) if has_uring else []), *options]
     words = ["-o", ",".join(options)] if options else []
-    with tempfile.NamedTemporaryFile(prefix="trashd-mount-log-") as log:
-        argv: list[str | Path] = ["bash", "-c", _WITH_LOG, log.name, *limit, *denied, *command]
-        argv += ["mount", source, mount_point, "--foreground", *words]
+    with tempfile.NamedTemporaryFile("ab", prefix="trashd-mount-log-") as log:
+        argv = [*denied, *command, "mount", source, mount_point, "--foreground", *words]
         try:
-            with fuse_mount(argv, mount_point, limit_s) as fuse:
+            with fuse_mount(argv, mount_point, limit_s, stderr=log.fileno(), prepare=limits) as fuse:
                 os.statvfs(mount_point)
                 assert until(lambda: has_begun(mount_point)), "it answers, and never says that it does"
                 mounted = Mounted(mount_point, source, fuse, Path(log.name), len(os.listdir(f"/proc/{fuse.pid}/fd")))

@@ -14,11 +14,12 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.real_filesystems import bind_mount, mounts, tmpfs_volume, unmount
+from tests.support.trashd_command import instead_of_exec
 
 _CONTROL = Path("/sys/fs/fuse/connections")
 _START_S = 60.0  # for a daemon to mount
@@ -103,13 +104,17 @@ def fuse_mount(
     limit_s: float = 100,
     *,
     stdio: int | None = None,
+    stderr: int | None = None,
     pass_fds: Sequence[int] = (),
+    prepare: Callable[[], object] | None = None,
 ) -> Iterator[FuseMount]:
     """Mount by a daemon that stays in the foreground, and unmount at the end, whatever the body did.
 
     argv      must mount on `mount_point`
     limit_s   for body and unmount; then clients get ECONNABORTED or ENOTCONN
     stdio     a socket to be the daemon's stdin and stdout
+    stderr    a file to be the daemon's stderr; None: that of the test process
+    prepare   what the daemon's process calls first
     Raises    TimeoutError: the watchdog had to act; RuntimeError: the daemon did not mount
     """
     mount_fusectl()
@@ -117,8 +122,14 @@ def fuse_mount(
     older = {entry.mount_id for entry in mounts()}
     files = subprocess.DEVNULL if stdio is None else stdio
     daemon = subprocess.Popen(
-        argv, stdin=files, stdout=stdio, pass_fds=pass_fds, start_new_session=True
-    )  # its own group: what it starts ends with it
+        argv,
+        stdin=files,
+        stdout=stdio,
+        stderr=stderr,
+        pass_fds=pass_fds,
+        start_new_session=True,  # its own group: what it starts ends with it
+        preexec_fn=instead_of_exec(argv, prepare=prepare, pass_fds=pass_fds),  # noqa: PLW1509
+    )
     try:
         minor = _wait_for_mount(daemon, mount_point, older)
         connection = _CONTROL / str(minor)

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from tests.support.trashd_command import instead_of_exec
+
 R = TypeVar("R")
 
 _PR_SET_DUMPABLE = 4
@@ -124,5 +126,5 @@ def run_as(
         cwd=cwd,
         env=env,
         check=check,
-        preexec_fn=lambda: become(uid, gid, groups),
+        preexec_fn=instead_of_exec(argv, env, partial(become, uid, gid, groups)),
     )

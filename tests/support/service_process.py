@@ -11,15 +11,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.service.status_file import read_status
 from tests.support.mount_namespaces import ROOTS
+from tests.support.other_users import become
 from tests.support.proc_stat import all_stats
 from tests.support.real_filesystems import tmpfs_over
-from tests.support.trashd_command import TRASHD
+from tests.support.trashd_command import TRASHD, instead_of_exec
 
 QUICK = "[defaults]\npaced = false\n"
 """As fast as it can: by default it yields to what else the machine does, here the other tests of a run."""
@@ -174,9 +176,16 @@ def service(
         told |= {"RUNTIME_DIRECTORY": str(runtime)} if runtime is not None else {}
         default = SYSTEM_RUNTIME if user is None else os.fsencode(base / "trashd")
         if user is not None:
-            argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--", *argv]
             told |= {"XDG_RUNTIME_DIR": str(base), "RUNTIME_DIRECTORY": ""}
-        with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=stderr, env=told, process_group=0) as process:
+        child = instead_of_exec(argv, told, None if user is None else partial(become, user))
+        with subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stderr=stderr,
+            env=told,
+            process_group=0,
+            preexec_fn=child,  # noqa: PLW1509
+        ) as process:
             running = Service(process, notified, log, default if runtime is None else os.fsencode(runtime))
             try:
                 running.wait_ready()

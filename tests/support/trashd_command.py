@@ -1,18 +1,54 @@
-"""`trashd` as people run it: the real console script, in a process of its own."""
+"""`trashd` as users run it: a command line in a process of its own, its exit code and its output.
 
+The process is a forked child of the test process, which has every module imported already. It calls
+`fusefs.cli.main.main`, as the installed script does, without the start of an interpreter and the imports: these take
+50 to 150 ms of processor time in each command.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
 import json
+import logging
 import os
+import signal
+import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
+
+from fusefs.cli.main import main
 from tests.support.transports import ring_words
 
+TRASHD = str(Path(sys.executable).with_name("trashd"))
+"""The installed script, for tests whose subject is the start of a process, its streams or its signals."""
+_READ_AT_START = ("PYTHON", "LD_", "TRASHD_NATIVE")
+"""Beginnings of the variables that Python, the dynamic linker or a module of ours reads once."""
+_UTF_8 = ("", "C", "C.UTF-8", "POSIX")
+"""Locales with which Python's streams are UTF-8. Source: PEP 538, PEP 540"""
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 15, 35, 14
+_FIELDS = ((26, 27, 45, 46, 47), (28,), (50, 51))
+"""Of /proc/PID/stat, from 1: where code, data and heap are; the stack; the environment."""
+_STREAMS = (("stdin", "r", "surrogateescape"), ("stdout", "w", "surrogateescape"), ("stderr", "w", "backslashreplace"))
+_FD_MAX = 1 << 20
+_libc = ctypes.CDLL(None)
+_libc.sbrk.restype = ctypes.c_void_p
+_kept: list[object] = []
+"""The memory that holds the command line."""
 _WITH_A_WORD = ("passthrough", "uring")
 """Fast paths that have an option of their own."""
-TRASHD = str(Path(sys.executable).with_name("trashd"))
 
 
 def switched_off() -> set[str]:
@@ -43,8 +79,9 @@ def trashd(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b
         off = fast_paths_off()
         first = ring_words([*(os.fsdecode(word) for word in words), *off])
         words = ("mount", *_each(first), *words[1:], *_each(off))
+    argv, env = [TRASHD, *words], environment(variables)
     done = subprocess.run(
-        [TRASHD, *words], cwd=cwd, input=stdin, capture_output=True, env=environment(variables), check=False
+        argv, cwd=cwd, input=stdin, capture_output=True, env=env, preexec_fn=instead_of_exec(argv, env), check=False
     )
     return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
 
@@ -69,3 +106,114 @@ def swapped(victim: Path, *options: str) -> dict[str, Any]:
     """What `trashd swap --json` says of one directory."""
     (told,) = done_well("swap", "--json", *options, victim).objects()
     return told
+
+
+def instead_of_exec(
+    argv: Sequence[str | bytes | Path],
+    environment: Mapping[str, str] | None = None,
+    prepare: Callable[[], object] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Callable[[], object] | None:
+    """Return the `preexec_fn` for subprocess with which a child runs the command itself and never executes `argv`.
+
+    Args:
+        argv: the script TRASHD and its arguments. Another program is executed, after `prepare`.
+        environment: the command's; None: that of this process.
+        prepare: what the child calls first, for example to become another user.
+        pass_fds: the file descriptors above 2 that the command keeps.
+    """
+    variables = dict(os.environ if environment is None else environment)
+    if not argv or argv[0] != TRASHD or not _can_change_to(variables):
+        return prepare
+    words = [os.fsdecode(word) for word in argv]
+    caches = list(_caches())
+
+    def run() -> None:
+        try:
+            _set_command_line(words)
+            if prepare is not None:
+                prepare()
+            for clear in caches:
+                clear()
+            _start_anew(words, variables, pass_fds)
+            main()
+        except SystemExit as end:
+            os._exit(end.code if isinstance(end.code, int) else 1)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(120)
+
+    return run
+
+
+def _can_change_to(variables: Mapping[str, str]) -> bool:
+    """Return whether a process that runs already can behave as one that was started with these variables."""
+    is_utf8 = all(value in _UTF_8 for name, value in variables.items() if name.startswith(("LC_", "LANG")))
+    read_at_start = [
+        {name: value for name, value in those.items() if name.startswith(_READ_AT_START)}
+        for those in (variables, os.environ)
+    ]
+    return is_utf8 and read_at_start[0] == read_at_start[1] and "COVERAGE_PROCESS_START" not in variables
+
+
+def _caches() -> Iterator[Callable[[], object]]:
+    """Yield what empties each functools.cache of fusefs, and what click keeps in a command: a new process has none."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fusefs."):
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    yield value.cache_clear
+                if isinstance(value, click.Command):
+                    yield partial(setattr, value, "_help_option", None)
+
+
+def _set_command_line(words: list[str]) -> None:
+    """Show the command to readers of /proc/PID/cmdline and comm.
+
+    Source: PR_SET_MM_MAP in PR_SET_MM(2const); struct prctl_mm_map in linux/prctl.h; proc_pid_stat(5)
+    """
+    text = b"\0".join(map(os.fsencode, [sys.executable, *words])) + b"\0"
+    buffer = ctypes.create_string_buffer(text, len(text))
+    _kept.append(buffer)
+    begin = ctypes.addressof(buffer)
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    code_and_data, stack, variables = ([int(fields[number - 3]) for number in numbers] for numbers in _FIELDS)
+    places = [*code_and_data, _libc.sbrk(0), *stack, begin, begin + len(text), *variables]
+    layout = struct.pack("=12Q2I", *places, 0, 0, 0xFFFF_FFFF)
+    size = ctypes.c_ulong(len(layout))
+    _libc.prctl(_PR_SET_MM, ctypes.c_ulong(_PR_SET_MM_MAP), layout, size, ctypes.c_ulong(0))
+    _libc.prctl(_PR_SET_NAME, b"trashd")
+
+
+def _start_anew(words: list[str], variables: Mapping[str, str], pass_fds: Sequence[int]) -> None:
+    """Undo in this process what tests and pytest have set up, so that it is as Python's start leaves one."""
+    gc.freeze()  # no collection closes a file of the test process, whose number may be another file's by now
+    begin = 3
+    for kept in sorted(pass_fds):
+        os.closerange(begin, kept)
+        begin = kept + 1
+    os.closerange(begin, _FD_MAX)
+    faulthandler.disable()
+    for handled in signal.valid_signals():
+        if callable(signal.getsignal(handled)):
+            signal.signal(handled, signal.SIG_DFL)
+    for ignored in _IGNORED_BY_PYTHON:
+        signal.signal(ignored, signal.SIG_IGN)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(variables)
+    time.tzset()
+    sys.argv, sys.orig_argv = words, [sys.executable, *words]
+    for number, (name, mode, errors) in enumerate(_STREAMS):
+        stream = os.fdopen(number, mode, encoding="utf-8", errors=errors, closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
+    threading.excepthook = threading.__excepthook__
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+    warnings.resetwarnings()
+    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", category)
