@@ -1,7 +1,7 @@
-"""Re-create faults that were mended in a copy of the tree, and see which test fails with each of them.
+"""Re-create faults that were mended, one after the other, in a copy of the tree, and name a test that fails with each.
 
-A fault's own test, that of its mend, runs first; the tests of the fault's package only if that one is gone or passes.
-A test counts if it fails with the fault and passes without it.
+The test of the mend runs first. The tests of the fault's package run only if that test is gone or passes. A test
+catches a fault if it fails with the fault and passes without it.
 """
 
 import argparse
@@ -38,7 +38,11 @@ TESTS_OF = {
     "waiting": ("tests/reaper", "tests/cli"),
 }
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", re.MULTILINE)
-_PASSED, _FAILED_TESTS, _NO_TESTS = 0, 1, 5
+_PASSED, _NO_TESTS = 0, 5
+
+
+class NotRun(Exception):
+    """pytest or the compiler could not do their work"""
 
 
 class Verdict(NamedTuple):
@@ -56,7 +60,7 @@ class Verdict(NamedTuple):
     note: str = ""
 
     def describe(self) -> str:
-        """The cell of the table."""
+        """Write the cell of the table."""
         if self.caught_by is None:
             return f"NOT CAUGHT: {self.note}"
         return f"{'own' if self.is_own else 'other'}: {self.caught_by}"
@@ -70,7 +74,7 @@ class TreeCopy:
         self._n_written = 0
 
     def fill(self) -> None:
-        """Copy, and build what is in C. Raises  CalledProcessError, RuntimeError"""
+        """Copy, and build what is in C. Raises  CalledProcessError, NotRun"""
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
         for name in filter(None, listed.decode().split("\0")):
             if (ROOT / name).is_file():
@@ -97,11 +101,11 @@ class TreeCopy:
             env={**_environment(), "TRASHD_NATIVE": "1"},
         )  # fmt: skip
         if built.returncode:
-            raise RuntimeError(f"what is in C could not be built:\n{built.stdout}{built.stderr}")
+            raise NotRun(f"what is in C could not be built:\n{built.stdout}{built.stderr}")
 
     @contextmanager
     def with_fault(self, fault: Fault) -> Iterator[None]:
-        """The copy has the fault meanwhile. Raises  NotThere, RuntimeError"""
+        """The copy has the fault meanwhile. Raises  NotThere, NotRun"""
         path = self._root / fault.file
         whole, st = path.read_text(encoding="utf-8"), path.stat()
         path.write_text(fault.text(self._root), encoding="utf-8")
@@ -120,7 +124,7 @@ class TreeCopy:
                 self._build()
 
     def first_failure(self, selected: Sequence[str], chosen: Sequence[str], jobs: int) -> tuple[str | None, str]:
-        """The node id of the first test that fails, if one does; and what pytest printed."""
+        """Return the node id of the first test that fails, if one does, and what pytest printed. Raises  NotRun"""
         spread = [f"--numprocesses={jobs}", "--dist=worksteal"] if jobs > 1 else []
         options = ["-q", "--tb=short", "--maxfail=1", *chosen, *spread]
         done = subprocess.run(
@@ -130,7 +134,7 @@ class TreeCopy:
         printed = done.stdout + done.stderr
         found = _FAILED.search(done.stdout)
         if found is None and done.returncode not in (_PASSED, _NO_TESTS):
-            raise RuntimeError(f"pytest could not run {' '.join(selected)}:\n{printed[-4000:]}")
+            raise NotRun(f"pytest could not run {' '.join(selected)}:\n{printed[-4000:]}")
         return (found[1] if found else None), printed
 
 
@@ -139,35 +143,43 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "ARGS")}
 
 
-def judge(copy: TreeCopy, fault: Fault, chosen: Sequence[str], jobs: int, *, own_only: bool, verbose: bool) -> Verdict:
-    """Which test catches a fault. Raises  NotThere, RuntimeError"""
+def judge(copy: TreeCopy, fault: Fault, options: argparse.Namespace) -> Verdict:
+    """Find the test that catches a fault. Raises  NotThere"""
     began_s = time.monotonic()
-    there = [test for test in fault.tests if test not in set(missing_tests(fault, ROOT))]
-    suspects = [(there, True)] if there else []
-    if not own_only:
-        suspects += [(list(TESTS_OF[fault.package()]), False)]
-    notes = [] if there else ["its own test is gone"]
-    for selected, is_own in suspects:
-        with copy.with_fault(fault):
-            failed, printed = copy.first_failure(selected, chosen, jobs)
-        if verbose:
-            print(printed)
-        if failed is None:
-            notes += [f"{' '.join(selected)} pass"]
-            continue
-        if copy.first_failure([failed], EVERY, 1)[0] is None:
-            return Verdict(fault, failed, is_own, time.monotonic() - began_s, "; ".join(notes))
-        notes += [f"{failed} fails without the fault, too"]
-    return Verdict(fault, None, False, time.monotonic() - began_s, "; ".join(notes))
+    chosen = EVERY if options.every else SELECTION
+    missing = set(missing_tests(fault, ROOT))
+    own = [test for test in fault.tests if test not in missing]
+    suspects = [(own, True)] if own else []
+    if not options.own:
+        suspects.append((list(TESTS_OF[fault.package()]), False))
+    notes = [] if own else ["its own test is gone"]
+    caught_by, is_caught_by_own = None, False
+    try:
+        for selected, is_own in suspects:
+            with copy.with_fault(fault):
+                failed, printed = copy.first_failure(selected, chosen, options.jobs)
+            if options.verbose:
+                print(printed)
+            if failed is None:
+                notes.append(f"{' '.join(selected)} pass")
+            elif copy.first_failure([failed], EVERY, 1)[0] is None:
+                caught_by, is_caught_by_own = failed, is_own
+                break
+            else:
+                notes.append(f"{failed} fails without the fault, too")
+    except NotRun as error:
+        print(error, file=sys.stderr)
+        notes.append("the tests could not be run")
+    return Verdict(fault, caught_by, is_caught_by_own, time.monotonic() - began_s, "; ".join(notes))
 
 
 def main() -> int:
-    """Run it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.catch_rate", description=__doc__)
+    """Judge the faults that are asked for; return 1 if one is not caught, 2 if the list does not fit the tree."""
+    parser = argparse.ArgumentParser(prog="make catch-rate ARGS=...", description=__doc__)
     parser.add_argument("--fault", nargs="+", metavar="NAME", default=[], help="only these")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes of each pytest run; default: 1")
-    parser.add_argument("--every", action="store_true", help="every case of each test, as `make every` runs them")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes of each pytest run (1)")
     parser.add_argument("--own", action="store_true", help="only the tests of the mends")
+    parser.add_argument("--every", action="store_true", help="every case of each test, as `make every` runs them")
     parser.add_argument("--list", action="store_true", help="print the faults, and run nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each fault")
     parser.add_argument("--verbose", action="store_true", help="print what pytest prints")
@@ -183,23 +195,23 @@ def main() -> int:
     try:
         for fault in faults:
             fault.text(ROOT)  # refused before anything is copied
-        verdicts = list(_judged(faults, EVERY if options.every else SELECTION, options))
-    except (NotThere, RuntimeError) as error:
+    except NotThere as error:
         print(f"catch_rate: {error}", file=sys.stderr)
         return 2
+    verdicts = list(_judge_all(faults, options))
     if not options.json:
         print_table(verdicts)
     return 0 if all(verdict.caught_by for verdict in verdicts) else 1
 
 
-def _judged(faults: Sequence[Fault], chosen: Sequence[str], options: argparse.Namespace) -> Iterator[Verdict]:
-    """Each in turn, told as soon as it is known. Raises  NotThere, RuntimeError"""
+def _judge_all(faults: Sequence[Fault], options: argparse.Namespace) -> Iterator[Verdict]:
+    """Judge one fault after the other, in one copy of the tree, and print each verdict at once."""
     with tempfile.TemporaryDirectory(prefix="trashd-catch-rate-", dir="/var/tmp") as directory:
         os.chmod(directory, 0o755)  # some tests run the tree's commands as other users
         copy = TreeCopy(Path(directory))
         copy.fill()
         for fault in faults:
-            verdict = judge(copy, fault, chosen, options.jobs, own_only=options.own, verbose=options.verbose)
+            verdict = judge(copy, fault, options)
             if options.json:
                 one = {"fault": fault.name, "caught_by": verdict.caught_by, "is_own": verdict.is_own}
                 print(json.dumps({**one, "seconds": round(verdict.seconds, 1), "note": verdict.note}), flush=True)
@@ -209,11 +221,12 @@ def _judged(faults: Sequence[Fault], chosen: Sequence[str], options: argparse.Na
 
 
 def print_table(verdicts: Sequence[Verdict]) -> None:
-    """In Markdown."""
-    print("| fault | package | mended in | caught by | s |\n|---|---|---|---|---|")
+    """Print the verdicts in Markdown."""
+    print("| fault | file | mended in | cases | caught by | s |\n|---|---|---|---|---|---|")
     for one in verdicts:
-        fault = one.fault
-        print(f"| {fault.name} | {fault.package()} | {fault.mended} | {one.describe()} | {one.seconds:.0f} |")
+        fault, cases = one.fault, "some" if one.fault.is_some_cases else "all"
+        file = fault.file.removeprefix("fusefs/")
+        print(f"| {fault.name} | {file} | {fault.mended} | {cases} | {one.describe()} | {one.seconds:.0f} |")
     print(f"\n{sum(one.caught_by is not None for one in verdicts)} of {len(verdicts)} caught")
 
 

@@ -1,4 +1,4 @@
-"""The list of faults, read from faults.toml."""
+"""Faults that were mended, as replacements of text in files of today: faults.toml."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +14,13 @@ class NotThere(Exception):
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fault that was mended once, as a replacement of text in a file of today.
+    """A fault that was mended.
 
     wrong       what went wrong for users, one sentence
     mended      the commit that mended it
     file        of the product; `old` is in it exactly once, and `new` in its place is the fault again
     tests       of the mend, node ids or files
-    is_one_case the fault breaks only some cases of the mend's parametrized test
+    is_some_cases  only some cases of the mend's parametrized test fail
     """
 
     name: str
@@ -30,14 +30,14 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     old: str
     new: str
     tests: tuple[str, ...]
-    is_one_case: bool = False
+    is_some_cases: bool = False
 
     def package(self) -> str:
-        """The package of the product that has the file."""
+        """Name the package that has the file."""
         return self.file.split("/")[1]
 
     def text(self, root: Path) -> str:
-        """The whole file with the fault. Raises  NotThere"""
+        """Return the whole file with the fault. Raises  NotThere"""
         whole = (root / self.file).read_text(encoding="utf-8")
         if (n := whole.count(self.old)) != 1:
             raise NotThere(f"{self.name}: its old text is {n} times in {self.file}, not once; mend {LIST.name}")
@@ -49,12 +49,12 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_faults() -> list[Fault]:
-    """All of them, in the order of the list. Raises  msgspec.DecodeError"""
+    """Read the list. Raises  msgspec.DecodeError"""
     return msgspec.toml.decode(LIST.read_bytes(), type=_Document).fault
 
 
 def missing_tests(fault: Fault, root: Path) -> Iterator[str]:
-    """Tests of the mend that are no longer there."""
+    """Find the tests of the mend that are no longer there."""
     for test in fault.tests:
         file, _, name = test.partition("::")
         function = name.partition("[")[0]
