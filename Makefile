@@ -5,7 +5,7 @@ NATIVE = hatch_build.py $(wildcard fusefs/*/native/*.[ch])
 
 SANITIZERS = address,undefined
 
-.PHONY: setup native demo test every flaky quick without-native lint coverage fmt bench simulate docs schema changelog dist release fast-paths uring man site install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize clean
+.PHONY: setup native demo test every flaky quick without-native lint coverage fmt bench simulate docs schema changelog dist release fast-paths uring man site install-system packages deb-bundled rpm tarball suites catch-rate soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize clean
 
 setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -33,6 +33,8 @@ simulate: setup; @$(PYTHON) -m bench.simulate $(ARGS)
 docs: setup; $(PYTHON) -m towncrier build --draft --version next
 schema: setup; @$(PYTHON) -m build_docs schema docs/json.schema.json
 changelog: setup; $(PYTHON) -m towncrier build --yes --version $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+# Faults that were mended, each made again in a copy of the tree: which test fails then.
+catch-rate: setup; @$(PYTHON) -m tests.catch_rate $(ARGS)
 suites: setup; @$(PYTHON) -m bench.suites $(ARGS)
 shared-packages: setup; @.ci/shared-packages
 # On each shared filesystem that is run here from packages: what can't be started fails.

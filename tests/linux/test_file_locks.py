@@ -14,6 +14,7 @@ import pytest
 
 from fusefs.linux import file_locks
 from tests.support.other_users import as_user, passable_directory
+from tests.support.real_filesystems import tmpfs_volume
 
 HOLDS = """
 import sys
@@ -53,6 +54,14 @@ def test_the_holder_is_seen_and_his_death_too(tmp_path: Path) -> None:
     fd = file_locks.take(directory)
     assert fd is not None
     fd.close()
+
+
+@pytest.mark.needs("root")
+def test_the_holder_of_a_file_of_the_same_number_on_another_filesystem_is_not_the_holder() -> None:
+    with tmpfs_volume() as here, tmpfs_volume() as there, holder(here) as ours, holder(there) as theirs:
+        assert len({os.stat(path).st_ino for volume in (here, there) for path in volume.iterdir()}) == 1
+        assert file_locks.holds_service_lock(os.fsencode(here), ours.pid)
+        assert not file_locks.holds_service_lock(os.fsencode(here), theirs.pid)
 
 
 def test_another_process_is_not_the_holder(tmp_path: Path) -> None:

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.inode_table import NodeId
 from fusefs.linux.syscalls import AT_FDCWD, renameat2
+from fusefs.mount.places.counters import Counters
+from fusefs.mount.tables.daemon_cache import DaemonCache
+from fusefs.mount.tables.tables_lock import TablesLock
 from tests.support.foreground_mount import Mounted
 from tests.support.mount_and_backing import Sides, sides_on
 from tests.support.trashd_command import done_well, swapped
+from tests.support.vfs_without_mount import vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -112,3 +117,14 @@ def test_below_a_file_is_no_missing_name(place: Path) -> None:
     (place / "d/file").mkdir()
     (place / "d/file/below").touch()
     assert is_there(place / "d/file/below")
+
+
+def test_a_look_believes_no_name_that_was_changed_meanwhile(tmp_path: Path) -> None:
+    cache = DaemonCache(TablesLock(is_slow=True), Counters.in_memory(), 1 << 20, 60.0)
+    with vfs_at(tmp_path, is_slow=True) as vfs, cache.looking_ahead() as look:
+        root = vfs.nodes.get(NodeId(1))
+        assert root is not None
+        with cache.changes(names=[(root, b"changed")]):
+            pass
+        assert look.left_s(None, named=(root, b"changed")) == 0
+        assert look.left_s(None, named=(root, b"other")) > 0

@@ -211,6 +211,10 @@ def test_a_listing_is_told_in_as_many_answers_as_it_takes(both: Both) -> None:
     assert sorted(map(os.fsdecode, found)) == sorted(names | {".", "..", "file", "link", "directory", "fifo"})
 
 
+def test_more_requests_at_a_time_than_the_queue_has_room_for_answers_are_each_answered(both: Both) -> None:
+    assert sorted(both.core.answered_at_once(Opcode.LOOKUP, b"file\0", 12)) == [*range(2, 14)]
+
+
 def test_who_was_told_estale_is_left_to_python_which_holds_what_he_finds(both: Both) -> None:
     """And nobody else is."""
     both.vfs.retries.add(os.getpid() + 1)

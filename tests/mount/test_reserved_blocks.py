@@ -16,6 +16,7 @@ from tests.support.open_files import errno_of, opened
 from tests.support.other_users import as_user
 from tests.support.passthrough_files import free_bytes
 from tests.support.real_filesystems import loop_volume
+from tests.support.transports import by_ring
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -29,12 +30,19 @@ N_FILES = 200
 LIMIT_S = 60.0
 
 
+OPTIONS = {
+    "auto": ["passthrough=auto"],
+    "off": ["passthrough=off"],
+    "slow": ["passthrough=off", "backing=slow"],
+    "by the core": ["passthrough=auto", "uring=on"],
+}
+
+
 @pytest.fixture(params=["auto", "off"])
 def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """Of an ext4 with such blocks: the kernel writes, or the daemon, or threads of the daemon's."""
-    options = ["passthrough=off", "backing=slow"] if request.param == "slow" else [f"passthrough={request.param}"]
     made = loop_volume("ext4", SIZE_MIB, ("-m", str(PERCENT)))
-    with fresh_mount("coherence=exclusive", *options, made=made, limit_s=LIMIT_S) as mounted:
+    with fresh_mount("coherence=exclusive", *OPTIONS[request.param], made=made, limit_s=LIMIT_S) as mounted:
         mounted.path.chmod(0o777)
         yield mounted
 
@@ -94,6 +102,7 @@ def test_whoever_has_a_users_file_open_already_nothing_of_the_reserve_is_his(mou
         assert as_user(ALICE, lambda: add(file)) < NEARLY
 
 
+@pytest.mark.parametrize("mounted", ["auto", "off", by_ring("by the core")], indirect=True)
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_file_of_roots_that_others_may_write_has_nothing_of_the_reserve(mounted: Mounted, is_new: bool) -> None:
     file = mounted.path / "shared"

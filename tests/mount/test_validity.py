@@ -21,6 +21,7 @@ from fusefs.mount.tree.validity import AttrTimeouts, EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_processes import workers
 from tests.support.foreground_mount import fresh_mount
+from tests.support.transports import by_ring
 from tests.support.vfs_without_mount import Somebody, vfs_at
 
 HOUR_S, SECOND_S = 3600.0, 1.0
@@ -266,9 +267,10 @@ def test_who_looked_during_a_change_does_not_believe_it(coherence: str) -> None:
 
 
 @pytest.mark.needs("root", "fuse")
-def test_who_looked_at_a_file_while_it_was_renamed_does_not_believe_it() -> None:
+@pytest.mark.parametrize("transport", ["uring=off", by_ring("uring=on")])
+def test_who_looked_at_a_file_while_it_was_renamed_does_not_believe_it(transport: str) -> None:
     """The kernel asks again after a rename; the next one may come before that is answered."""
-    with fresh_mount() as mount:
+    with fresh_mount(transport) as mount:
         names = [(mount.path / f"{number}", mount.path / f"{number}.new") for number in range(20)]
         for one, _ in names:
             one.touch()

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.linux.kernel import Kernel
+from fusefs.store.layout import RECORD
 from tests.support.foreground_mount import until
 from tests.support.fuse_eio import N_LISTED, broken_volume
 from tests.support.fuse_watchdog import FuseVolume
@@ -201,4 +203,22 @@ def test_quarantine_that_is_tried_again_in_vain_stays_what_it_is(volume: Path) -
     assert snapshot(place(volume, identifier) / "tree", with_times=True) == before
     assert_quarantined(volume, again)
     set_flags(place(volume, identifier) / "tree/sub/frozen", IMMUTABLE, on=False)
+    assert reap_now(volume, identifier).report.failures == ()
+
+
+class KeepsRecords(Kernel):
+    """Unlinks no record: a reap that is killed after that leaves an orphan whose origin nobody knows."""
+
+    def unlink(self, dir_fd: int, name: bytes) -> None:
+        assert name != RECORD
+        super().unlink(dir_fd, name)
+
+
+def test_what_somebody_put_beside_the_tree_stays_with_the_record(volume: Path) -> None:
+    identifier = swap(make_tree(volume / "job", {"a": "1"})).id
+    (place(volume, identifier) / "note").write_text("theirs")
+    reaped = reap_now(volume, identifier, kernel=KeepsRecords())
+    assert reasons(reaped) == {b"": errno.ENOTEMPTY}
+    assert_quarantined(volume, reaped)
+    (note := place(volume, identifier) / "note").rename(volume / note.name)
     assert reap_now(volume, identifier).report.failures == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import select
@@ -21,7 +22,7 @@ from fusefs.store.registry_lines import MAX_LINES, RegistryLine, decode, encode
 from fusefs.store.registry_targets import LineOf, open_registered, stores_of_users
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import make_tree
-from tests.support.real_filesystems import unmount
+from tests.support.real_filesystems import bind_mount, unmount
 from tests.support.store_verbs import init, raw
 from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
 
@@ -263,6 +264,16 @@ def test_the_way_ends_at_what_is_no_directory(users: tuple[Path, Path]) -> None:
     (alice / "file").touch()
     with pytest.raises(NotADirectoryError):
         open_way(Kernel(), raw(alice / "file"), read_mounts(), (0, ALICE))
+
+
+def test_the_way_ends_at_what_another_user_has_mounted(users: tuple[Path, Path]) -> None:
+    alice, _bob = users
+    (point := alice / "mount").mkdir()
+    with bind_mount(alice.parent, point):
+        mounts = [one._replace(owner=ALICE) if one.point == raw(point) else one for one in read_mounts()]
+        open_way(Kernel(), raw(point), mounts, (0, ALICE)).close()
+        with pytest.raises(OSError, match=os.strerror(errno.EXDEV)):
+            open_way(Kernel(), raw(point), mounts, (0,))
 
 
 def test_a_line_of_a_user_opens_nothing_for_root_himself(users: tuple[Path, Path]) -> None:

@@ -44,20 +44,22 @@ class CoreAsked:
         self._ring = stack.enter_context(IoUring(8, 1, is_wide=True))
         self._nothing = stack.enter_context(Fd(os.open("/dev/null", os.O_RDONLY)))
         self._buffer = ctypes.create_string_buffer(8)
-        self._entry = RingEntry(0, _TOKEN, _PAYLOAD_BYTES, set())
-        n_bytes = _PAYLOAD_AT + _PAYLOAD_BYTES
-        self._memory = memoryview((ctypes.c_char * n_bytes).from_address(self._entry.address)).cast("B")
         self._answering = core(cast(FuseRing, self._ring), Turn(), _none_later)
-        self._answering.add(_TOKEN, self._entry.address, 0)
+        self._entries: list[RingEntry] = []
+        self._memory = self._new_entry()
+
+    def _new_entry(self) -> memoryview:
+        """Add an entry with the next token; its memory."""
+        entry = RingEntry(0, _TOKEN + len(self._entries), _PAYLOAD_BYTES, set())
+        self._entries.append(entry)
+        self._answering.add(entry.token, entry.address, 0)
+        n_bytes = _PAYLOAD_AT + _PAYLOAD_BYTES
+        return memoryview((ctypes.c_char * n_bytes).from_address(entry.address)).cast("B")
 
     def asked(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = 1) -> FuseReply | None:
         """What it answers; None: it leaves that to Python."""
-        unique, memory = next(self._numbers), self._memory
-        size = _HEAD.size + len(own) + len(names)
-        memory[: _HEAD.size] = _HEAD.pack(size, opcode, unique, nodeid, 0, 0, os.getpid(), 0)
-        memory[_OWN_AT : _OWN_AT + len(own)] = own
-        memory[_ENTRY_AT : _SIZE_AT + 4] = struct.pack("=QQI", 0, unique, len(names))
-        memory[_PAYLOAD_AT : _PAYLOAD_AT + len(names)] = names
+        memory = self._memory
+        unique = self._put(memory, opcode, own, names, nodeid)
         self._ring.submit(READ, self._nothing, _TOKEN, address=ctypes.addressof(self._buffer), length=8)
         found = self._answering.enter(1, inf) or self._answering.enter(
             1, inf
@@ -70,6 +72,31 @@ class CoreAsked:
         size, error, answered = _ANSWER.unpack_from(memory)
         assert answered == unique
         return FuseReply(unique, -error, bytes(memory[_PAYLOAD_AT : _PAYLOAD_AT + size - _ANSWER.size]))
+
+    def _put(self, memory: memoryview, opcode: Opcode, own: bytes, names: bytes, nodeid: int) -> int:
+        """Put a request into an entry's memory; its number."""
+        unique, size = next(self._numbers), _HEAD.size + len(own) + len(names)
+        memory[: _HEAD.size] = _HEAD.pack(size, opcode, unique, nodeid, 0, 0, os.getpid(), 0)
+        memory[_OWN_AT : _OWN_AT + len(own)] = own
+        memory[_ENTRY_AT : _SIZE_AT + 4] = struct.pack("=QQI", 0, unique, len(names))
+        memory[_PAYLOAD_AT : _PAYLOAD_AT + len(names)] = names
+        return unique
+
+    def answered_at_once(self, opcode: Opcode, names: bytes, n: int) -> list[int]:
+        """Ask the same in n entries at a time; the tokens of the entries whose answers were submitted."""
+        reading, writing = os.pipe()
+        with Fd(reading):
+            with Fd(writing):
+                for _ in range(n):
+                    self._put(self._new_entry(), opcode, b"", names, 1)
+                    self._ring.submit(
+                        READ, reading, self._entries[-1].token, address=ctypes.addressof(self._buffer), length=8
+                    )
+                    assert self._answering.enter(0, 0.0) == []
+            found = self._answering.enter(1, inf)  # at the end of the pipe all requests have come
+            while more := self._answering.enter(0, 0.0):
+                found += more
+        return [token for token, result in found if result == -errno.EOPNOTSUPP]
 
 
 def _none_later(*_asked: object) -> None:

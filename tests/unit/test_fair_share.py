@@ -85,6 +85,11 @@ def test_who_has_taken_all_he_gets_in_a_block_leaves_first_ones_to_others_in_it(
     assert take(shares, SUBORDINATE[21], FIRST) == FIRST
 
 
+def test_uids_of_one_block_together_get_no_more_than_one_user_who_is_alone() -> None:
+    shares = FairShares(N)
+    assert sum(take(shares, uid) for uid in SUBORDINATE[:10]) <= shares.most_of_one() + 10 * FIRST
+
+
 @pytest.mark.parametrize("n", [16, 40, 176, 1000, N, 522_224])
 def test_one_who_is_alone_gets_as_many_as_is_told_and_that_is_most(n: int) -> None:
     shares = FairShares(n)
