@@ -24,7 +24,7 @@ N_LOOKUPS = int(os.environ.get("TRASHD_TEST_LOOKUPS", "6000"))
 N_FILES = 2000
 N_ROUND = 1500
 CACHE_BYTES = 512 << 10
-GROWTH_KIB = 3 << 10  # what the interpreter's own pools take now and then
+GROWTH_KIB = 3 << 9  # what the interpreter's own pools take now and then
 MOUNTS = {
     "local": ["coherence=exclusive"],
     "shared": ["coherence=shared", "timeout=3600"],
