@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support import machine_capabilities
 from tests.support.cheap_forks import Growth, ease_forks
-from tests.support.covering_sets import EVERY_CASE, choose_pairwise
+from tests.support.covering_sets import EVERY_CASE, choose_pairwise, split_axes
 from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.user_homes import forget_stores
 
@@ -143,7 +143,7 @@ def _find_redundant(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     redundant: set[pytest.Item] = set()
     for cases in tests.values():
         kept = [number for number, item in enumerate(cases) if item.get_closest_marker("always")]
-        values = [{name: id(value) for name, value in item.callspec.params.items()} for item in cases]
+        values = [dict(split_axes(item.callspec.params)) for item in cases]
         chosen = choose_pairwise(values, kept)
         redundant |= {*cases} - {cases[number] for number in chosen}
     return redundant

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.mount.places import attach
 from tests.support import transports
 from tests.support.background_mounts import workbench
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.fuse_watchdog import device_for_all
 from tests.support.machine_capabilities import why_missing
-from tests.support.oracle import DIRECT, Arena, Oracle, arena_on
+from tests.support.oracle import DIRECT, Arena, Oracle, Way, arena_on
 from tests.support.passthrough_files import LIMIT_S, stored_volume
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
 from tests.support.trashd_command import switched_off
@@ -55,9 +56,9 @@ def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
 def arena(volume: Path, request: pytest.FixtureRequest) -> Iterator[Arena]:
     """The places of the oracle; what their daemon has open at the end, it had at the start.
 
-    Its parameter, if it has one: the mount's options besides the usual ones (oracle.EACH_WAY)
+    Its parameter, if it has one: a Way, as of oracle.EACH_WAY
     """
-    options = getattr(request, "param", ())
+    options = getattr(request, "param", Way()).options()
     place = Path(tempfile.mkdtemp(prefix="arena-", dir=volume))  # it may be asked for again, in another order
     place.chmod(0o755)
     source = place / "mount"
@@ -98,6 +99,12 @@ def mount(source: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
     options = ["coherence=exclusive", f"backing={request.param}"]
     with trashd_mount(source, options=options, limit_s=LIMIT_S) as mounted:
         yield mounted
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`trashd umount --force` kills a daemon that does not end in half a second; users' in five."""
+    monkeypatch.setattr(attach, "_PATIENCE_S", 0.5)
 
 
 @pytest.fixture

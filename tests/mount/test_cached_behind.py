@@ -10,12 +10,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, CAN_BIND, CAPABILITY, DEFAULT, GROUP_OBJ, NOBODY, OTHER, USER_OBJ, acl
+from tests.support.covering_sets import Axes
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.mount_and_backing import Sides, sides_on
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
@@ -26,17 +28,32 @@ TIMEOUT_S = 0.5
 TICK_S = 0.05  # the kernel counts in jiffies, and rounds up
 LIMIT_S = 60
 N_ROUNDS, N_CHANGES, N_NAMES = 4, 100, 7
-SLOW, TINY, NONE = "backing=slow", "cache_size=4K", "cache_size=0"
-MOUNTS = {
-    "tmpfs": ("tmpfs", list[str]()),
-    "ext4": ("ext4", []),
-    "ext4, directories opened": ("ext4", ["without=unopened-directories"]),
-    "overlay": ("overlay", []),
-    "ext4 in threads": ("ext4", [SLOW]),
-    "overlay in threads": ("overlay", [SLOW]),
-    "overlay in threads, tiny": ("overlay", [SLOW, TINY]),
-    "overlay in threads, without a cache": ("overlay", [SLOW, NONE]),
+
+
+@dataclass(frozen=True)
+class Setup(Axes):
+    """Of a mount: its backing filesystem, whether operations go to threads, and one option more."""
+
+    fs_type: str
+    backing: str = "local"
+    option: str = ""
+
+    def options(self, *others: str) -> list[str]:
+        return ["coherence=shared", *others, f"backing={self.backing}", *filter(None, [self.option])]
+
+
+SETUPS = {
+    "tmpfs": Setup("tmpfs"),
+    "ext4": Setup("ext4"),
+    "ext4, directories opened": Setup("ext4", option="without=unopened-directories"),
+    "overlay": Setup("overlay"),
+    "ext4 in threads": Setup("ext4", "slow"),
+    "overlay in threads": Setup("overlay", "slow"),
+    "overlay in threads, tiny": Setup("overlay", "slow", "cache_size=4K"),
+    "overlay in threads, without a cache": Setup("overlay", "slow", "cache_size=0"),
 }
+REMEMBERED_NOWHERE = {name: setup for name, setup in SETUPS.items() if "cache_size" not in setup.option}
+"""Where nothing may be believed, caches of different sizes are alike."""
 PATHS = (
     ".", "file", "hard", "link", "new", "inner", "inner/child", "inner/new", "inner/kid", "other", "other/kid",
     "other/child", "replaced", "replaced/child",
@@ -103,11 +120,23 @@ def is_alike(both: Sides, paths: Sequence[str] = PATHS) -> bool:
     return True
 
 
-@pytest.fixture(scope="module", params=MOUNTS)
-def shared(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
-    fs_type, options = MOUNTS[request.param]
-    with sides_on(fs_type, ["coherence=shared", f"timeout={TIMEOUT_S}", *options]) as both:
+@pytest.fixture(scope="module", params=SETUPS.values(), ids=list(SETUPS))
+def setup(request: pytest.FixtureRequest) -> Setup:
+    found: Setup = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def shared(setup: Setup) -> Iterator[tuple[Mounted, Sides]]:
+    with sides_on(setup.fs_type, setup.options(f"timeout={TIMEOUT_S}")) as both:
         yield both
+
+
+@pytest.fixture(scope="module")
+def unbelieved(setup: Setup) -> Iterator[Sides]:
+    """Of a mount with timeout=0: neither the kernel nor the daemon remembers anything."""
+    with sides_on(setup.fs_type, setup.options("timeout=0")) as (_mounted, top):
+        yield top
 
 
 def test_what_is_looked_up_while_it_changes_is_right_when_it_is_quiet(shared: tuple[Mounted, Sides]) -> None:
@@ -115,7 +144,7 @@ def test_what_is_looked_up_while_it_changes_is_right_when_it_is_quiet(shared: tu
     both = top.below(f"place{next(_NUMBERS)}")
     paths = [f"{i}" for i in range(N_CHANGES)]
     for path in paths:
-        make(both.behind / path)
+        (both.behind / path).mkdir(parents=True)
     assert until(lambda: is_alike(both, paths))
     for _ in range(N_ROUNDS):
         mounted.forget_all()
@@ -192,17 +221,14 @@ def test_a_change_is_seen_when_the_timeout_is_over(shared: tuple[Mounted, Sides]
         both.assert_alike(PATHS)
 
 
-@pytest.mark.parametrize("case", MOUNTS)
-def test_what_nobody_may_believe_is_asked_for_each_time(case: str) -> None:
-    """timeout=0: neither the kernel nor the daemon remembers anything."""
-    fs_type, options = MOUNTS[case]
-    with sides_on(fs_type, ["coherence=shared", "timeout=0", *options]) as (_mounted, top):
-        for name, change in CHANGES.items():
-            both = top.below(name)
-            make(both.behind)
-            both.warm(PATHS)
-            change(both.behind)
-            both.assert_alike(PATHS)
+@pytest.mark.parametrize("setup", REMEMBERED_NOWHERE.values(), ids=REMEMBERED_NOWHERE, indirect=True, scope="module")
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_nobody_may_believe_is_asked_for_each_time(unbelieved: Sides, change: str) -> None:
+    both = unbelieved.below(change)
+    make(both.behind)
+    both.warm(PATHS)
+    CHANGES[change](both.behind)
+    both.assert_alike(PATHS)
 
 
 def test_two_mounts_of_one_directory_see_each_others_changes() -> None:

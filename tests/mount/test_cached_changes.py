@@ -15,6 +15,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
+from tests.support.covering_sets import Axes
 from tests.support.foreground_mount import Mounted
 from tests.support.mount_and_backing import Sides, sides_on, told
 from tests.support.other_users import as_user
@@ -30,16 +32,31 @@ from tests.support.real_filesystems import bind_mount
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
 STRANGER = 4712
-HOUR, SLOW = "timeout=3600", "backing=slow"
 OLD_NS = 10**18
-MOUNTS = {
-    "exclusive": ("tmpfs", ["coherence=exclusive"]),
-    "exclusive, on a disk": ("ext4", ["coherence=exclusive"]),
-    "shared": ("tmpfs", ["coherence=shared", HOUR]),
-    "shared, on a disk": ("ext4", ["coherence=shared", HOUR]),
-    "in threads": ("ext4", ["coherence=exclusive", SLOW]),
-    "in threads, shared, tiny": ("tmpfs", ["coherence=shared", HOUR, SLOW, "cache_size=4K"]),
-    "in threads, by names": ("overlay", ["coherence=exclusive", SLOW]),
+
+
+@dataclass(frozen=True)
+class Setup(Axes):
+    """Of a mount: its backing filesystem, its coherence, whether operations go to threads, and the daemon's cache."""
+
+    fs_type: str
+    coherence: str
+    backing: str = "local"
+    cache_size: str = "64M"
+
+    def options(self) -> list[str]:
+        own = [f"coherence={self.coherence}", f"backing={self.backing}", f"cache_size={self.cache_size}"]
+        return [*own, "timeout=3600"] if self.coherence == "shared" else own
+
+
+SETUPS = {
+    "exclusive": Setup("tmpfs", "exclusive"),
+    "exclusive, on a disk": Setup("ext4", "exclusive"),
+    "shared": Setup("tmpfs", "shared"),
+    "shared, on a disk": Setup("ext4", "shared"),
+    "in threads": Setup("ext4", "exclusive", "slow"),
+    "in threads, shared, tiny": Setup("tmpfs", "shared", "slow", "4K"),
+    "in threads, by names": Setup("overlay", "exclusive", "slow"),
 }
 PATHS = (
     ".", "from", "from/file", "from/link", "from/new", "from/inner", "from/inner/child", "from/inner/new", "from/suid",
@@ -65,10 +82,10 @@ class Scene(NamedTuple):
 Change = Callable[[Scene], object]
 
 
-@pytest.fixture(scope="module", params=MOUNTS)
+@pytest.fixture(scope="module", params=SETUPS.values(), ids=list(SETUPS))
 def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, Sides]]:
-    fs_type, options = MOUNTS[request.param]
-    with sides_on(fs_type, options) as both:
+    setup: Setup = request.param
+    with sides_on(setup.fs_type, setup.options()) as both:
         yield both
 
 

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.foreground_mount import EXECUTED, Mounted, trashd_mount, until
 from tests.support.many_files import fill
 from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
-N_LOOKUPS = int(os.environ.get("TRASHD_TEST_LOOKUPS", "12000"))
+N_LOOKUPS = int(os.environ.get("TRASHD_TEST_LOOKUPS", "6000"))
 N_FILES = 2000
-N_ROUND = 3000
+N_ROUND = 1500
 CACHE_BYTES = 512 << 10
-GROWTH_KIB = 3 << 10  # what the interpreter's own pools take now and then
+GROWTH_KIB = 3 << 9  # what the interpreter's own pools take now and then
 MOUNTS = {
     "local": ["coherence=exclusive"],
     "shared": ["coherence=shared", "timeout=3600"],
@@ -37,7 +37,8 @@ _NUMBERS = itertools.count()
 def a_mount(*options: str) -> Iterator[Mounted]:
     with tmpfs_volume("64m", ["nr_inodes=50000"]) as volume:
         fill(volume / "flat", N_FILES)
-        with trashd_mount(volume, options=[*options, f"cache_size={CACHE_BYTES}"], limit_s=100_000) as mounted:
+        own = [*options, f"cache_size={CACHE_BYTES}"]
+        with trashd_mount(volume, options=own, limit_s=100_000, command=EXECUTED) as mounted:
             yield mounted
 
 

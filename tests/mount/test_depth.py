@@ -30,7 +30,7 @@ pytestmark = pytest.mark.needs("root", "fuse", "loop")
 ME = Somebody(0, 0, os.getpid(), 0o022)
 SHALLOW, DEEP = 20, 600
 N_FDS = 256
-N_LEVELS, N_LEVELS_BESIDE = 2000, 100
+N_LEVELS, N_LEVELS_BESIDE = 600, 60
 
 
 @pytest.fixture

@@ -120,6 +120,7 @@ def test_who_asks_it_waits_alone(how: str, act: str) -> None:
         in_time(partial(others_work, place.top))
 
 
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize("how", HOW)
 def test_it_may_be_there_before(how: str) -> None:
     """And though nothing was looked at yet."""
@@ -163,6 +164,7 @@ def test_many_who_ask_it_leave_room_for_others() -> None:
         in_time(partial(others_work, place.top))
 
 
+@pytest.mark.usefixtures("short_patience")
 def test_umount_force_lets_who_waits_go() -> None:
     with served(expect_end=True) as place, silent_fuse(place.inner, 0), stuck(place, os.stat) as client:
         done = trashd("umount", "--force", place.top)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.support.foreground_mount import Mounted, trashd_mount, until
+from fusefs.mount.tree import validity
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.real_filesystems import volume_of
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("kept-listings")]
 
 LIMIT_S = 40.0
-N_NAMES, N_CHANGES = 300, 100
+N_NAMES, N_CHANGES = 100, 50
+RACY_S = 0.1
+"""A directory that changed less than so long ago may change once more without another time; a tick is 10 ms at most."""
+_NUMBERS = itertools.count()
 
 
 class Listed(NamedTuple):
@@ -45,18 +49,26 @@ class Listed(NamedTuple):
         return self.mounted.stats().operations["readdir"].n() > before
 
 
-@pytest.fixture(params=["tmpfs", "ext4", "overlay", "ext4, slow"])
-def listed(request: pytest.FixtureRequest) -> Iterator[Listed]:
-    with ExitStack() as stack:
-        volume = stack.enter_context(volume_of(request.param.partition(", ")[0]))
-        behind = volume / "source" / "directory"
-        behind.mkdir(parents=True)
-        for number in range(N_NAMES):
-            (behind / f"{number}").touch()
-        slow = ["backing=slow"] if request.param.endswith("slow") else []
-        options = ["coherence=shared", "without=unopened-directories", *slow]
-        mounted = stack.enter_context(trashd_mount(behind.parent, options=options))
-        yield Listed(mounted, mounted.path / "directory", behind, LIMIT_S if slow else 0)
+@pytest.fixture(scope="module", params=[("tmpfs", "local"), ("ext4", "local"), ("overlay", "local"), ("ext4", "slow")])
+def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, float]]:
+    """And for how long a listing there may be as it was before a change behind it."""
+    fs_type, backing = request.param
+    options = ["coherence=shared", "without=unopened-directories", f"backing={backing}"]
+    with volume_of(fs_type) as volume, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validity, "_RACY_NS", round(RACY_S * 1e9))
+        with trashd_mount(volume / "source", options=options, limit_s=SHARED_LIMIT_S) as mounted:
+            yield mounted, LIMIT_S if backing == "slow" else 0
+
+
+@pytest.fixture
+def listed(mount: tuple[Mounted, float]) -> Listed:
+    mounted, late_s = mount
+    name = f"directory-{next(_NUMBERS)}"
+    behind = mounted.backing / name
+    behind.mkdir()
+    for number in range(N_NAMES):
+        (behind / f"{number}").touch()
+    return Listed(mounted, mounted.path / name, behind, late_s)
 
 
 def test_a_directory_that_has_not_changed_for_a_while_is_read_once(listed: Listed) -> None:

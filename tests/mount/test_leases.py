@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import backing_of
 from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.file_leases import is_broken_into, write_lease
-from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.real_filesystems import loop_volume
 from tests.support.transports import cases
 from tests.support.trashd_command import trashd
@@ -35,8 +36,10 @@ WHERE = {
     "without direct requests": ["coherence=exclusive", "without=direct-requests"],
     "slow": ["coherence=exclusive", "backing=slow"],
 }
-N_MANY = 700
+N_MANY = 350
+"""Of one user, of whose requests 120 may wait at a time."""
 IN_OPEN = 0x20
+_NUMBERS = itertools.count()
 
 
 class Place(NamedTuple):
@@ -51,22 +54,35 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def served(how: str, *, expect_end: bool = False) -> Iterator[Place]:
+def served(how: str, *, expect_end: bool = False, limit_s: float = 90) -> Iterator[Place]:
     with loop_volume("ext4", 64) as volume:
         source = volume / "source"
         source.mkdir()
-        for name in ("leased", "other"):
-            (source / name).write_bytes(b"content")
+        fill(source)
         point = source if how == "over itself" else None
-        with trashd_mount(source, point, WHERE[how], limit_s=90, expect_end=expect_end) as mounted:
+        with trashd_mount(source, point, WHERE[how], limit_s=limit_s, expect_end=expect_end) as mounted:
             behind = backing_of(source) if point else source
             yield Place(mounted, mounted.path, behind)
 
 
-@pytest.fixture(params=cases(WHERE))
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    with served(request.param) as place:
+def fill(directory: Path) -> None:
+    for name in ("leased", "other"):
+        (directory / name).write_bytes(b"content")
+
+
+@pytest.fixture(scope="module", params=cases(WHERE))
+def served_for_all(request: pytest.FixtureRequest) -> Iterator[Place]:
+    with served(request.param, limit_s=SHARED_LIMIT_S) as place:
         yield place
+
+
+@pytest.fixture
+def place(served_for_all: Place) -> Place:
+    """A directory of the test's own; nothing has asked the mount for that name."""
+    name = f"case-{next(_NUMBERS)}"
+    (served_for_all.behind / name).mkdir()
+    fill(served_for_all.behind / name)
+    return Place(served_for_all.mounted, served_for_all.seen / name, served_for_all.behind / name)
 
 
 def cut(path: Path) -> None:
@@ -120,6 +136,7 @@ def test_who_is_killed_while_he_waits_ends(place: Place, act: str) -> None:
     assert (place.behind / "leased").read_bytes() == b"content"
 
 
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize("how", cases(WHERE))
 def test_umount_force_lets_who_waits_go(how: str) -> None:
     with (

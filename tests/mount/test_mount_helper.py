@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ import pytest
 from tests.support.background_mounts import daemon_of, mount, our_mount
 from tests.support.other_users import run_as
 from tests.support.proc_stat import stop
-from tests.support.real_filesystems import bind_mount
+from tests.support.real_filesystems import bind_mount, tmpfs_volume
 from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
 REPO = Path(__file__).parents[2]
+WithHelper = Callable[[str], subprocess.CompletedProcess[str]]
 HELPER = Path(sys.executable).with_name("mount.fuse.trashd")
 
 # $1 a directory with sbin/, the rest a command; mount(8) looks for its helpers in /sbin alone.
@@ -27,30 +29,44 @@ def helper(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([HELPER, *words], capture_output=True, text=True, env=environment({}), check=False)
 
 
-def with_helper(bench: Path, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell script in a mount namespace where `make install-system` has been."""
-    words = ["install-system", f"DESTDIR={bench}", "ARGS="]  # not those of a `make test ARGS=` that runs us
-    subprocess.run(["make", "-C", REPO, *words], check=True, stdout=subprocess.DEVNULL)
-    argv = ["unshare", "--mount", "sh", "-euc", _WITH_HELPER, "sh", str(bench), "sh", "-euxc", script]
-    return subprocess.run(argv, capture_output=True, text=True, cwd=bench, check=False)
+@pytest.fixture(scope="module")
+def installed() -> Iterator[Path]:
+    """What `make install-system` installs."""
+    with tmpfs_volume() as path:
+        words = ["install-system", f"DESTDIR={path}", "ARGS="]  # not those of a `make test ARGS=` that runs us
+        subprocess.run(["make", "-C", REPO, *words], check=True, stdout=subprocess.DEVNULL)
+        yield path
 
 
-def test_mount_8_finds_it(bench: Path) -> None:
+@pytest.fixture
+def with_helper(installed: Path, bench: Path) -> WithHelper:
+    """Run a shell script in a mount namespace where it is installed."""
+
+    def run(script: str) -> subprocess.CompletedProcess[str]:
+        argv = ["unshare", "--mount", "sh", "-euc", _WITH_HELPER, "sh", str(installed), "sh", "-euxc", script]
+        return subprocess.run(argv, capture_output=True, text=True, cwd=bench, check=False)
+
+    return run
+
+
+def test_mount_8_finds_it(bench: Path, with_helper: WithHelper) -> None:
     script = f"mount -t fuse.trashd -o ro,nosuid {bench}/source {bench}/target; cat target/file; umount target"
-    done = with_helper(bench, script)
+    done = with_helper(script)
     assert (done.returncode, done.stdout) == (0, "content"), done.stderr
 
 
-def test_a_line_of_fstab_may_say_what_others_read(bench: Path) -> None:
+def test_a_line_of_fstab_may_say_what_others_read(bench: Path, with_helper: WithHelper) -> None:
     options = "_netdev,nofail,x-systemd.automount,x-systemd.idle-timeout=1min,coherence=shared,timeout=2"
     (bench / "fstab").write_text(f"{bench}/source {bench}/target fuse.trashd {options} 0 0\n")
-    done = with_helper(bench, "mount -T fstab -a; mount -T fstab -a; cat target/file; umount target")
+    done = with_helper("mount -T fstab -a; mount -T fstab -a; cat target/file; umount target")
     assert (done.returncode, done.stdout.strip()) == (0, "content"), done.stderr
 
 
-def test_a_line_of_fstab_with_noatime_mounts_and_prints_that_it_has_no_effect(bench: Path) -> None:
+def test_a_line_of_fstab_with_noatime_mounts_and_prints_that_it_has_no_effect(
+    bench: Path, with_helper: WithHelper
+) -> None:
     (bench / "fstab").write_text(f"{bench}/source {bench}/target fuse.trashd noatime,nodiratime 0 0\n")
-    done = with_helper(bench, "mount -T fstab -a; cat target/file; mount -T fstab -o remount,ro target; umount target")
+    done = with_helper("mount -T fstab -a; cat target/file; mount -T fstab -o remount,ro target; umount target")
     assert (done.returncode, done.stdout.strip()) == (0, "content"), done.stderr
     lines = [line for line in done.stderr.splitlines() if "no effect" in line]
     assert [line.split("-o ")[1].split()[0] for line in lines] == ["noatime", "nodiratime"]
@@ -83,35 +99,35 @@ umount "$MOUNT"
 """
 
 
-def remounted(bench: Path, source: Path, target: Path) -> list[str]:
+def remounted(with_helper: WithHelper, bench: Path, source: Path, target: Path) -> list[str]:
     """What a mount and its backing tree allow after each of some remounts; of a mount that is nosuid, by fstab."""
     options = "nosuid,coherence=shared,timeout=7,_netdev,x-systemd.automount"
     (bench / "fstab").write_text(f"{source} {target} fuse.trashd {options} 0 0\n")
-    done = with_helper(bench, f"MOUNT={target}; {_REMOUNTED}")
+    done = with_helper(f"MOUNT={target}; {_REMOUNTED}")
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_a_remount_changes_the_mount(bench: Path) -> None:
+def test_a_remount_changes_the_mount(bench: Path, with_helper: WithHelper) -> None:
     """The backing path is another matter, and so is what fstab says of trashd's own options."""
-    assert remounted(bench, bench / "source", bench / "target") == [
+    assert remounted(with_helper, bench, bench / "source", bench / "target") == [
         "ro: Read-only may nosuid -",
         "rw,noexec: may may nosuid noexec -",
         "rw: may may nosuid noexec -",
     ]
 
 
-def test_over_itself_a_remount_changes_the_tree_below_it_too(bench: Path) -> None:
-    assert remounted(bench, bench / "source", bench / "source") == [
+def test_over_itself_a_remount_changes_the_tree_below_it_too(bench: Path, with_helper: WithHelper) -> None:
+    assert remounted(with_helper, bench, bench / "source", bench / "source") == [
         "ro: Read-only Read-only nosuid - nosuid",
         "rw,noexec: may may nosuid noexec - nosuid noexec",
         "rw: may may nosuid noexec - nosuid noexec",
     ]
 
 
-def test_a_remount_gives_nothing_that_the_source_refuses(bench: Path) -> None:
+def test_a_remount_gives_nothing_that_the_source_refuses(bench: Path, with_helper: WithHelper) -> None:
     with bind_mount(bench / "source", bench / "source", ["ro", "noexec"]):
-        assert remounted(bench, bench / "source", bench / "source") == [
+        assert remounted(with_helper, bench, bench / "source", bench / "source") == [
             f"{words}: Read-only Read-only nosuid noexec - nosuid noexec" for words in ("ro", "rw,noexec", "rw")
         ]
 
@@ -156,8 +172,8 @@ def test_what_is_read_only_below_stands_too(bench: Path) -> None:
         subprocess.run([TRASHD, "umount", bench / "target"], check=True)
 
 
-def test_mount_8_tells_why_not(bench: Path) -> None:
-    done = with_helper(bench, f"mount -t fuse.trashd {bench}/source/file {bench}/target")
+def test_mount_8_tells_why_not(bench: Path, with_helper: WithHelper) -> None:
+    done = with_helper(f"mount -t fuse.trashd {bench}/source/file {bench}/target")
     assert done.returncode == 32
     assert "is not a directory" in done.stderr
 

@@ -128,8 +128,8 @@ def test_git_clones_collects_and_finds_no_fault(here: Path) -> None:
     run("git", "init", "-q", "-b", "main", cwd=origin)
     for key, value in (("user.name", "A"), ("user.email", "a@example.org"), ("gc.auto", "0")):
         run("git", "config", key, value, cwd=origin)
-    for number in range(5):
-        for name in range(50):
+    for number in range(3):
+        for name in range(20):
             (origin / f"{name}").write_text(f"{number} {name}\n" * (name + 1))
         run("git", "add", "-A", cwd=origin)
         run("git", "commit", "-q", "-m", f"change {number}", cwd=origin)

@@ -24,7 +24,7 @@ import trio.testing
 from fusefs.mount.bridge import pyfuse3_loop
 from tests.support.background_mounts import ended
 from tests.support.busy_clients import ask_for_missing_names, hammered, one_file
-from tests.support.foreground_mount import Mounted, has_begun, trashd_mount, until
+from tests.support.foreground_mount import EXECUTED, Mounted, has_begun, trashd_mount, until
 from tests.support.fuse_waiting import N_WORKERS, Waiting, waiting_mount
 from tests.support.fuse_watchdog import fuse_mount
 from tests.support.proc_stat import status_of
@@ -215,7 +215,7 @@ def test_requests_of_all_workers_are_answered_again_and_again(place: Path) -> No
 
 
 def test_ten_thousand_requests_leave_nothing_behind(source: Path) -> None:
-    with trashd_mount(source, limit_s=LIMIT_S) as mounted:
+    with trashd_mount(source, limit_s=LIMIT_S, command=EXECUTED) as mounted:
         ask_for_missing_names(mounted.path, N_REQUESTS)
         n_threads, n_fds, firsts = (
             int(status_of(mounted.pid)["Threads"][0]),

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +23,12 @@ from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import ended
 from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.busy_clients import work
-from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.foreground_mount import EXECUTED, SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.open_files import waits_in_the_kernel
 from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import mount_of, tmpfs_volume
-from tests.support.trashd_command import trashd
+from tests.support.trashd_command import TRASHD, trashd
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
 
@@ -44,13 +43,7 @@ SIDE_BY_SIDE = pytest.mark.rests_on("parallel-lookups")
 NOT_KNOWN = pytest.param(False, id="never looked at", marks=SIDE_BY_SIDE)
 BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
 OPTIONS = ("coherence=exclusive", "backing=slow")
-LOOK = """
-import os, sys
-try:
-    os.lstat(sys.argv[1])
-except OSError as error:
-    sys.exit(error.errno)
-"""
+_NUMBERS = itertools.count()
 
 
 class Slow(NamedTuple):
@@ -58,28 +51,58 @@ class Slow(NamedTuple):
 
     volume: SlowVolume
     mounted: Mounted
-
-    @property
-    def top(self) -> Path:
-        return self.mounted.path
+    top: Path
 
 
 @contextmanager
-def slow_mount(options: Sequence[str] = OPTIONS, *, expect_end: bool = False, has_uring: bool = True) -> Iterator[Slow]:
+def slow_mount(
+    *,
+    expect_end: bool = False,
+    has_uring: bool = True,
+    limit_s: float = 90,
+    command: tuple[str, ...] = (TRASHD,),
+) -> Iterator[Slow]:
     """What hangs goes on at the end, before it is checked whether the daemon is as it was."""
-    with tmpfs_volume() as source, slow_volume(source, delay_us=200, limit_s=100) as volume:
-        for name in ("stuck", "free", "also"):
-            (source / name).mkdir()
-            for i in range(N_FILES):
-                (source / name / f"{name}-{i}").write_bytes(b"content")
+    with tmpfs_volume() as source, slow_volume(source, delay_us=200, limit_s=limit_s + 10) as volume:
+        fill(source)
         point = source.with_name("mounted")
         with trashd_mount(
-            volume.path, point, options, limit_s=90, expect_end=expect_end, has_uring=has_uring
+            volume.path,
+            point,
+            OPTIONS,
+            limit_s=limit_s,
+            expect_end=expect_end,
+            has_uring=has_uring,
+            command=command,
         ) as mounted:
             try:
-                yield Slow(volume, mounted)
+                yield Slow(volume, mounted, mounted.path)
             finally:
                 volume.go_on()
+
+
+def fill(top: Path) -> None:
+    for name in ("stuck", "free", "also"):
+        (top / name).mkdir(parents=True)
+        for i in range(N_FILES):
+            (top / name / f"{name}-{i}").write_bytes(b"content")
+
+
+@pytest.fixture(scope="module")
+def slow_for_all() -> Iterator[Slow]:
+    with slow_mount(limit_s=SHARED_LIMIT_S) as slow:
+        yield slow
+
+
+@pytest.fixture
+def slow(slow_for_all: Slow) -> Iterator[Slow]:
+    """A directory of the test's own; nothing has asked the mount for that name."""
+    name = f"case-{next(_NUMBERS)}"
+    fill(slow_for_all.volume.backing / name)
+    try:
+        yield slow_for_all._replace(top=slow_for_all.top / name)
+    finally:
+        slow_for_all.volume.go_on()
 
 
 STUCK: dict[str, Callable[[Path], object]] = {
@@ -97,33 +120,30 @@ STUCK: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("is_known", [NOT_KNOWN, pytest.param(True, id="known")])
 @pytest.mark.parametrize("stuck", STUCK)
-def test_what_is_done_elsewhere_goes_on(stuck: str, is_known: bool) -> None:
-    with slow_mount() as slow:
-        if is_known:
-            work(slow.top / "stuck")
-        slow.volume.hang("stuck")
-        with clients([lambda: STUCK[stuck](slow.top)]) as (client,):
-            slow.volume.wait_until_hung()
-            for _ in range(2):
-                for name in ("free", "also"):
-                    in_time(functools.partial(work, slow.top / name))
-                slow.mounted.forget_all()
-            assert not is_ended(client)
-            slow.volume.go_on()
-            assert ends(client) == 0
-        in_time(lambda: work(slow.top / "stuck"))
+def test_what_is_done_elsewhere_goes_on(slow: Slow, stuck: str, *, is_known: bool) -> None:
+    if is_known:
+        work(slow.top / "stuck")
+    slow.volume.hang("stuck")
+    with clients([lambda: STUCK[stuck](slow.top)]) as (client,):
+        slow.volume.wait_until_hung()
+        for _ in range(2):
+            for name in ("free", "also"):
+                in_time(functools.partial(work, slow.top / name))
+            slow.mounted.forget_all()
+        assert not is_ended(client)
+        slow.volume.go_on()
+        assert ends(client) == 0
+    in_time(lambda: work(slow.top / "stuck"))
 
 
 @SIDE_BY_SIDE
-def test_a_file_that_hangs_keeps_nobody_else_waiting_in_its_directory() -> None:
-    with slow_mount() as slow:
-        slow.volume.hang("stuck-33")
-        with clients([lambda: os.lstat(slow.top / "stuck/stuck-33")]) as (client,):
-            slow.volume.wait_until_hung()
-            for i in range(30):
-                in_time(functools.partial(os.lstat, slow.top / f"stuck/stuck-{i}"))
-            slow.volume.go_on()
-            assert ends(client) == 0
+def test_a_file_that_hangs_keeps_nobody_else_waiting_in_its_directory(slow: Slow) -> None:
+    slow.volume.hang("stuck-33")
+    with clients([lambda: os.lstat(slow.top / "stuck/stuck-33")]) as (client,):
+        slow.volume.wait_until_hung()
+        in_time(lambda: [os.lstat(slow.top / f"stuck/stuck-{i}") for i in range(30)])
+        slow.volume.go_on()
+        assert ends(client) == 0
 
 
 @BOTH_WAYS
@@ -157,7 +177,7 @@ def crowd(top: Path, n: int) -> Callable[[], object]:
 
 @SIDE_BY_SIDE
 def test_more_clients_than_workers_hang_and_nothing_piles_up() -> None:
-    with slow_mount() as slow:
+    with slow_mount(command=EXECUTED) as slow:
         pid = slow.mounted.pid
         work(slow.top / "free")
         (slow.top / "stuck").lstat()  # all may come in, and look further
@@ -176,45 +196,44 @@ def test_more_clients_than_workers_hang_and_nothing_piles_up() -> None:
 
 
 @SIDE_BY_SIDE
-def test_many_who_hang_leave_room_for_others() -> None:
+def test_many_who_hang_leave_room_for_others(slow: Slow) -> None:
     """Nearly as many as one user may have waiting at a time."""
-    with slow_mount() as slow:
-        (slow.top / "stuck").lstat()
-        slow.volume.hang("stuck")
-        with clients([crowd(slow.top, N_BEARABLE)]) as pids:
-            slow.volume.wait_until_hung(N_BEARABLE)
-            for _ in range(3):
-                in_time(lambda: work(slow.top / "free"))
-                slow.mounted.forget_all()
-            slow.volume.go_on()
-            assert {ends(client) for client in pids} == {errno.ENOENT}
+    (slow.top / "stuck").lstat()
+    slow.volume.hang("stuck")
+    with clients([crowd(slow.top, N_BEARABLE)]) as pids:
+        slow.volume.wait_until_hung(N_BEARABLE)
+        for _ in range(3):
+            in_time(lambda: work(slow.top / "free"))
+            slow.mounted.forget_all()
+        slow.volume.go_on()
+        assert {ends(client) for client in pids} == {errno.ENOENT}
 
 
-def test_what_was_remembered_is_answered_though_it_hangs() -> None:
-    with slow_mount() as slow:
-        paths = [slow.top / f"stuck/stuck-{i}" for i in range(N_FILES)]
-        for path in paths:
-            path.lstat()
-        slow.mounted.forget_all()
-        slow.volume.hang("stuck")
-        in_time(lambda: [path.lstat() for path in paths] and None)
+def test_what_was_remembered_is_answered_though_it_hangs(slow: Slow) -> None:
+    paths = [slow.top / f"stuck/stuck-{i}" for i in range(N_FILES)]
+    for path in paths:
+        path.lstat()
+    slow.mounted.forget_all()
+    slow.volume.hang("stuck")
+    in_time(lambda: [path.lstat() for path in paths])
 
 
 @SIDE_BY_SIDE
-def test_stats_tell_how_many_wait_while_it_hangs() -> None:
-    with slow_mount() as slow:
-        (slow.top / "stuck").lstat()
-        slow.volume.hang("stuck")
-        with clients([crowd(slow.top, 9)]) as pids:
-            slow.volume.wait_until_hung(9)
+def test_stats_tell_how_many_wait_while_it_hangs(slow: Slow) -> None:
+    (slow.top / "stuck").lstat()
+    slow.volume.hang("stuck")
+    with clients([crowd(slow.top, 9)]) as pids:
+        slow.volume.wait_until_hung(9)
+        assert until(lambda: n_threads(slow) == 9, LIMIT_S)
+        slow.volume.go_on()
+        assert {ends(client) for client in pids} == {errno.ENOENT}
+        assert until(lambda: n_threads(slow) == 0, LIMIT_S)
 
-            def n_threads() -> int:
-                return int(trashd("status", "--json").objects()[-1]["mounts"][0]["gauges"]["n_threads"])
 
-            assert until(lambda: n_threads() == 9, LIMIT_S)
-            slow.volume.go_on()
-            assert {ends(client) for client in pids} == {errno.ENOENT}
-            assert until(lambda: n_threads() == 0, LIMIT_S)
+def n_threads(slow: Slow) -> int:
+    mounts = trashd("status", "--json").objects()[-1]["mounts"]
+    (told,) = [mount["gauges"] for mount in mounts if mount["mount_point"] == str(slow.mounted.path)]
+    return int(told["n_threads"])
 
 
 # Ending it.
@@ -230,6 +249,7 @@ def hung(*, n: int = 5) -> Iterator[tuple[Slow, list[int]]]:
             yield slow, pids
 
 
+@pytest.mark.usefixtures("short_patience")
 def test_umount_force_lets_all_go_while_it_hangs() -> None:
     with hung() as (slow, pids):
         done = trashd("umount", "--force", slow.top)
@@ -312,14 +332,12 @@ def test_a_killed_daemon_lets_go_who_waits() -> None:
 
 
 @SIDE_BY_SIDE
-def test_a_killed_client_leaves_the_rest_alone() -> None:
-    with slow_mount() as slow:
-        slow.volume.hang("stuck")
-        argv = [sys.executable, "-c", LOOK, str(slow.top / "stuck/stuck-1")]
-        with subprocess.Popen(argv) as client:
-            slow.volume.wait_until_hung()
-            client.kill()
-            in_time(lambda: work(slow.top / "free"))
-            slow.volume.go_on()
-            assert client.wait(LIMIT_S) == -signal.SIGKILL
-        in_time(lambda: work(slow.top / "stuck"))
+def test_a_killed_client_leaves_the_rest_alone(slow: Slow) -> None:
+    slow.volume.hang("stuck")
+    with clients([lambda: os.lstat(slow.top / "stuck/stuck-1")]) as (client,):
+        slow.volume.wait_until_hung()
+        os.kill(client, signal.SIGKILL)
+        in_time(lambda: work(slow.top / "free"))
+        slow.volume.go_on()
+        assert ends(client) == -signal.SIGKILL
+    in_time(lambda: work(slow.top / "stuck"))

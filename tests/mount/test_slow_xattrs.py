@@ -30,7 +30,7 @@ from tests.support.acls import (
     acl,
 )
 from tests.support.background_processes import workers
-from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, Xattrs, slow_volume
 from tests.support.many_files import fill
 from tests.support.other_users import as_user
@@ -38,7 +38,7 @@ from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
 
-N = 1000
+N, N_FEW = 1000, 200
 N_LATE = 300  # asked for while they were being fetched, or fetched before it was known what is wanted
 LIMIT_S = 60.0
 BEFORE_ALL = 1_000_000_000  # s: of no file here
@@ -52,11 +52,11 @@ BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_urin
 class Served:
     """A slow volume, with a directory that has many files, and its mount."""
 
-    def __init__(self, volume: SlowVolume, mounted: Mounted) -> None:
+    def __init__(self, volume: SlowVolume, mounted: Mounted, name: str) -> None:
         self.volume = volume
         self.mounted = mounted
-        self.top = mounted.path / "flat"
-        self.backing = volume.backing / "flat"
+        self.top = mounted.path / name
+        self.backing = volume.backing / name
 
     def rests(self) -> dict[str, int]:
         """What the slow filesystem has been asked, when nothing is under way any more."""
@@ -75,23 +75,31 @@ class Served:
 
 @contextmanager
 def served(
-    *options: str, n: int = N, xattrs: Xattrs = Xattrs.ALL, ttl_s: float = 1000, has_uring: bool = True
+    *options: str,
+    n: int = N,
+    xattrs: Xattrs = Xattrs.ALL,
+    ttl_s: float = 1000,
+    has_uring: bool = True,
+    limit_s: float = 90,
 ) -> Iterator[Served]:
-    """Every tenth file has an ACL."""
     with tmpfs_volume(options=["nr_inodes=50000"]) as source:
-        fill(source / "flat", n)
-        for path in list((source / "flat").iterdir())[::10]:
-            os.setxattr(path, ACCESS, GRANTS)
-        (source / "flat/inner").mkdir()
-        os.setxattr(source / "flat/inner", DEFAULT, GRANTS)
+        make(source / "flat", n)
         point = source.with_name("mounted")
+        own = ["coherence=exclusive", "backing=slow", *options]
         with (
-            slow_volume(source, delay_us=100, ttl_s=ttl_s, xattrs=xattrs, limit_s=100) as volume,
-            trashd_mount(
-                volume.path, point, ["coherence=exclusive", "backing=slow", *options], limit_s=90, has_uring=has_uring
-            ) as mounted,
+            slow_volume(source, delay_us=100, ttl_s=ttl_s, xattrs=xattrs, limit_s=limit_s + 10) as volume,
+            trashd_mount(volume.path, point, own, limit_s=limit_s, has_uring=has_uring) as mounted,
         ):
-            yield Served(volume, mounted)
+            yield Served(volume, mounted, "flat")
+
+
+def make(top: Path, n: int) -> None:
+    """Every tenth file has an ACL."""
+    fill(top, n)
+    for path in list(top.iterdir())[::10]:
+        os.setxattr(path, ACCESS, GRANTS)
+    (top / "inner").mkdir()
+    os.setxattr(top / "inner", DEFAULT, GRANTS)
 
 
 def run(words: list[str], top: Path) -> bytes:
@@ -119,7 +127,7 @@ COMMANDS = {
 def test_the_second_time_nothing_is_asked_though_the_kernel_has_forgotten_all(
     command: str, ttl_s: float, *, has_uring: bool
 ) -> None:
-    with served(ttl_s=ttl_s, has_uring=has_uring) as one:
+    with served(n=N_FEW, ttl_s=ttl_s, has_uring=has_uring) as one:
         first = run(COMMANDS[command], one.top)
         before = one.rests()
         one.drop_all()
@@ -193,18 +201,18 @@ def test_few_are_waited_for_one_by_one_though_the_attributes_are_remembered() ->
 @BOTH_WAYS
 def test_who_has_none_is_asked_once(xattrs: Xattrs, command: str, *, has_uring: bool) -> None:
     """Or once of a file, and once of a directory."""
-    with served(xattrs=xattrs, has_uring=has_uring) as one:
+    with served(n=N_FEW, xattrs=xattrs, has_uring=has_uring) as one:
         for _ in range(2):
             before = one.rests()
             told = run(COMMANDS[command], one.top)
             asked = one.asked_since(before)
             n_asked = asked.get("getxattr", 0) + asked.get("listxattr", 0)
             if xattrs is Xattrs.FILES:
-                assert n_asked <= 2 * N + 3 * N_LATE  # the list of names, and an ACL
+                assert n_asked <= 2 * N_FEW + 3 * N_LATE  # the list of names, and an ACL
             else:
                 assert n_asked <= 16
             one.drop_all()
-        assert told.count(b"\n") >= N or command == "getfattr"
+        assert told.count(b"\n") >= N_FEW or command == "getfattr"
 
 
 def all_xattrs(path: Path) -> dict[str, bytes | int]:
@@ -248,23 +256,29 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.fixture(scope="module", params=[[], ["cache_size=0"], ["timeout=0"], ["timeout=1"]], ids=str)
+def served_for_all(request: pytest.FixtureRequest) -> Iterator[Served]:
+    with served(*request.param, n=0, limit_s=SHARED_LIMIT_S) as one:
+        yield one
+
+
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("options", [[], ["cache_size=0"], ["timeout=0"], ["timeout=1"]], ids=str)
-def test_what_was_changed_is_told_as_it_is_now(change: str, options: list[str]) -> None:
-    with served(*options, n=20) as one:
-        os.setxattr(one.backing / "f0", ACCESS, GRANTS)
-        os.setxattr(one.backing / "f0", CAPABILITY, CAN_BIND)
-        paths = [one.top / name for name in os.listdir(one.top)]
-        for _ in range(2):
-            for path in paths:
-                assert all_xattrs(path) == all_xattrs(one.backing / path.name)
-            run(COMMANDS["ls -l"], one.top)
-        CHANGES[change](one.top / "f0")
-        for _ in range(2):
-            for path in one.top.iterdir():
-                assert all_xattrs(path) == all_xattrs(one.backing / path.name)
-            assert run(COMMANDS["ls -l"], one.top) == run(COMMANDS["ls -l"], one.backing)
-            one.mounted.forget_all()
+def test_what_was_changed_is_told_as_it_is_now(served_for_all: Served, change: str) -> None:
+    one = Served(served_for_all.volume, served_for_all.mounted, f"of {change}")
+    make(one.backing, 6)
+    os.setxattr(one.backing / "f0", ACCESS, GRANTS)
+    os.setxattr(one.backing / "f0", CAPABILITY, CAN_BIND)
+    paths = [one.top / name for name in os.listdir(one.top)]
+    for _ in range(2):
+        for path in paths:
+            assert all_xattrs(path) == all_xattrs(one.backing / path.name)
+        run(COMMANDS["ls -l"], one.top)
+    CHANGES[change](one.top / "f0")
+    for _ in range(2):
+        for path in one.top.iterdir():
+            assert all_xattrs(path) == all_xattrs(one.backing / path.name)
+        assert run(COMMANDS["ls -l"], one.top) == run(COMMANDS["ls -l"], one.backing)
+        one.mounted.forget_all()
 
 
 def test_xattrs_of_all_kinds_are_told_as_they_are() -> None:
@@ -322,7 +336,7 @@ def test_who_changed_one_sees_it_however_many_look(options: list[str], *, has_ur
     with served(*options, n=150, has_uring=has_uring) as one:
         path = one.top / "f7"
         with workers([lambda: lists_for_ever(one.top)] * 2 + [lambda: sets_for_ever(one.top / "f8")]):
-            for i in range(100):
+            for i in range(50):
                 value = acl((USER_OBJ, 6, NOBODY), (USER, i % 8, 1234), (GROUP_OBJ, 4, NOBODY), (MASK, 7, NOBODY),
                             (OTHER, 4, NOBODY))  # fmt: skip
                 os.setxattr(path, ACCESS, value)

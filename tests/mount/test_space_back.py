@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -13,20 +14,22 @@ import pytest
 
 from fusefs.core.errors import Incomplete
 from fusefs.linux.fd import Fd
-from tests.support.foreground_mount import Mounted, trashd_mount, until
+from fusefs.waiting import wait_for_space
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.real_filesystems import loop_volume, sync
 from tests.support.trashd_command import done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop", "prune")
 
-N_DIRECTORIES, N_FILES = 100, 20
+N_DIRECTORIES, N_FILES = 40, 8
 LARGE_BYTES = 4 << 20
-N_LARGE, NAME_BYTES = 3000, 200
+N_LARGE, NAME_BYTES = 2000, 200
 """So many names, so long, make a directory that `--wait` misses."""
 LIMIT_S = 60.0
 _SLACK = 8
 """Fds and nodes of what was looked at to find out: the store's own directories."""
 _SLACK_BYTES = 64 << 10
+_NUMBERS = itertools.count()
 
 
 class Seen(NamedTuple):
@@ -38,8 +41,8 @@ class Seen(NamedTuple):
     free_inodes: int
 
 
-@pytest.fixture(params=["over itself", "elsewhere", "shared"])
-def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+@pytest.fixture(scope="module", params=["over itself", "elsewhere", "shared"])
+def mount_for_all(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     with loop_volume("ext4") as volume:
         done_well("init", volume)
         coherence = "shared" if request.param == "shared" else "exclusive"
@@ -47,9 +50,16 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
             volume,
             volume if request.param == "over itself" else None,
             options=[f"coherence={coherence}", "timeout=3600"],
-            limit_s=2 * LIMIT_S,
+            limit_s=SHARED_LIMIT_S,
         ) as mounted:
             yield mounted
+
+
+@pytest.fixture
+def mount(mount_for_all: Mounted) -> Mounted:
+    """Of which the kernel knows nothing of an earlier test's any more."""
+    mount_for_all.forget_all()
+    return mount_for_all
 
 
 def n_deleted(mount: Mounted) -> int:
@@ -68,8 +78,8 @@ def seen(mount: Mounted) -> Seen:
     return Seen(mount.stats().gauges["n_nodes"], n_deleted(mount), volume.f_bfree * volume.f_frsize, volume.f_ffree)
 
 
-def fill(mount: Mounted, name: str) -> Path:
-    top = mount.path / name
+def fill(mount: Mounted) -> Path:
+    top = mount.path / f"job-{next(_NUMBERS)}"
     top.mkdir()
     for number in range(N_DIRECTORIES):
         (directory := top / f"d{number}").mkdir()
@@ -104,13 +114,13 @@ def swap_and_reap(top: Path) -> None:
 
 def test_after_swap_and_reap_all_is_where_it_was(mount: Mounted) -> None:
     before = begin(mount)
-    swap_and_reap(fill(mount, "job"))
+    swap_and_reap(fill(mount))
     assert until(lambda: is_back(mount, before), LIMIT_S), (before, seen(mount))
 
 
 def test_what_somebody_looked_at_in_the_store_is_let_go_of_as_well(mount: Mounted) -> None:
     before = begin(mount)
-    identifier = swapped(top := fill(mount, "job"))["id"]
+    identifier = swapped(top := fill(mount))["id"]
     tree = mount.path / ".trashd/u/0/orphans" / str(identifier) / "tree"
     assert sum(len(files) for _, _, files in os.walk(tree)) == N_DIRECTORIES * N_FILES
     assert (tree / "d1/f1").read_bytes() == b"content"
@@ -121,7 +131,7 @@ def test_what_somebody_looked_at_in_the_store_is_let_go_of_as_well(mount: Mounte
 
 def test_who_works_in_the_old_tree_goes_on_and_all_comes_back_when_he_has_let_go(mount: Mounted) -> None:
     before = begin(mount)
-    top = fill(mount, "job")
+    top = fill(mount)
     with Fd(os.open(top / "d1", os.O_RDONLY | os.O_DIRECTORY)) as where, (top / "d2/f2").open("r+b") as file:
         identifier = swapped(top)["id"]
         assert until(lambda: mount.stats().gauges["n_nodes"] < N_DIRECTORIES, LIMIT_S)
@@ -137,8 +147,11 @@ def test_who_works_in_the_old_tree_goes_on_and_all_comes_back_when_he_has_let_go
     assert until(lambda: is_back(mount, before), LIMIT_S), (before, seen(mount))
 
 
-def test_a_wait_for_the_space_names_the_daemon_that_has_files_open_for_others(mount: Mounted) -> None:
-    top = fill(mount, "job")
+def test_a_wait_for_the_space_names_the_daemon_that_has_files_open_for_others(
+    mount: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait_for_space, "_PATIENCE_S", 1.0)
+    top = fill(mount)
     (top / "d2/large").write_bytes(os.urandom(LARGE_BYTES))
     with (top / "d2/large").open("rb"):
         identifier = swapped(top)["id"]
@@ -151,7 +164,7 @@ def test_a_wait_for_the_space_names_the_daemon_that_has_files_open_for_others(mo
 
 
 def test_a_wait_for_the_space_waits_until_the_daemon_has_let_go(mount: Mounted) -> None:
-    top = fill(mount, "job")
+    top = fill(mount)
     for number in range(N_LARGE):
         (top / "d1" / f"{number}".rjust(NAME_BYTES, "x")).touch()
     done = done_well("reap", "--now", "--wait", "--json", swapped(top)["id"])
@@ -159,7 +172,7 @@ def test_a_wait_for_the_space_waits_until_the_daemon_has_let_go(mount: Mounted) 
 
 
 def test_a_restored_tree_is_whole_and_known_anew(mount: Mounted) -> None:
-    top = fill(mount, "job")
+    top = fill(mount)
     identifier = swapped(top)["id"]
     assert until(lambda: mount.stats().gauges["n_nodes"] < N_DIRECTORIES, LIMIT_S)
     done_well("restore", identifier, "--volume", mount.path)
@@ -172,17 +185,17 @@ def test_a_restored_tree_is_whole_and_known_anew(mount: Mounted) -> None:
 
 def test_who_stays_in_a_tree_sees_what_a_reaper_did_there_when_it_is_back(mount: Mounted) -> None:
     """What was told before it was dropped would last for an hour."""
-    top = fill(mount, "job")
+    top = fill(mount)
     with Fd(os.open(top / "d1", os.O_RDONLY)) as held:
         assert until(lambda: _lasts(mount, held))
         drop = (mount.path / ".trashd/drop").resolve()
-        top.rename(drop / "job")
+        top.rename(drop / top.name)
         assert until(lambda: mount.stats().gauges["n_nodes"] < N_DIRECTORIES, LIMIT_S)
-        behind = mount.backing / drop.relative_to(mount.path) / "job"
+        behind = mount.backing / drop.relative_to(mount.path) / top.name
         for file in (behind / "d1").iterdir():
             file.unlink()
-        (drop / "job").rename(top)
-        assert os.fstat(held).st_mtime_ns == (mount.backing / "job/d1").stat().st_mtime_ns
+        (drop / top.name).rename(top)
+        assert os.fstat(held).st_mtime_ns == (mount.backing / top.name / "d1").stat().st_mtime_ns
 
 
 def _lasts(mount: Mounted, fd: Fd) -> bool:

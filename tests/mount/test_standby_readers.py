@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import select
@@ -25,7 +26,7 @@ from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.busy_clients import work
 from tests.support.file_leases import is_broken_into, write_lease
-from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.fsfreeze import frozen
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.make_trees import snapshot
@@ -37,12 +38,13 @@ from tests.support.trashd_command import trashd
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("direct-requests")]
 
 N_FILES = 12
-N_MANY = 300
+N_MANY = 160
 N_OF_ONE = 120
 N_RING_THREADS = 16 * (os.cpu_count() or 1) if os.environ.get(VARIABLE) == "on" else 0
 """Each has room for one request that waits; the calls below are the pool's."""
 ANOTHER = 4711
 FS_IOC_GETFLAGS = 0x80086601
+_NUMBERS = itertools.count()
 GONE = {*DAEMON_GONE, errno.EIO, errno.EINTR, errno.ENOENT}
 
 
@@ -51,10 +53,8 @@ class Place(NamedTuple):
 
     volume: SlowVolume
     mounted: Mounted
-
-    @property
-    def top(self) -> Path:
-        return self.mounted.path
+    top: Path
+    behind: Path
 
     @contextmanager
     def hanging(self, *acts: Callable[[Path], object]) -> Iterator[list[int]]:
@@ -69,17 +69,35 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def served(*, coherence: str = "exclusive", expect_end: bool = False) -> Iterator[Place]:
-    with tmpfs_volume() as source, slow_volume(source, delay_us=0, ttl_s=0, limit_s=100) as volume:
-        for name in ("stuck", "free", "also"):
-            (source / name).mkdir()
-            for i in range(N_FILES):
-                (source / name / f"{name}-{i}").write_bytes(b"content")
-            (source / name / f"{name}-link").symlink_to("target")
+def served(*, coherence: str = "exclusive", expect_end: bool = False, limit_s: float = 90) -> Iterator[Place]:
+    with tmpfs_volume() as source, slow_volume(source, delay_us=0, ttl_s=0, limit_s=limit_s + 10) as volume:
+        fill(source)
         point = source.with_name("mounted")
         options = [f"coherence={coherence}", "backing=local"]
-        with trashd_mount(volume.path, point, options, limit_s=90, expect_end=expect_end) as mounted:
-            yield Place(volume, mounted)
+        with trashd_mount(volume.path, point, options, limit_s=limit_s, expect_end=expect_end) as mounted:
+            yield Place(volume, mounted, mounted.path, source)
+
+
+def fill(top: Path) -> None:
+    for name in ("stuck", "free", "also"):
+        (top / name).mkdir(parents=True)
+        for i in range(N_FILES):
+            (top / name / f"{name}-{i}").write_bytes(b"content")
+        (top / name / f"{name}-link").symlink_to("target")
+
+
+@pytest.fixture(scope="module")
+def served_for_all() -> Iterator[Place]:
+    with served(limit_s=SHARED_LIMIT_S) as place:
+        yield place
+
+
+@pytest.fixture
+def place(served_for_all: Place) -> Place:
+    """A directory of the test's own; nothing has asked the mount for that name."""
+    name = f"case-{next(_NUMBERS)}"
+    fill(served_for_all.behind / name)
+    return served_for_all._replace(top=served_for_all.top / name, behind=served_for_all.behind / name)
 
 
 def assert_same(top: Path, behind: Path) -> None:
@@ -119,20 +137,19 @@ STUCK: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["never looked at", "known"])
 @pytest.mark.parametrize("stuck", STUCK)
-def test_who_waits_keeps_nobody_else_waiting(stuck: str, *, is_known: bool) -> None:
-    with served() as place:
-        if is_known:
-            work(place.top / "stuck")
-        with place.hanging(STUCK[stuck]) as (client,):
-            for _ in range(2):
-                for name in ("free", "also"):
-                    in_time(partial(work, place.top / name))
-                place.mounted.forget_all()
-            assert not is_ended(client)
-            place.volume.go_on()
-            assert ends(client) == (errno.ENOENT if stuck == "look for a name" else 0)
-        in_time(partial(work, place.top / "stuck"))
-        assert_same(place.top, place.volume.backing)
+def test_who_waits_keeps_nobody_else_waiting(place: Place, stuck: str, *, is_known: bool) -> None:
+    if is_known:
+        work(place.top / "stuck")
+    with place.hanging(STUCK[stuck]) as (client,):
+        for _ in range(2):
+            for name in ("free", "also"):
+                in_time(partial(work, place.top / name))
+            place.mounted.forget_all()
+        assert not is_ended(client)
+        place.volume.go_on()
+        assert ends(client) == (errno.ENOENT if stuck == "look for a name" else 0)
+    in_time(partial(work, place.top / "stuck"))
+    assert_same(place.top, place.behind)
 
 
 @pytest.mark.parametrize("coherence", ["exclusive", "shared"])
@@ -147,7 +164,7 @@ def test_who_all_wait_at_a_time_keep_nobody_else_waiting(coherence: str) -> None
             place.volume.go_on()
             assert {ends(pid) for pid in pids} == {0, errno.ENOENT}
         in_time(partial(work, place.top / "stuck"))
-        assert_same(place.top, place.volume.backing)
+        assert_same(place.top, place.behind)
 
 
 def waits(pid: int) -> bool:
@@ -204,6 +221,7 @@ def test_who_is_killed_while_he_waits_for_his_turn_ends_at_once() -> None:
         in_time(partial(work, place.top / "stuck"))
 
 
+@pytest.mark.usefixtures("short_patience")
 def test_umount_force_lets_who_waits_go() -> None:
     with served(expect_end=True) as place, place.hanging(*STUCK.values()) as pids:
         for pid in pids:
@@ -213,7 +231,7 @@ def test_umount_force_lets_who_waits_go() -> None:
         assert {ends(pid) for pid in pids} <= GONE
 
 
-def test_a_program_that_is_served_while_others_wait_may_map_and_lock_and_poll() -> None:
+def test_a_program_that_is_served_while_others_wait_may_map_and_lock_and_poll(place: Place) -> None:
     """What the kernel asks of no daemon, and what none answers."""
 
     def act(top: Path) -> None:
@@ -226,7 +244,7 @@ def test_a_program_that_is_served_while_others_wait_may_map_and_lock_and_poll() 
             with mmap.mmap(file.fileno(), 0) as mapped:
                 assert mapped[:] == b"content"
 
-    with served() as place, place.hanging(STUCK["create"]):
+    with place.hanging(STUCK["create"]):
         in_time(partial(act, place.top))
 
 
@@ -247,36 +265,52 @@ def test_the_service_manager_hears_that_it_lives_while_somebody_waits(monkeypatc
 
 
 class Disk(NamedTuple):
-    """A mount of a directory of a disk."""
+    """A directory of a disk, its mount, and another filesystem in that."""
 
     mounted: Mounted
     source: Path
-
-    @property
-    def top(self) -> Path:
-        return self.mounted.path
+    top: Path
+    inner: Path
 
 
 @contextmanager
-def disk(fs_type: str, *options: str, expect_end: bool = False) -> Iterator[Disk]:
+def disk(fs_type: str, *, expect_end: bool = False, limit_s: float = 100) -> Iterator[Disk]:
     with loop_volume(fs_type, 64) as volume:
         source = volume / "source"
-        (source / "d").mkdir(parents=True)
+        fill_disk(source)
         (source / "inner").mkdir()
-        for name in ("file", "other", "d/removed", "d/opened"):
-            (source / name).write_bytes(b"content")
-        options = options or ("coherence=exclusive",)
         with (
             tmpfs_over(source / "inner") as inner,
-            trashd_mount(source, None, options, expect_end=expect_end) as mounted,
+            trashd_mount(source, expect_end=expect_end, limit_s=limit_s) as mounted,
         ):
             for number in range(2):
                 (inner / f"inner-{number}").write_bytes(b"content")
-            yield Disk(mounted, source)
+            yield Disk(mounted, source, mounted.path, mounted.path / "inner")
 
 
-def looks(top: Path) -> None:
+def fill_disk(top: Path) -> None:
+    (top / "d").mkdir(parents=True)
+    for name in ("file", "other", "d/removed", "d/opened"):
+        (top / name).write_bytes(b"content")
+
+
+@pytest.fixture(scope="module", params=["ext4", "xfs"])
+def disk_for_all(request: pytest.FixtureRequest) -> Iterator[Disk]:
+    with disk(request.param, limit_s=SHARED_LIMIT_S) as place:
+        yield place
+
+
+@pytest.fixture
+def on_disk(disk_for_all: Disk) -> Disk:
+    """A directory of the test's own; nothing has asked the mount for that name."""
+    name = f"case-{next(_NUMBERS)}"
+    fill_disk(disk_for_all.source / name)
+    return disk_for_all._replace(source=disk_for_all.source / name, top=disk_for_all.top / name)
+
+
+def looks(place: Disk) -> None:
     """What a frozen filesystem answers natively, and what is done on another one."""
+    top = place.top
     for name in ("file", "other"):
         assert (top / name).stat().st_size == len(b"content")
         assert (top / name).read_bytes() == b"content"
@@ -284,7 +318,7 @@ def looks(top: Path) -> None:
     assert os.statvfs(top).f_bsize
     with pytest.raises(FileNotFoundError):
         (top / "missing").lstat()
-    work(top / "inner")
+    work(place.inner)
 
 
 FROZEN: dict[str, Callable[[Path], object]] = {
@@ -301,35 +335,31 @@ FROZEN: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.needs("loop")
-@pytest.mark.parametrize("fs_type", ["ext4", "xfs"])
 @pytest.mark.parametrize("act", FROZEN)
-def test_who_changes_a_frozen_disk_waits_alone(fs_type: str, act: str) -> None:
-    with disk(fs_type) as place:
-        with frozen(place.source) as thaw, clients([partial(FROZEN[act], place.top)]) as (client,):
-            assert until(lambda: waits(client), LIMIT_S)
-            for _ in range(2):
-                in_time(partial(looks, place.top))
-                place.mounted.forget_all()
-            assert not is_ended(client)
-            thaw()
-            assert ends(client) == 0
-        in_time(partial(work, place.top / "inner"))
-        assert_same(place.top, place.source)
+def test_who_changes_a_frozen_disk_waits_alone(on_disk: Disk, act: str) -> None:
+    with frozen(on_disk.source) as thaw, clients([partial(FROZEN[act], on_disk.top)]) as (client,):
+        assert until(lambda: waits(client), LIMIT_S)
+        for _ in range(2):
+            in_time(partial(looks, on_disk))
+            on_disk.mounted.forget_all()
+        assert not is_ended(client)
+        thaw()
+        assert ends(client) == 0
+    in_time(partial(work, on_disk.inner))
+    assert_same(on_disk.top, on_disk.source)
 
 
 @pytest.mark.needs("loop")
-@pytest.mark.parametrize("fs_type", ["ext4", "xfs"])
-def test_who_all_change_a_frozen_disk_wait_alone(fs_type: str) -> None:
-    with disk(fs_type) as place:
-        acts = [partial(act, place.top) for act in FROZEN.values()]
-        with frozen(place.source) as thaw, clients(acts) as pids:
-            for pid in pids:
-                assert until(partial(waits, pid), LIMIT_S)
-            in_time(partial(looks, place.top))
-            assert not any(map(is_ended, pids))
-            thaw()
-            assert {ends(pid) for pid in pids} <= {0, errno.ENOENT}
-        assert_same(place.top, place.source)
+def test_who_all_change_a_frozen_disk_wait_alone(on_disk: Disk) -> None:
+    acts = [partial(act, on_disk.top) for act in FROZEN.values()]
+    with frozen(on_disk.source) as thaw, clients(acts) as pids:
+        for pid in pids:
+            assert until(partial(waits, pid), LIMIT_S)
+        in_time(partial(looks, on_disk))
+        assert not any(map(is_ended, pids))
+        thaw()
+        assert {ends(pid) for pid in pids} <= {0, errno.ENOENT}
+    assert_same(on_disk.top, on_disk.source)
 
 
 @pytest.mark.needs("loop")
@@ -345,10 +375,11 @@ def test_what_ends_while_somebody_else_waits_is_answered_at_once() -> None:
             assert until(lambda: waits(client), LIMIT_S)
             give_up()
             assert ends(reader) == 0
-            in_time(partial(work, place.top / "inner"))  # fsync is among it
+            in_time(partial(work, place.inner))  # fsync is among it
             assert not is_ended(client)
 
 
+@pytest.mark.usefixtures("short_patience")
 @pytest.mark.needs("loop")
 def test_a_frozen_disk_may_be_unmounted_by_force_and_those_who_wait_are_let_go() -> None:
     with (

@@ -66,6 +66,7 @@ def test_umount_force_leaves_nothing_to_anybody(bench: Path) -> None:
     ended(pid_fd)
 
 
+@pytest.mark.usefixtures("short_patience")
 def test_umount_force_frees_those_who_wait_for_a_daemon_that_hangs(bench: Path) -> None:
     mount(bench)
     pid = daemon_of(bench)

@@ -12,14 +12,14 @@ import pytest
 
 from tests.support.foreground_mount import trashd_mount
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
-from tests.support.third_party_suites import EXPECTED, fsx, pjdfstest, short_path
+from tests.support.third_party_suites import EXPECTED, SuiteResult, fsx, pjdfstest, short_path
 from tests.support.transports import by_ring
 from tests.support.trashd_command import switched_off
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop", "cargo"), pytest.mark.timeout(900)]
 
 LIMIT_S = 800
-N_OPERATIONS = int(os.environ.get("TRASHD_TEST_OPERATIONS", "30000"))
+N_OPERATIONS = int(os.environ.get("TRASHD_TEST_OPERATIONS", "20000"))
 """Of fsx in all, half of them past the daemon; `make soak-mount` asks for more."""
 N_OPERATIONS_A_RUN = 2500
 _IS_DIRECT = not {"seam", "direct-requests"} & switched_off()
@@ -36,14 +36,28 @@ def open_directory(parent: Path, name: str) -> Iterator[Path]:
     yield path
 
 
+@pytest.fixture(scope="module")
+def right() -> SuiteResult:
+    """What pjdfstest finds below, in a plain directory."""
+    with (
+        loop_volume("ext4", 256) as volume,
+        short_path() as target,
+        open_directory(volume, "native") as native,
+        bind_mount(native, target),
+    ):
+        return pjdfstest(target)
+
+
 @BY_EACH
-def test_pjdfstest_finds_nothing_wrong(transport: str) -> None:
+def test_pjdfstest_finds_nothing_wrong(right: SuiteResult, transport: str) -> None:
     options = ["coherence=exclusive", transport]
-    with loop_volume("ext4", 256) as volume, short_path() as target:
-        with open_directory(volume, "native") as native, bind_mount(native, target):
-            right = pjdfstest(target)
-        with open_directory(volume, "source") as source, trashd_mount(source, target, options, limit_s=LIMIT_S):
-            seen = pjdfstest(target)
+    with (
+        loop_volume("ext4", 256) as volume,
+        short_path() as target,
+        open_directory(volume, "source") as source,
+        trashd_mount(source, target, options, limit_s=LIMIT_S),
+    ):
+        seen = pjdfstest(target)
     assert right.failed == frozenset()
     assert seen.failed == frozenset()
     assert seen.skipped - right.skipped <= SKIPPED_MORE

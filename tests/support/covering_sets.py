@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import combinations
 from typing import TypeVar
 
@@ -12,12 +13,26 @@ EVERY_CASE = "TRASHD_TEST_EVERY_CASE"
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Axes:
+    """A parameter of a test each of whose fields is an axis; for subclasses with fields that are compared by value."""
+
+
 def share_of(moments: Sequence[T], number: int, n_cases: int) -> Sequence[T]:
     """Choose the moments, of those that a test goes through one after the other, which its case `number` goes through.
 
     The cases of a test together go through each moment once; with `make every` each of them goes through all.
     """
     return moments if EVERY_CASE in os.environ else moments[number % n_cases :: n_cases]
+
+
+def split_axes(parameters: Mapping[str, object]) -> Iterator[tuple[str, Hashable]]:
+    """Name the axes of a case, and give their values: one of each parameter, or of each field of an `Axes`."""
+    for name, value in parameters.items():
+        if isinstance(value, Axes):
+            yield from ((f"{name}.{field.name}", getattr(value, field.name)) for field in fields(value))
+        else:
+            yield name, value if isinstance(value, str) else id(value)
 
 
 def choose_pairwise(cases: Sequence[Mapping[str, Hashable]], kept: Sequence[int] = ()) -> list[int]:

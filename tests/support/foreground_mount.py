@@ -1,10 +1,14 @@
-"""`trashd mount` for a test: under a watchdog, and held to its word at the end: no fd more, no traceback."""
+"""`trashd mount` for a test: under a watchdog, and held to its word at the end: no fd more, no traceback.
+
+A daemon is a forked child, which has loaded what this module imports: all of a daemon's modules.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from resource import RLIMIT_NOFILE, setrlimit
 
+import fusefs.mount.life.daemon  # noqa: F401
 from fusefs.core.errors import NotFound
 from fusefs.core.mount_counters import MountStats
 from fusefs.mount.places.find_mounts import mounts_of, read_counters
@@ -25,6 +30,8 @@ from tests.support.trashd_command import TRASHD, fast_paths_off
 
 SHARED_LIMIT_S = 4800.0
 """For a mount that many tests have in turn: as long as CI may take."""
+EXECUTED = (sys.executable, TRASHD)
+"""A command with which the daemon starts anew, and so has memory of its own only (trashd_mount)."""
 _SETTLE_S = 30.0
 _GLANCE_S = 0.005
 _FSPICK, _FSCONFIG, _FSCONFIG_CMD_RECONFIGURE = 433, 431, 7  # the same numbers on every architecture

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+import select
 import shlex
 import socket
 import struct
@@ -105,6 +106,8 @@ class SlowVolume:
         if not 0 < len(encoded) < _NAME_SIZE:
             raise ValueError(name)
         self.go_on()
+        while select.select([self._hung], [], [], 0)[0]:  # what hung for an earlier test
+            self._hung.recv(_SIZE_BYTES)
         self._control[_NAME:_REFUSAL] = encoded.ljust(_NAME_SIZE, b"\0")
         struct.pack_into("=I", self._control, _HANGS, 1)
 

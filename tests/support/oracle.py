@@ -14,22 +14,35 @@ from typing import Final
 import pytest
 
 from fusefs.mount.tree.vfs import Vfs
+from tests.support.covering_sets import Axes
 from tests.support.foreground_mount import Mounted, until
 from tests.support.oracle_subjects import Native, Story, Subject
 from tests.support.simulated_kernel import Player
 from tests.support.transports import by_ring
 from tests.support.vfs_without_mount import vfs_at
 
+
+@dataclass(frozen=True)
+class Way(Axes):
+    """Options of a mount besides the usual ones: over what it gets its messages, and how it answers them."""
+
+    transport: str = ""
+    answers: str = ""
+
+    def options(self) -> list[str]:
+        return [option for option in (self.transport, self.answers) if option]
+
+
 EACH_WAY = pytest.mark.parametrize(
     ("volume", "arena"),
     [
-        ("tmpfs", ()),
-        ("ext4", ()),
-        by_ring("tmpfs", ("uring=on",)),
-        by_ring("ext4", ("uring=on",)),
-        ("tmpfs", ("passthrough=off",)),
-        by_ring("tmpfs", ("uring=on", "passthrough=off")),
-        ("tmpfs", ("without=seam",)),
+        ("tmpfs", Way()),
+        ("ext4", Way()),
+        by_ring("tmpfs", Way("uring=on")),
+        by_ring("ext4", Way("uring=on")),
+        ("tmpfs", Way("", "passthrough=off")),
+        by_ring("tmpfs", Way("uring=on", "passthrough=off")),
+        ("tmpfs", Way("without=seam")),
     ],
     indirect=True,
     scope="module",
@@ -44,7 +57,7 @@ DIRECT: Final[dict[str, pytest.MarkDecorator | tuple[()]]] = {
 """Options with which requests that pyfuse3 doesn't know are answered in another way, and marks of tests with them."""
 ALL_DIRECT = pytest.mark.parametrize(
     ("volume", "arena"),
-    [pytest.param(kind, (how,), marks=marks) for kind in ("tmpfs", "ext4") for how, marks in DIRECT.items()],
+    [pytest.param(kind, Way("", how), marks=marks) for kind in ("tmpfs", "ext4") for how, marks in DIRECT.items()],
     indirect=True,
     scope="module",
 )

@@ -6,7 +6,7 @@
 #include <sys/fsuid.h>
 #include <time.h>
 
-enum { N_BUCKETS = 1 << 16, HANG_POLL_US = 1000 };
+enum { N_BUCKETS = 1 << 16, HANG_POLL_US = 1000, HANG_POLL_MAX_US = 32000 };
 
 struct node {
     struct node *next;
@@ -129,8 +129,11 @@ int begin(fuse_req_t req, enum operation operation, fuse_ino_t ino, const char *
     if (is_hung(ino, name)) {
         if (write(STDOUT_FILENO, "h", 1) != 1)
             warn("nobody hears that %s hangs", name ? name : "a node");
-        while (is_hung(ino, name) && !fuse_session_exited(session))
-            wait_us(HANG_POLL_US);
+        /* Hundreds of threads may wait here for a minute: the longer one waits, the less often it asks. */
+        for (uint64_t us = HANG_POLL_US; is_hung(ino, name) && !fuse_session_exited(session);) {
+            wait_us(us);
+            us = us < HANG_POLL_MAX_US ? 2 * us : us;
+        }
     }
     int refusal = (int)control->refusal;
     if (!refusal || (control->refused_name[0] && !is_about(ino, name, control->refused_name)))

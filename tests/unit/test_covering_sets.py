@@ -1,16 +1,23 @@
-"""The cases that `make test` runs have every pair of parameters that all cases have."""
+"""The cases that `make test` runs have every pair of parameters that all cases have; fields may be parameters."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.covering_sets import EVERY_CASE, choose_pairwise, share_of
+from tests.support.covering_sets import EVERY_CASE, Axes, choose_pairwise, share_of, split_axes
 
 Case = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Mount(Axes):
+    fs_type: str
+    coherence: str
 
 
 def pairs_of(cases: list[Case]) -> set[frozenset[tuple[str, int]]]:
@@ -49,3 +56,10 @@ def test_the_cases_of_a_test_share_every_moment(monkeypatch: pytest.MonkeyPatch)
     moments = list(range(10))
     shares = [share_of(moments, number, 3) for number in range(3)]
     assert sorted(moment for share in shares for moment in share) == moments
+
+
+def test_each_field_of_axes_is_an_axis() -> None:
+    one, other = Mount("ext4", "shared"), Mount("ext4", "exclusive")
+    assert dict(split_axes({"mount": one})) == {"mount.fs_type": "ext4", "mount.coherence": "shared"}
+    cases = [dict(split_axes({"mount": mount, "change": change})) for mount in (one, other) for change in ("a", "b")]
+    assert choose_pairwise(cases) == [0, 1, 2, 3], "one field has one value: that leaves two axes"
