@@ -84,7 +84,7 @@ def check_error(result: Result) -> Complaints:
 
 
 def check_hints(result: Result) -> Complaints:
-    """Each error has a hint; click's own have what click prints."""
+    """Each error has a hint, except those that click prints."""
     for error in result.errors():
         if not error.get("hint") and error.get("error") != "UsageError":
             yield f"no hint: {error}"
@@ -94,7 +94,7 @@ def check_hints(result: Result) -> Complaints:
 
 
 def check_commands(result: Result) -> Complaints:
-    """The commands that the output names, as in hints, can be typed; test_the_commands… reads the text of help."""
+    """The commands that the output names, as in hints, can be typed. Help is among the strings of the source, below."""
     if not result.scenario.golden.startswith("help-"):
         lines = (result.done.out + result.done.err).splitlines()
         yield from (one for line in lines if not re.match("Usage: |Try ", line) for one in mistakes(line))
@@ -144,7 +144,7 @@ def check_by_click(result: Result) -> Complaints:
 
 
 def without_changes(done: CommandResult, place: Path) -> CommandResult:
-    """A result without the volume's path, ids, times and what a busy machine adds."""
+    """A result without the volume's path, ids, times and messages of a busy machine."""
     changing = re.compile(
         rf"trashd: yielding: .*\n|{ID.pattern}|(?<=_ns\": )\d+|\d+-\d\d-\d\d \d\d:\d\d|{re.escape(str(place))}"
     )

@@ -29,12 +29,12 @@ class Scenario:
     words     the command line; {volume} and {id} stand for the volume's path and the id of its only container
     code      its exit code
     error     the name of the error's class, where the command prints one error and nothing else
-    prepare   makes what the command finds, as the third line of a story about `victim`
+    prepare   changes the volume first
     after     removes what the store checker would report
-    around    what is there while the command runs
+    around    surrounds `prepare` and the command: a service, a mount, an open file
     golden    the golden file of what it prints, in tests/cli/golden
     prints    parts of its output, on either stream; {volume} as in `words`
-    lacks     what its output must not have
+    lacks     parts that its output must not have
     variables environment variables; {volume} as in `words`
     is_bare   whether it runs in an empty directory, without a volume: it needs no root
     is_silent whether it prints nothing
@@ -90,15 +90,10 @@ def swap_victim(volume: Path) -> None:
 
 
 def quarantine_victim(volume: Path) -> None:
-    """What can't be deleted is in quarantine; the file can be deleted again, as the checker and a reap want it."""
+    """Put the victim, whose file is immutable, into quarantine."""
     set_flags(volume / "victim/file", IMMUTABLE)
     swap_victim(volume)
     assert trashd("reap", "--now", "--volume", volume, only_container(volume).name).code == 13
-
-
-def clear_flags(volume: Path) -> None:
-    for path in [*volume.rglob("victim/file"), *volume.glob(".trashd/u/0/*/*/tree/file")]:
-        set_flags(path, 0)
 
 
 def then(*steps: Prepare) -> Prepare:
@@ -130,7 +125,7 @@ def write(name: str, text: str) -> Prepare:
 
 
 def lead_session(_volume: Path) -> None:
-    """undo finds what was typed in its session, which xdist's workers lead already."""
+    """Lead a session, as xdist's workers do already: undo finds the commands of its session."""
     with suppress(PermissionError):
         os.setsid()
 

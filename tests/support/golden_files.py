@@ -1,6 +1,6 @@
 """Golden files in tests/cli/golden: what commands print is a promise.
 
-After a change that is meant, write them anew, look at the difference, and commit it with the change:
+After an intended change write them anew, read the difference, and commit it with the change:
 
     GOLDEN=write .ci/pytest tests/cli/test_command_scenarios.py
 """
@@ -25,7 +25,7 @@ def compare(name: str, text: str) -> None:
     path = GOLDEN / name
     if os.environ.get("GOLDEN") == "write":
         path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8"), f"{name} changed; if that is meant: {__doc__}"
+    assert text == path.read_text(encoding="utf-8"), f"{name} changed; if that is intended: {__doc__}"
 
 
 def steady(value: Any, words: Mapping[str, str], key: str = "") -> Any:

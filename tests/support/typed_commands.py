@@ -1,4 +1,4 @@
-"""The commands that a text names, such as a hint: whether each exists and can be typed. Nothing is run."""
+"""Check that the commands which a text names, such as a hint, exist and can be typed. No command runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_COMMANDS = re.compile(
 FILLED_IN = "…"
 """Where a formatted string has a value, which may be anything or nothing."""
 _OPERAND = re.compile(r"""['"$<{~.]|\d|[A-Z/]+(\|[A-Z]+)?$|.*[/*=]""")
-"""How operands begin, unlike the words of the sentence in which a command stands."""
+"""How operands begin, unlike the other words of a sentence."""
 
 
 def all_commands(within: click.Group = trashd, name: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -35,7 +35,7 @@ def all_commands(within: click.Group = trashd, name: str = "") -> Iterator[tuple
 
 
 def mistakes(text: str) -> Iterator[str]:
-    """What is wrong with the commands that a text names: no such command, no such option, too many operands."""
+    """Find mistakes in the commands that a text names: an unknown command or option, too many operands."""
     for first, rest in _NAMED.findall(text):
         name, end = re.match("([a-z0-9-]+)(.?)", first).groups()  # type: ignore[union-attr]
         words = [] if end else rest.split()
@@ -47,7 +47,7 @@ def mistakes(text: str) -> Iterator[str]:
 
 
 def _complaints(command: click.Command, words: list[str]) -> Iterator[str]:
-    """What click's parser refuses. Values are not converted: most are placeholders."""
+    """Parse words as click does. Values are not converted: most are placeholders."""
     try:
         _values, extra, _order = command.make_parser(click.Context(command)).parse_args(list(_typed(command, words)))
     except click.NoSuchOption as error:
