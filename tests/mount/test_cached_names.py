@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, renameat2
-from tests.support.both_sides import Sides, sides_on
 from tests.support.foreground_mount import Mounted
+from tests.support.mount_and_backing import Sides, sides_on
 from tests.support.trashd_command import done_well, swapped
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
