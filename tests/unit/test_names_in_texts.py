@@ -35,7 +35,7 @@ PACKAGES = ("fusefs", "fusefs/mount", "tests", ".")
 """Where a package can be that is named without what is above it."""
 PROGRAMS = {"mount.fuse3", "mount.lustre", "systemd.io"}
 """And a host."""
-SUFFIXES = {"c", "h", "json", "jsonl", "lock", "md", "py", "service", "socket", "svg", "timer", "toml", "yml"}
+SUFFIXES = {"c", "h", "json", "jsonl", "lock", "md", "py", "service", "socket", "svg", "target", "timer", "toml", "yml"}
 
 
 def find_gone_in_code(text: str, path: Path) -> Iterator[str]:

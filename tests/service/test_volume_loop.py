@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -38,19 +39,30 @@ class Opening:
         self._monkeypatch = monkeypatch
         self.events = events
 
-    def attempts_s(self, error: Exception, *, stays: bool = True) -> list[float]:
-        """When a service tries to open it in the course of a day."""
+    def attempts_s(self, error: Exception, *, stays: bool = True, event_pause_s: float = math.inf) -> list[float]:
+        """When a service tries to open it in the course of a day.
+
+        event_pause_s  between two changes there, of which the kernel notifies the service
+        """
         attempts_s: list[float] = []
 
         async def open_() -> OpenVolume:
             attempts_s.append(trio.current_time())
             raise error
 
+        async def change(loop: VolumeLoop) -> None:
+            while True:
+                await trio.sleep(event_pause_s)
+                loop.wake()
+
         async def body() -> None:
             loop = VolumeLoop(self._context, b"/volume", stays=stays)
             self._monkeypatch.setattr(loop, "_open", open_)
             with trio.move_on_after(DAY_S):
-                await loop.run()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(change, loop)
+                    await loop.run()
+                    nursery.cancel_scope.cancel()
 
         trio.run(body, clock=trio.testing.MockClock(autojump_threshold=0.0))
         return attempts_s
@@ -76,6 +88,11 @@ def test_a_volume_that_fails_rests_twice_as_long_each_time_up_to_an_hour(opening
     assert rests_s[:7] == [60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0]
     assert set(rests_s[7:]) == {REAL.last_rest_pause_s}
     assert {event.kind.value for event in opening.events} == {"broken"}
+
+
+def test_changes_in_a_volume_that_rests_do_not_end_its_rest(opening: Opening) -> None:
+    error = OSError(errno.EIO, "Input/output error")
+    assert pauses_s(opening.attempts_s(error, event_pause_s=50.0))[:4] == [60.0, 120.0, 240.0, 480.0]
 
 
 def test_a_volume_of_another_reaper_is_tried_again_each_minute(opening: Opening) -> None:
