@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
+from tests.support.asked_directly import asked_directly
 from tests.support.interrupted_command import BROKEN, Ended, command_as
 from tests.support.plain_twin import MARK, Step, Twins
 from tests.support.privileges import Person
@@ -25,7 +27,8 @@ def ask(
 ) -> Ended:
     """A command, and the act before its call number `moment`, if it makes so many; a look just before the act."""
     told = [word.replace("VOLUME", str(twins.first.volume)).replace("ID", identifier) for word in words.split()]
-    ended = command_as(person, told, moment, lambda: (look(), twins.act(twins.first, act)))
+    with asked_directly() if moment < 0 else nullcontext():
+        ended = command_as(person, told, moment, lambda: (look(), twins.act(twins.first, act)))
     assert ended.code not in (BROKEN, _BY_THE_KERNEL), ended
     assert "Traceback" not in ended.told, ended
     return ended
