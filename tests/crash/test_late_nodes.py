@@ -25,7 +25,7 @@ from fusefs.store import recover as recover_module
 from fusefs.store import take_over
 from fusefs.store.find_orphans import find_container
 from fusefs.store.pin import KeepFor, keep_by_id
-from tests.support.covering_sets import runs_every_case
+from tests.support.covering_sets import share_of
 from tests.support.crash_invariants import hold_when_failing, hold_when_killed, hold_when_stopped, spread
 from tests.support.crash_scenarios import (
     BROKEN,
@@ -110,11 +110,11 @@ def test_what_a_dead_node_left_is_taken_over(volume: Path, name: str) -> None:
 def test_a_takeover_that_was_killed_is_taken_over_in_turn(volume: Path, name: str) -> None:
     scene = SCENES[name]
     scene.set_up(volume)
-    for i, n in enumerate(changing(scene.calls(volume))):
+    numbers = changing(scene.calls(volume))
+    for i, n in enumerate(numbers):
         scene.set_up(volume)
         in_child(partial(scene.run, volume, DyingAt(n)))
-        step = 1 if runs_every_case() else 16
-        for m in changing(numbered_calls(partial(recover_elsewhere, volume)))[i % step :: step]:
+        for m in share_of(changing(numbered_calls(partial(recover_elsewhere, volume))), i, len(numbers)):
             before = scene.set_up(volume)
             in_child(partial(scene.run, volume, DyingAt(n)))
             in_child(partial(recover_elsewhere, volume, Kernel(DyingAt(m))))

@@ -13,7 +13,7 @@ from typing import TypeVar
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.linux.kernel import Kernel
 from tests.support.covering_sets import runs_every_case, share_of
-from tests.support.crash_scenarios import STRIDE, Before, Scene, changing, deaths, stop_at
+from tests.support.crash_scenarios import Before, Scene, changing, deaths, stop_at
 from tests.support.make_trees import snapshot
 from tests.support.other_users import as_user
 from tests.support.store_calls import DyingAt, FailingAt, NumberedCall, in_child, numbered_calls, recover_all
@@ -46,8 +46,8 @@ def hold_when_killed_twice(scene: Scene, volume: Path, law: Law) -> None:
     for i, n in enumerate(changing(scene.calls(volume))):
         scene.set_up(volume)
         in_child(partial(scene.run, volume, DyingAt(n)))
-        # After each death another third of those of the recovery; with `make every` all of them.
-        for m in changing(numbered_calls(partial(recover_all, volume)))[i % STRIDE :: STRIDE]:
+        # Recoveries after deaths that follow each other are much alike: they share their calls.
+        for m in share_of(changing(numbered_calls(partial(recover_all, volume))), i, 6):
             before = scene.set_up(volume)
             in_child(partial(scene.run, volume, DyingAt(n)))
             in_child(partial(recover_all, volume, Kernel(DyingAt(m))))
