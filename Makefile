@@ -19,7 +19,7 @@ test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 every: setup; @.ci/pytest --every $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 # The tests that ARGS selects, ten times beside a load: make flaky ARGS='--times 20 tests/service -k held'
 flaky: setup; @$(PYTHON) -m tests.flaky --numprocesses=2 $(ARGS)
-quick: setup; @.ci/pytest -m quick $(or $(ARGS),--numprocesses=2 --dist=worksteal)
+quick: setup; @.ci/pytest -m quick tests/unit tests/linux $$(grep -rl --include='*.py' 'mark[.]quick(' tests) $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 without-native: setup; @TRASHD_NATIVE=0 .ci/pytest tests/linux tests/engine tests/plan tests/reaper tests/service tests/sweep tests/waiting $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy && $(PYTHON) hatch_build.py --lint
 # Counted is what the tests' own processes run, some as other users, and commands and daemons of a sample (tests/conftest.py).
@@ -57,7 +57,7 @@ site: setup; @$(PYTHON) -m sphinx -c .ci/site --fail-on-warning --keep-going --q
 install-system: man; .venv/bin/trashd service install --root "$(DESTDIR)/" $(ARGS)
 soak: setup; @TRASHD_TEST_SOAK_S=3600 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/service/test_service_soak.py $(ARGS)
 soak-service: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/service/test_service_killed.py $(ARGS)
-soak-store: setup; @TRASHD_TEST_EVERY_CALL=1 .ci/pytest --hypothesis-profile=soak --timeout=0 -k 'machine or killed or faults or late_nodes or beside or odd or powerfail or many_folders' tests/store tests/crash $(ARGS)
+soak-store: setup; @.ci/pytest --every --hypothesis-profile=soak --timeout=0 -k 'machine or killed or faults or late_nodes or beside or odd or powerfail or many_folders' tests/store tests/crash $(ARGS)
 soak-reap: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -s -k killed_at_any_time tests/reaper/test_kills.py $(ARGS)
 soak-lists: setup; @TRASHD_TEST_NAMES=100000000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/sweep/test_long_lists.py $(ARGS)
 soak-mount: setup; @TRASHD_TEST_SWAPS=1000 TRASHD_TEST_LOOKUPS=10000000 TRASHD_TEST_OPERATIONS=400000 TRASHD_TEST_RECORDS=10000 TRASHD_TEST_CHANGES=20000 TRASHD_TEST_INCARNATIONS=5000 TRASHD_TEST_SCENES=30000 TRASHD_TEST_ENTRIES=1000000 TRASHD_TEST_STEPS=100000 .ci/pytest --hypothesis-profile=soak --timeout=0 -o faulthandler_timeout=0 -s tests/mount/test_machine.py tests/mount/test_access_cases.py tests/mount/test_cached_memory.py tests/mount/test_swap_under_load.py tests/mount/test_append.py tests/mount/test_data_races.py tests/mount/test_incarnations.py tests/mount/test_large_listing.py tests/mount/test_shuffled_threads.py tests/posix $(ARGS)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -69,6 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[TOLD] = []
     config.stash[N_LEFT_OUT] = 0
     config.stash[N_RUN] = Counter()
+    if config.option.every:
+        os.environ[EVERY_CASE] = "1"  # modules of tests ask for it when they are imported
     # Run in the background of a script, all that we start ignores Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
@@ -116,16 +118,14 @@ def _group_of(nodeid: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.every:
-        os.environ[EVERY_CASE] = "1"
-    else:
+    if not config.option.every:
         left_out = _find_redundant(items)
         config.stash[N_LEFT_OUT] = len(left_out)
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     items[:] = _long_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
     for item in items:
-        if _group_of(item.nodeid) in QUICK_GROUPS:
+        if _group_of(item.nodeid) in QUICK_GROUPS and item.get_closest_marker("long") is None:
             item.add_marker("quick")
         if _group_of(item.nodeid) in EVERY_CALL_GROUPS:
             item.add_marker("no_cover")  # it doubles their time, and they run what others ran
@@ -134,13 +134,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 raise pytest.UsageError(f"{item.nodeid}: no such capability: {', '.join(sorted(unknown))}")
 
 
-def _find_redundant(items: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """Find the cases whose pairs of parameters other cases have as well; the same in each worker and in each run."""
+def _find_redundant(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Find what `make every` alone runs; the same in each worker and in each run.
+
+    That is what has its marker, and the cases whose pairs of parameters other cases have as well.
+    """
     tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in sorted(items, key=lambda item: item.nodeid):
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             tests[item.nodeid.partition("[")[0]].append(item)
-    redundant: set[pytest.Item] = set()
+    redundant = {item for item in items if item.get_closest_marker("every")}
     for cases in tests.values():
         kept = [number for number, item in enumerate(cases) if item.get_closest_marker("always")]
         values = [dict(split_axes(item.callspec.params)) for item in cases]
@@ -231,7 +234,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     for capability, n_tests in cost.most_common():
         terminalreporter.line(f"{n_tests:5} without {capability}: {machine_capabilities.why_missing(capability)}")
     if n_left_out := config.stash[N_LEFT_OUT]:
-        terminalreporter.line(f"{n_left_out:,} cases were left out: others have their pairs of parameters (make every)")
+        terminalreporter.line(f"{n_left_out:,} cases were left out, which `make every` has")
     for told in config.stash[TOLD]:
         terminalreporter.line(f"WARNING: {told}", yellow=True, bold=True)
     for group in _list_idle_groups(config):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from fusefs.store.stage import SwapOptions
+from tests.support.peak_usage import beside_small_parent
 from tests.support.small_orphans import EXPIRED, OTHER, many_orphans, orphan_in, orphan_of
 from tests.support.store_verbs import init
 from tests.support.trashd_command import TRASHD, done_well, trashd
@@ -86,12 +86,8 @@ def test_without_orphans_there_is_nothing_to_tell(volume: Path) -> None:
 
 
 def peak_kib(volume: Path) -> int:
-    command = [TRASHD, "list", "--sum-by", "user", "--volume", str(volume)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as summed:
-        _pid, status, usage = os.wait4(summed.pid, 0)
-        summed.returncode = status
-    assert status == 0
-    return usage.ru_maxrss
+    command = beside_small_parent([TRASHD, "list", "--sum-by", "user", "--volume", volume])
+    return int(subprocess.run(command, capture_output=True, check=True).stderr.splitlines()[-1])
 
 
 def test_memory_goes_with_the_sums_and_not_with_the_orphans(volume: Path) -> None:

@@ -16,6 +16,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.user_folders import take_census
 from tests.crash.powerfail_invariants import STORE_DURABLE, Shape, check_state, shapes_at_once
 from tests.crash.powerfail_work import USER, Cut, Scenario
+from tests.support.asked_directly import asked_directly
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.store_verbs import init, init_as_of_old, opened, recover_all, swap
@@ -87,6 +88,7 @@ def taking_over_round(cut: Cut, k: int) -> None:
 # ---- what every state must be
 
 
+@asked_directly()
 def check_folders(root: Path, marks: Sequence[str]) -> str | None:
     """Nothing of the old state is lost, and all is proven that root has looked at, and nothing else."""
     try:

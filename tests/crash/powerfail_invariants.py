@@ -16,6 +16,7 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.store.layout import CACHEDIR_TEXT, decode_volume
 from fusefs.store.list_orphans import ListedContainer
+from tests.support.asked_directly import asked_directly
 from tests.support.store_verbs import entries, init, problems, reap_now, recover_all
 
 MODE = 0o550  # of every tree and its fresh directory; its owner needs a loan to move it
@@ -140,6 +141,7 @@ def allowed_shapes(marks: Sequence[str]) -> dict[int, set[Shape]]:
     return allowed
 
 
+@asked_directly()
 def check_state(root: Path, marks: Sequence[str]) -> str | None:
     """What is wrong in a crash state: before recovery, after it, by the checker, or with the reaps left over."""
     allowed = allowed_shapes(marks)

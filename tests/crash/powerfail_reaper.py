@@ -72,6 +72,7 @@ def take_over_round(cut: Cut, k: int) -> None:
     cut.stands(k, Shape.SWAPPED, sync=True)
     cut.may(k, Shape.TAKEN)
     with open_volume(cut.kernel, raw(cut.base)) as volume:
+        volume.users()  # root registers the folder, as the service does before it has anything done
         assert take_over(volume, ForRoot(cut.uid, raw(cut.base / ".trashd"), ContainerId(identifier), by_force=False))
     cut.stands(k, Shape.TAKEN)
 

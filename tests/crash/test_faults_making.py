@@ -11,24 +11,16 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.errors import Untrusted
 from fusefs.linux.kernel import Kernel
-from tests.support.crash_invariants import hold_when_failing, hold_when_stopped, telling
-from tests.support.crash_scenarios import (
-    BROKEN,
-    EVERY_CALL,
-    HOME,
-    USER,
-    WON,
-    CrashScenario,
-    VolumeContents,
-    look,
-    outcome,
-)
+from tests.support.covering_sets import runs_every_case
+from tests.support.crash_invariants import hold_when_failing, hold_when_stopped, spread, telling
+from tests.support.crash_scenarios import BROKEN, HOME, USER, WON, CrashScenario, VolumeContents, look, outcome
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
@@ -37,8 +29,8 @@ from tests.support.verb_scenarios import TREE
 
 pytestmark = pytest.mark.needs("root")
 
-ERRNOS = (errno.ENOSPC, errno.EIO, errno.EROFS)[: 3 if EVERY_CALL else 1]
-STEP = 1 if EVERY_CALL else 31
+ERRNOS = (errno.ENOSPC, errno.EIO, errno.EROFS)
+STEP = 1 if runs_every_case() else 31
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +108,17 @@ def assert_made_good(volume: Path, before: VolumeContents, users: list[int]) -> 
     assert {problem.what for problem in problems(volume)} <= {"its tree is not the one of its record (I2)"}
 
 
-@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
-@pytest.mark.parametrize("name", SCENES)
+FAULTS = {case: calls[::STEP] for case, calls in spread(product(SCENES, ERRNOS)).items()}
+
+
+@pytest.mark.parametrize(("name", "number"), FAULTS, ids=lambda value: errno.errorcode.get(value, value))
 def test_what_a_store_holds_outlasts_any_call_that_fails(volume: Path, name: str, number: int) -> None:
     scene = SCENES[name]
     scene.set_up(volume)
     users = users_of(volume)
-    hold_when_failing(scene, volume, number, lambda before: assert_made_good(volume, before, users), STEP)
+    hold_when_failing(
+        scene, volume, number, lambda before: assert_made_good(volume, before, users), FAULTS[name, number]
+    )
 
 
 @pytest.mark.parametrize("name", SCENES)
@@ -139,6 +135,6 @@ def test_two_at_once_make_one_store_of_it(volume: Path, name: str) -> None:
 
     def moments(calls: Sequence[NumberedCall]) -> list[int]:
         after_renames = {call.number + 1 for call in calls if call.name == "renameat2"}
-        return sorted(after_renames | set(telling(calls)[::STEP]))
+        return sorted(after_renames | set(telling(calls)[:: 1 if runs_every_case() else 20]))
 
     hold_when_stopped(scene, volume, lambda: outcome(lambda: scene.act(volume, Kernel())), law, moments=moments)

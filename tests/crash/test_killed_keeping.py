@@ -12,7 +12,7 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
-from tests.support.crash_invariants import hold_when_failing, hold_when_killed
+from tests.support.crash_invariants import hold_when_failing, hold_when_killed, spread
 from tests.support.crash_scenarios import (
     USER,
     CrashScenario,
@@ -100,10 +100,12 @@ SCENES: dict[str, tuple[CrashScenario, tuple[Look, ...]]] = {
         (RESCUED,),
     ),
 }
-FAULTS = [
-    ("swap", errno.EIO), ("swap", errno.ENOSPC), ("swap-lent", errno.EACCES), ("swap-two-rename", errno.EIO),
-    ("restore-late", errno.EIO), ("restore-two-rename", errno.ENOSPC), ("recover-swap", errno.EIO),
-]  # fmt: skip
+FAULTS = spread(
+    [
+        ("swap", errno.EIO), ("swap", errno.ENOSPC), ("swap-lent", errno.EACCES), ("swap-two-rename", errno.EIO),
+        ("restore-late", errno.EIO), ("restore-two-rename", errno.ENOSPC), ("recover-swap", errno.EIO),
+    ]
+)  # fmt: skip
 
 
 def assert_kept(scene: CrashScenario, volume: Path) -> None:
@@ -142,7 +144,7 @@ def test_nothing_is_lost_when_any_call_fails(volume: Path, name: str, number: in
         settle(volume)
         assert_nothing_lost(look(volume))
 
-    hold_when_failing(scene, volume, number, law)
+    hold_when_failing(scene, volume, number, law, FAULTS[name, number])
 
 
 def assert_nothing_lost(found: Look) -> None:

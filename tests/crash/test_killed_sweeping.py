@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from functools import partial
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.support.crash_invariants import (
     hold_when_killed,
     hold_when_killed_twice,
     hold_when_stopped,
+    spread,
 )
 from tests.support.crash_scenarios import (
     LOST,
@@ -137,16 +139,20 @@ def test_killed_restore_is_completed_by_the_same_again(volume: Path) -> None:
     hold_when_killed(SCENES["merge"], volume, law)
 
 
-FAULTS = [
-    *((name, errno.EIO) for name in ("sweep-all", "merge-taken", "merge-missing", "merge-inside")),
-    *(("sweep-all", number) for number in (errno.ENOSPC, errno.EXDEV)),
-    *(("merge-taken", number) for number in (errno.ENOSPC, errno.EACCES)),
-]
+FAULTS = spread(
+    [
+        *product(["sweep-all"], [errno.EIO, errno.ENOSPC, errno.EXDEV]),
+        *product(["merge-taken"], [errno.EIO, errno.ENOSPC, errno.EACCES]),
+        ("merge-missing", errno.EIO),
+        ("merge-inside", errno.EIO),
+    ]
+)
 
 
 @pytest.mark.parametrize(("name", "number"), FAULTS, ids=lambda value: errno.errorcode.get(value, value))
 def test_each_file_is_once_when_any_call_fails(volume: Path, name: str, number: int) -> None:
-    hold_when_failing(SCENES[name], volume, number, partial(settle_without_loss, SCENES[name], volume))
+    settle_it = partial(settle_without_loss, SCENES[name], volume)
+    hold_when_failing(SCENES[name], volume, number, settle_it, FAULTS[name, number])
 
 
 RIVALS = {

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,10 @@ from fusefs.store import recover as recover_module
 from fusefs.store import take_over
 from fusefs.store.find_orphans import find_container
 from fusefs.store.pin import KeepFor, keep_by_id
-from tests.support.crash_invariants import hold_when_failing, hold_when_killed, hold_when_stopped
+from tests.support.covering_sets import share_of
+from tests.support.crash_invariants import hold_when_failing, hold_when_killed, hold_when_stopped, spread
 from tests.support.crash_scenarios import (
     BROKEN,
-    EVERY_CALL,
     VolumeContents,
     assert_nothing_half_done,
     changing,
@@ -109,11 +110,11 @@ def test_what_a_dead_node_left_is_taken_over(volume: Path, name: str) -> None:
 def test_a_takeover_that_was_killed_is_taken_over_in_turn(volume: Path, name: str) -> None:
     scene = SCENES[name]
     scene.set_up(volume)
-    for i, n in enumerate(changing(scene.calls(volume))):
+    numbers = changing(scene.calls(volume))
+    for i, n in enumerate(numbers):
         scene.set_up(volume)
         in_child(partial(scene.run, volume, DyingAt(n)))
-        step = 1 if EVERY_CALL else 16
-        for m in changing(numbered_calls(partial(recover_elsewhere, volume)))[i % step :: step]:
+        for m in share_of(changing(numbered_calls(partial(recover_elsewhere, volume))), i, len(numbers)):
             before = scene.set_up(volume)
             in_child(partial(scene.run, volume, DyingAt(n)))
             in_child(partial(recover_elsewhere, volume, Kernel(DyingAt(m))))
@@ -137,10 +138,13 @@ def test_nothing_is_lost_when_a_frozen_node_wakes_after_it_was_taken_over(
     hold_when_stopped(scene, volume, partial(recover_elsewhere, volume), law)
 
 
-@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
-@pytest.mark.parametrize("name", TAKEN_OVER)
+FAULTS = spread(product(TAKEN_OVER, ERRNOS))
+
+
+@pytest.mark.parametrize(("name", "number"), FAULTS, ids=lambda value: errno.errorcode.get(value, value))
 def test_nothing_is_lost_when_any_call_fails(volume: Path, name: str, number: int) -> None:
-    hold_when_failing(SCENES[name], volume, number, partial(settle_without_loss, SCENES[name], volume))
+    settle = partial(settle_without_loss, SCENES[name], volume)
+    hold_when_failing(SCENES[name], volume, number, settle, FAULTS[name, number])
 
 
 class LosesAnAnswer(Kernel):

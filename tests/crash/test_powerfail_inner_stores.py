@@ -8,6 +8,7 @@ from pathlib import Path
 from fusefs.core.errors import TrashdError
 from tests.crash.powerfail_replay import on_some_fs, replay_a_sample
 from tests.crash.powerfail_work import Cut, Scenario
+from tests.support.asked_directly import asked_directly
 from tests.support.make_trees import make_tree
 from tests.support.nested_stores import reap_with_stores, store_in
 from tests.support.small_orphans import EXPIRED, PINNED
@@ -31,6 +32,7 @@ def run_round(cut: Cut, _k: int) -> None:
     cut.volume.mark(DONE)
 
 
+@asked_directly()
 def check(root: Path, _marks: Sequence[str]) -> str | None:
     """What is pinned is whole; what a killed reap left the next one ends."""
     try:

@@ -1,12 +1,13 @@
 """Two commands on one victim or one orphan: one stops at every call in turn, the other runs to its end meanwhile."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from tests.support.crash_invariants import hold_when_stopped
+from tests.support.crash_invariants import hold_when_stopped, telling
 from tests.support.crash_scenarios import (
     BROKEN,
     LOST,
@@ -50,10 +51,17 @@ def volume() -> Iterator[Path]:
 
 
 def race(
-    first: CrashScenario, second: CrashScenario, volume: Path, law: Callable[[VolumeContents, int, int], object]
+    pair: tuple[CrashScenario, CrashScenario], volume: Path, law: Callable[[VolumeContents, int, int], object]
 ) -> None:
-    """The law gets the outcomes of both: the first was stopped before a call while the second ran."""
-    hold_when_stopped(first, volume, lambda: outcome(lambda: second.act(volume, Kernel())), law)
+    """The law gets the outcomes of both: the first was stopped before a call while the second ran.
+
+    Races of the same first command stop it before different calls.
+    """
+    first, second = pair
+    races = [*ON_ONE_VICTIM.values(), *ON_ONE_ORPHAN.values(), *BESIDE_A_KEEP.values()]
+    case = [one for one in races if one[0] is first].index(pair)
+    moments = partial(telling, case=case)
+    hold_when_stopped(first, volume, lambda: outcome(lambda: second.act(volume, Kernel())), law, moments=moments)
 
 
 ON_ONE_VICTIM = {
@@ -75,7 +83,7 @@ def test_one_victim_becomes_one_orphan_whoever_wins(volume: Path, name: str) -> 
         assert [snapshot(path) for path in orphans(volume)].count(tree) == 1, outcomes
         assert [snapshot(path) for path in places(volume)].count(tree) == 1, outcomes
 
-    race(*ON_ONE_VICTIM[name], volume, law)
+    race(ON_ONE_VICTIM[name], volume, law)
 
 
 ON_ONE_ORPHAN = {
@@ -103,7 +111,7 @@ def test_exactly_one_command_gets_an_orphan(volume: Path, name: str) -> None:
             assert_nothing_lost(first, volume, before)
             assert len(snapshot(home(volume))) > 1, outcomes
 
-    race(first, second, volume, law)
+    race((first, second), volume, law)
 
 
 BESIDE_A_KEEP = {
@@ -129,7 +137,7 @@ def test_orphan_is_kept_or_goes_and_nobody_meets_half_of_it(volume: Path, name: 
         if not any(scene.is_reap for scene in gone):
             assert_nothing_lost(first, volume, before)
 
-    race(first, second, volume, law)
+    race((first, second), volume, law)
 
 
 LIVE = {

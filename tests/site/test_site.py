@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.built_site import REPO, Link, SitePage, pages_of
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.every, pytest.mark.timeout(600)]
 """To build it takes twenty seconds of a processor."""
 
 

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.crash_scenarios import EVERY_CALL
+from tests.support.covering_sets import is_soak, runs_every_case
 from tests.support.hostile_steps import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
 from tests.support.interrupted_command import COMPLETE, ask, untold
 from tests.support.plain_twin import Step, Twins, contents
@@ -109,7 +109,7 @@ def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
 def hold(volumes: tuple[Path, Path], hostile: Credentials, verb: str, act: Sequence[Step], name: str) -> None:
     """Nothing is done that the twin doesn't show: the act at one moment of the verb, in `make soak-store` at many."""
     one = crc32(f"{verb} {name}".encode()) % 100
-    for moment in range(0, 240, 8) if EVERY_CALL else [one if one % 3 else AFTER]:
+    for moment in range(0, 240, 8) if is_soak() else [one if one % 3 else AFTER]:
         with team(*volumes, hostile) as twins:
             before = contents(twins.first)
             play(twins, VERBS[verb], moment, act)
@@ -117,9 +117,9 @@ def hold(volumes: tuple[Path, Path], hostile: Credentials, verb: str, act: Seque
 
 
 def pairs(verbs: Iterable[str], acts: Iterable[str]) -> list[tuple[str, str]]:
-    """Every verb with acts: with all of them in `make soak-store`, else with one in three, others for each."""
+    """Every verb with acts: with `make every` with all of them, else with one in three, others for each."""
     found = [(verb, act) for verb in verbs for act in acts]
-    return [one for one in found if EVERY_CALL or crc32(" ".join(one).encode()) % 3 == 0]
+    return [one for one in found if runs_every_case() or crc32(" ".join(one).encode()) % 3 == 0]
 
 
 @pytest.mark.parametrize(("verb", "act"), pairs(VERBS, OF_A_MATE))

@@ -23,6 +23,7 @@ from fusefs.core.lifecycle import DEFAULT_RETENTION_S
 from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.stage import SwapOptions
+from tests.support.covering_sets import is_soak
 from tests.support.crash_scenarios import LOST, WON, forbid_exchange, outcome, wipe
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import command
@@ -397,5 +398,4 @@ def test_no_history_loses_a_file_or_breaks_the_store(bare: Path) -> None:
         volume = bare
 
     n_examples = settings().max_examples
-    is_soak = n_examples > 1000  # `make soak-store` has thousands of histories
-    run_machine(Histories, settings=settings(max_examples=n_examples // (2 if is_soak else 4)))
+    run_machine(Histories, settings=settings(max_examples=n_examples // (2 if is_soak() else 4)))

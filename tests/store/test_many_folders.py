@@ -21,7 +21,7 @@ from fusefs.store.find_orphans import all_entries, each_folder
 from fusefs.store.layout import FOLDERS
 from fusefs.store.make_folder import look_first
 from fusefs.store.user_folders import take_census
-from tests.support.crash_scenarios import EVERY_CALL
+from tests.support.covering_sets import is_soak
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
@@ -34,7 +34,7 @@ ALICE = FIRST + 1_000_000
 """One whose number is none of Bob's, and higher than all of them."""
 N_LISTED = 30
 """Each costs `list` and `doctor` a process."""
-N_SEEN, N_MANY = (30_000, 65_536) if EVERY_CALL else (300, 700)
+N_SEEN, N_MANY = (30_000, 65_536) if is_soak() else (300, 700)
 A_LOOK = 300
 OPENS = ("open", "openat2", "getdents")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import suppress
-from functools import partial
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,8 @@ pytestmark = pytest.mark.needs("root", "fuse")
 TREE: Spec = {"a": "1", "sub": {"b": "2"}}
 LIES = ["ignore", "lie"]
 MODES = [*LIES, "einval", "enosys"]
+LIMIT_S = 3600
+"""A mount is all tests'."""
 SSHFS = pytest.param("sshfs", marks=pytest.mark.needs("sshfs"))
 liars = pytest.mark.parametrize("served", LIES, indirect=True)
 all_liars = pytest.mark.parametrize("served", MODES, indirect=True)
@@ -56,13 +59,27 @@ by_einval = pytest.mark.parametrize("served", ["einval"], indirect=True)
 on_sshfs = pytest.mark.parametrize("served", [SSHFS], indirect=True)
 
 
+@pytest.fixture(scope="module")
+def filesystems() -> Iterator[Callable[[str], FuseVolume]]:
+    """Each filesystem that a test asks for, mounted until the last test has run."""
+    with ExitStack() as owned:
+
+        def mount(name: str) -> FuseVolume:
+            made = sshfs_volume(limit_s=LIMIT_S) if name == "sshfs" else lying_volume(name, limit_s=LIMIT_S)
+            return owned.enter_context(made)
+
+        yield cache(mount)
+
+
 @pytest.fixture(params=[*MODES, SSHFS])
-def served(request: pytest.FixtureRequest) -> Iterator[FuseVolume]:
-    """A filesystem with a store; in the end the checker has nothing to say."""
-    with sshfs_volume() if request.param == "sshfs" else lying_volume(request.param) as served:
-        init(served.path)
-        yield served
-        assert_silent(served.path)
+def served(request: pytest.FixtureRequest, filesystems: Callable[[str], FuseVolume]) -> Iterator[FuseVolume]:
+    """A filesystem with nothing but a new store; in the end the checker has nothing to say."""
+    served = filesystems(request.param)
+    for path in served.path.iterdir():
+        shutil.rmtree(path)
+    init(served.path)
+    yield served
+    assert_silent(served.path)
 
 
 @pytest.fixture

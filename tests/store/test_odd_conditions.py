@@ -19,7 +19,7 @@ from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
-from tests.support.crash_scenarios import EVERY_CALL
+from tests.support.covering_sets import runs_every_case
 from tests.support.make_trees import Dir, deep_chain, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, full, loop_volume, tmpfs_volume
@@ -177,7 +177,7 @@ def test_on_a_full_volume_the_ways_out_work_or_say_what_helps_and_nothing_is_los
 # No end of depth
 
 
-N_DEEP = 10_000 if EVERY_CALL else 2_000
+N_DEEP = 10_000 if runs_every_case() else 2_000
 
 
 def test_what_is_as_deep_as_it_likes_is_given_and_restored_by_root() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fusefs.core.printable_names import shell_word
-from tests.support.crash_scenarios import EVERY_CALL
+from tests.support.covering_sets import runs_every_case
 from tests.support.interrupted_command import BROKEN, Ended, command_as
 from tests.support.make_trees import Dir, make_tree
 from tests.support.privileges import PEOPLE, Credentials
@@ -33,7 +33,7 @@ NAMES = [
     b"--help",
 ]
 """A newline, escapes for terminals, invalid UTF-8, 255 bytes, a leading dash, what formats and shells read."""
-SAMPLE = slice(None if EVERY_CALL else 2)
+SAMPLE = slice(None if runs_every_case() else 2)
 odd = pytest.mark.parametrize("name", NAMES[SAMPLE], ids=["all", "undecodable", "newline", "long", "option"][SAMPLE])
 _NEVER = 1 << 30
 

@@ -14,7 +14,7 @@ import pytest
 
 from fusefs.linux.file_locks import take
 from fusefs.store.registry_lines import MAX_BYTES, MAX_LINES, decode, encode
-from tests.support.crash_scenarios import EVERY_CALL
+from tests.support.covering_sets import runs_every_case
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user, become
 from tests.support.real_filesystems import bind_mount, btrfs_subvolume, full, loop_volume, tmpfs_volume
@@ -96,7 +96,7 @@ def test_killed_at_any_call_of_the_first_use_it_loses_no_line_and_the_next_use_n
         _at_home(alice, partial(use, work))
         sys.setprofile(None)
 
-    for n in range(0, 5000, 1 if EVERY_CALL else 9):
+    for n in range(0, 5000, 1 if runs_every_case() else 9):
         registry_of(alice).write_bytes(b"".join(line + b"\n" for line in text.splitlines()[:2]))
         code = in_child(partial(first_use, n))
         assert code in (0, DyingAt.EXIT_CODE)

@@ -20,16 +20,19 @@ from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.seize import seize
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import own_folder
+from tests.support.crash_scenarios import changing
 from tests.support.make_trees import IMMUTABLE, Dir, Spec, make_tree, set_flags, snapshot
 from tests.support.store_verbs import (
     ActingBefore,
     Counting,
     DyingAt,
     FailingAt,
+    NumberedCall,
     assert_silent,
     entries,
     folder_of,
     in_child,
+    numbered_calls,
     raw,
     recover_all,
     restore,
@@ -171,27 +174,27 @@ def back(volume: Path, entry: ListedContainer) -> None:
         restore(volume, found.id, to=path_of(entry))
 
 
-def calls_of_taking(volume: Path, entry: ListedContainer) -> int:
-    counting = Counting()
-    taken(volume, entry, Kernel(counting))
+def calls_of_taking(volume: Path, entry: ListedContainer) -> list[NumberedCall]:
+    calls = numbered_calls(partial(taken, volume, entry))
     back(volume, entry)
-    return len(counting.calls)
+    return calls
 
 
 def test_killed_at_any_call_it_is_in_exactly_one_place(volume: Path) -> None:
     entry = stuck(volume)
     before = snapshot(path_of(entry))
-    for n in range(calls_of_taking(volume, entry)):
-        assert in_child(partial(taken, volume, entry, Kernel(DyingAt(n)))) == DyingAt.EXIT_CODE
+    for n in changing(calls_of_taking(volume, entry)):
+        code = in_child(partial(taken, volume, entry, Kernel(DyingAt(n))))
         assert recover_all(volume) == []
         back(volume, entry)
         assert snapshot(path_of(entry)) == before, n
+    assert code == 0
 
 
 def test_whatever_call_fails_nothing_is_lost(volume: Path) -> None:
     entry = stuck(volume)
     before = snapshot(path_of(entry))
-    for n in range(calls_of_taking(volume, entry)):
+    for n in range(len(calls_of_taking(volume, entry))):
         with suppress(TrashdError, OSError):
             taken(volume, entry, Kernel(FailingAt(n, errno.EIO)))
         assert recover_all(volume) == []

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from fusefs.cli.main import run
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.user_folders import take_census
-from tests.support.crash_scenarios import EVERY_CALL, STRIDE
+from tests.support.covering_sets import runs_every_case
+from tests.support.crash_scenarios import changing
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
@@ -29,6 +31,7 @@ from tests.support.store_verbs import (
     in_child,
     init,
     init_as_of_old,
+    numbered_calls,
     opened,
     recover_all,
     swap,
@@ -74,7 +77,7 @@ def _hers(volume: Path) -> None:
 @pytest.mark.parametrize("begin", [_copied, _hers])
 def test_whatever_call_fails_is_told_as_what_it_is_and_the_next_command_finishes(begin: Callable[[Path], None]) -> None:
     with tmpfs_volume() as volume:
-        for n in range(0, 2000, 1 if EVERY_CALL else 17):
+        for n in range(0, 2000, 1 if runs_every_case() else 17):
             for path in volume.iterdir():
                 shutil.rmtree(path)
             begin(volume)
@@ -131,10 +134,10 @@ def test_until_its_owner_comes_list_and_doctor_tell_of_what_was_set_aside(capfd:
         assert "waits" not in "".join(capfd.readouterr())
 
 
-@pytest.mark.long
 def test_taking_over_killed_at_any_call_strands_nothing() -> None:
     with tmpfs_volume() as volume:
-        for n in range(0, 2000, STRIDE):
+        _hers(volume)
+        for n in changing(numbered_calls(partial(init, volume))):
             for path in volume.iterdir():
                 shutil.rmtree(path)
             _hers(volume)
@@ -148,6 +151,4 @@ def test_taking_over_killed_at_any_call_strands_nothing() -> None:
             assert [path.name for path in volume.iterdir() if path.name.startswith(".")] == [".trashd"]
             assert list(volume.glob(".trashd/old-*")) == []
             assert_silent(volume)
-            if code == 0:
-                break
-        assert n > 60
+        assert code == 0

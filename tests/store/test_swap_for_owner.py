@@ -19,6 +19,7 @@ from fusefs.store.as_owner import make_folder_of
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_for_owner import swap_for_owner
+from tests.support.covering_sets import share_of
 from tests.support.crash_scenarios import LOOKING, DyingAfter, end_of, forbid_exchange
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard, snapshot
 from tests.support.other_users import as_user
@@ -40,6 +41,8 @@ from tests.support.two_users_store import ALICE, NOGROUP, dooms, shared_store
 pytestmark = pytest.mark.needs("root")
 
 DAY_S = 86400
+N_CALLS = 10_000
+"""More than a swap makes."""
 
 
 @pytest.fixture
@@ -138,8 +141,7 @@ def test_whatever_she_puts_into_her_stage_at_any_call_never_has_roots_name(
     if not exchange:
         forbid_exchange(volume)
     canary = snapshot(volume / "canary", with_times=True)
-    n = 0
-    while True:
+    for n in share_of(range(N_CALLS), [*ACTS].index(act) + exchange, len(ACTS)):
         acting = ActingAt(n, partial(_as_alice, partial(ACTS[act], volume)))
         swapped = swap_it(volume, Watching(volume, acting) if exchange else acting)
         assert os.listdir(volume / "home") == []
@@ -155,7 +157,7 @@ def test_whatever_she_puts_into_her_stage_at_any_call_never_has_roots_name(
         make_home(volume)
         if acting.left >= 0:
             return
-        n += 1
+    raise AssertionError(f"it makes more than {N_CALLS} calls")
 
 
 def test_she_gets_it_with_the_retention_that_was_asked_for(volume: Path) -> None:

@@ -7,9 +7,10 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,20 +22,21 @@ from fusefs.store.find_orphans import all_entries
 from fusefs.store.make_folder import look_first
 from fusefs.store.stage import SwapOptions
 from fusefs.store.user_folders import open_user, take_census
-from tests.support.crash_scenarios import STRIDE
+from tests.support.covering_sets import share_of
+from tests.support.crash_scenarios import STRIDE, changing
 from tests.support.group_members import FORGED, plant
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 from tests.support.store_verbs import (
     ActingAt,
-    Counting,
     DyingAt,
     assert_silent,
     calls_of,
     entries,
     in_child,
     init,
+    numbered_calls,
     opened,
     own,
     problems,
@@ -247,8 +249,9 @@ def test_one_more_name_of_volume_json_leaves_the_store_what_it_is(volume: Path) 
 # While root moves it on
 
 
-def test_a_command_of_hers_beside_which_root_moves_her_folder_loses_nothing(volume: Path) -> None:
-    """Root's look comes before each of its calls, in her first command and in a later one."""
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_command_of_hers_beside_which_root_moves_her_folder_loses_nothing(volume: Path, is_first: bool) -> None:
+    """Root's look comes before one of its calls, in her first command and in a later one."""
 
     def job() -> Path:
         return make_tree(volume / "alice" / os.urandom(4).hex(), {"results": "her own"})
@@ -277,17 +280,16 @@ def test_a_command_of_hers_beside_which_root_moves_her_folder_loses_nothing(volu
         os.read(done_fd, 1)
 
     try:
-        for is_first in (True, False):
-            for n in range(0, n_calls + 20, STRIDE):
-                forget()
-                if not is_first:
-                    as_user(ALICE, lambda: throw(volume))
-                n_before = len(entries(volume))
-                as_user(ALICE, lambda n=n: swap(job(), Kernel(ActingAt(n, look))))  # type: ignore[misc]
-                recover_all(volume)
-                assert len(entries(volume)) == n_before + 1, f"at call {n}"
-                folders = list(volume.glob(f".trashd/[un]*/{ALICE}*"))
-                assert len(folders) == 1, f"at call {n}: {folders}"
+        for n in share_of(range(0, n_calls + 20, STRIDE), int(is_first), 2):
+            forget()
+            if not is_first:
+                as_user(ALICE, lambda: throw(volume))
+            n_before = len(entries(volume))
+            as_user(ALICE, lambda n=n: swap(job(), Kernel(ActingAt(n, look))))  # type: ignore[misc]
+            recover_all(volume)
+            assert len(entries(volume)) == n_before + 1, f"at call {n}"
+            folders = list(volume.glob(f".trashd/[un]*/{ALICE}*"))
+            assert len(folders) == 1, f"at call {n}: {folders}"
     finally:
         os.close(write_fd)
         os.waitpid(pid, 0)
@@ -297,39 +299,44 @@ def test_a_command_of_hers_beside_which_root_moves_her_folder_loses_nothing(volu
 
 
 def test_a_first_look_killed_at_any_call_is_finished_by_the_next(volume: Path) -> None:
-    for n in range(0, 1000, STRIDE):
+    def forget() -> None:
+        shutil.rmtree(volume / f".trashd/u/{ALICE}")
+        (volume / f".trashd/folders/{ALICE}").unlink()
+
+    expired(volume)
+    numbers = changing(numbered_calls(partial(recover_all, volume)))
+    for n in numbers:
+        forget()
         identifier = expired(volume)
         code = in_child(lambda n=n: recover_all(volume, Kernel(DyingAt(n))))  # type: ignore[misc]
-        if code == 0:
-            break
         recover_all(volume)
         assert served(volume) == {0, ALICE}, f"killed before call {n}"
         assert identifier in [entry.id for entry in entries(volume)], f"killed before call {n}"
         assert_silent(volume)
-        folder = volume / f".trashd/u/{ALICE}"
-        shutil.rmtree(folder)
-        (volume / f".trashd/folders/{ALICE}").unlink()
-    assert n > 20
+    assert code == 0
+    assert len(numbers) > 5
 
 
 def test_a_folder_that_root_makes_is_whole_and_proven_whenever_he_is_killed(volume: Path) -> None:
     from fusefs.store.make_folder import make_roots
 
-    def act(n: int) -> None:
+    def act(kernel: Kernel) -> None:
         with opened(volume) as store:
-            make_roots(store._replace(kernel=Kernel(DyingAt(n))), ALICE).fd.close()
+            make_roots(store._replace(kernel=kernel), ALICE).fd.close()
 
-    for n in range(0, 1000, STRIDE):
-        code = in_child(lambda n=n: act(n))  # type: ignore[misc]
+    act(Kernel())
+    shutil.rmtree(volume / f".trashd/u/{ALICE}")
+    numbers = changing(numbered_calls(act))
+    for n in numbers:
+        shutil.rmtree(volume / f".trashd/u/{ALICE}")
+        code = in_child(lambda n=n: act(Kernel(DyingAt(n))))  # type: ignore[misc]
         with opened(volume) as store:
             make_roots(store, ALICE).fd.close()
         assert served(volume) == {0, ALICE}, f"killed before call {n}"
         assert sorted(os.listdir(volume / ".trashd/u")) == ["0", str(ALICE)], f"killed before call {n}"
         assert_silent(volume)
-        if code == 0:
-            break
-        shutil.rmtree(volume / f".trashd/u/{ALICE}")
-    assert n > 40
+    assert code == 0
+    assert len(numbers) > 10
 
 
 def test_own_is_proven_in_a_users_own_store() -> None:
@@ -360,6 +367,11 @@ def by_nothing(_path: Path) -> None:
     pass
 
 
+MADE = {"link": by_link, "file": by_file, "nothing": by_nothing}
+BY_BOB = list(product(("", "orphans", "orphans/ID"), MADE))
+"""In the place of what Bob puts something else, and what."""
+
+
 def exchange(path: Path, make: Callable[[Path], None]) -> None:
     """Put something else in the place of what is there, unless root has moved it by now."""
     with suppress(FileNotFoundError):
@@ -376,25 +388,29 @@ def root_looks(volume: Path, kernel: Kernel) -> None:
         look_first(store._replace(kernel=kernel))
 
 
-@pytest.mark.parametrize("made", [by_link, by_file, by_nothing])
-@pytest.mark.parametrize("part", ["", "orphans", "orphans/ID"])
+@pytest.mark.parametrize("number", range(len(BY_BOB)), ids=lambda number: "-".join(map(str, BY_BOB[number])))
 @pytest.mark.parametrize("act", [root_looks, init])
 def test_what_bob_does_while_root_looks_keeps_nobody_from_being_registered(
-    act: Callable[[Path, Kernel], None], made: Callable[[Path], None], part: str
+    act: Callable[[Path, Kernel], None], number: int
 ) -> None:
     """Root looks at Bob first, and before each of its calls Bob puts something else in the place of what is his."""
-    n, n_calls = 0, 1
-    while n < n_calls:
-        with shared_store(alice=ALICE, zoe=ZOE, bob=BOB) as volume:
-            for uid, name in ((BOB, "bob"), (ZOE, "zoe")):
-                as_user(uid, partial(swap_new, volume / name / "job"))
-            identifier = next((volume / ".trashd/new" / str(BOB) / "orphans").iterdir()).name
-            hers = volume / ".trashd/new" / str(BOB) / part.replace("ID", identifier)
-            hook = Counting() if n == 0 else ActingAt(n, partial(as_user, BOB, partial(exchange, hers, made)))
-            act(volume, Kernel(hook))
-            n_calls = len(hook.calls) if isinstance(hook, Counting) else n_calls
+    part, made = BY_BOB[number]
+    with looked_at() as (volume, _):
+        n_calls = len(calls_of(partial(act, volume)))
+    for n in share_of(range(0, n_calls, STRIDE), number, len(BY_BOB)):
+        with looked_at() as (volume, identifier):
+            his = volume / ".trashd/new" / str(BOB) / part.replace("ID", identifier)
+            act(volume, Kernel(ActingAt(n, partial(as_user, BOB, partial(exchange, his, MADE[made])))))
             assert ZOE in served(volume), n
-        n += STRIDE
+
+
+@contextmanager
+def looked_at() -> Iterator[tuple[Path, str]]:
+    """A store in which root has not looked at Bob and Zoe, and the id of Bob's orphan."""
+    with shared_store(alice=ALICE, zoe=ZOE, bob=BOB) as volume:
+        for uid, name in ((BOB, "bob"), (ZOE, "zoe")):
+            as_user(uid, partial(swap_new, volume / name / "job"))
+        yield volume, next((volume / ".trashd/new" / str(BOB) / "orphans").iterdir()).name
 
 
 class BadBlocks(Kernel):

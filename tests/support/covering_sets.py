@@ -8,9 +8,20 @@ from dataclasses import dataclass, fields
 from itertools import combinations
 from typing import TypeVar
 
+from hypothesis import settings
+
 EVERY_CASE = "TRASHD_TEST_EVERY_CASE"
 """The environment variable that tests/conftest.py sets where all cases run (make every)."""
 T = TypeVar("T")
+
+
+def runs_every_case() -> bool:
+    return EVERY_CASE in os.environ
+
+
+def is_soak() -> bool:
+    """Return whether hypothesis has the profile of the soaks, whose runs take hours."""
+    return settings().max_examples > 1000
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,7 @@ def share_of(moments: Sequence[T], number: int, n_cases: int) -> Sequence[T]:
 
     The cases of a test together go through each moment once; with `make every` each of them goes through all.
     """
-    return moments if EVERY_CASE in os.environ else moments[number % n_cases :: n_cases]
+    return moments if runs_every_case() else moments[number % n_cases :: n_cases]
 
 
 def split_axes(parameters: Mapping[str, object]) -> Iterator[tuple[str, Hashable]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,14 @@ from typing import TypeVar
 
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.linux.kernel import Kernel
-from tests.support.crash_scenarios import EVERY_CALL, STRIDE, CrashScenario, VolumeContents, changing, deaths, stop_at
+from tests.support.covering_sets import runs_every_case, share_of
+from tests.support.crash_scenarios import CrashScenario, VolumeContents, changing, deaths, stop_at
 from tests.support.make_trees import snapshot
 from tests.support.other_users import as_user
 from tests.support.store_verbs import DyingAt, FailingAt, NumberedCall, in_child, numbered_calls, recover_all
 
+N_CALLS = 100_000
+"""More than any act makes."""
 T = TypeVar("T")
 Law = Callable[[VolumeContents], object]
 """What must hold afterwards; it gets what was there before."""
@@ -43,8 +46,8 @@ def hold_when_killed_twice(scene: CrashScenario, volume: Path, law: Law) -> None
     for i, n in enumerate(changing(scene.calls(volume))):
         scene.set_up(volume)
         in_child(partial(scene.run, volume, DyingAt(n)))
-        # After each death another third of those of the recovery; all of them in `make soak-store`.
-        for m in changing(numbered_calls(partial(recover_all, volume)))[i % STRIDE :: STRIDE]:
+        # Recoveries after deaths that follow each other are much alike: they share their calls.
+        for m in share_of(changing(numbered_calls(partial(recover_all, volume))), i, 6):
             before = scene.set_up(volume)
             in_child(partial(scene.run, volume, DyingAt(n)))
             in_child(partial(recover_all, volume, Kernel(DyingAt(m))))
@@ -52,15 +55,32 @@ def hold_when_killed_twice(scene: CrashScenario, volume: Path, law: Law) -> None
                 law(before)
 
 
-def hold_when_failing(
-    scene: CrashScenario, volume: Path, number: int, law: Law, step: int = 1 if EVERY_CALL else 2
-) -> None:
+def spread(cases: Iterable[tuple[str, int]]) -> dict[tuple[str, int], range]:
+    """Return which calls of a scene fail with an errno: each call with one of those that its scene comes with.
+
+    With `make every` each call fails with each of them.
+
+    Args:
+        cases: a scene's name, an errno.
+    """
+    errnos: dict[str, list[int]] = defaultdict(list)
+    for name, number in cases:
+        errnos[name].append(number)
+    return {
+        (name, number): range(N_CALLS) if runs_every_case() else range(i, N_CALLS, len(numbers))
+        for name, numbers in errnos.items()
+        for i, number in enumerate(numbers)
+    }
+
+
+def hold_when_failing(scene: CrashScenario, volume: Path, number: int, law: Law, calls: range) -> None:
     """A call failed with that errno, or none; the act succeeded or told a clear error, and left no fd open.
 
-    step  from one such call to the next; the first one is another for other errnos
+    Args:
+        calls: which of the act's calls fail; after the last one of them that it makes, none does.
     """
     before, made = scene.set_up(volume), snapshot(volume)
-    for n in itertools.count(number % step, step):
+    for n in calls:
         # An act that came to nothing has left everything as it was: no need to make it again.
         if snapshot(volume) != made:
             before, made = scene.set_up(volume), snapshot(volume)
@@ -71,6 +91,7 @@ def hold_when_failing(
             law(before)
         if failed is None:
             return
+    raise AssertionError(f"it makes more than {N_CALLS} calls")
 
 
 def _fail(scene: CrashScenario, volume: Path, n: int, number: int) -> str | None:
@@ -89,13 +110,13 @@ def _fail(scene: CrashScenario, volume: Path, n: int, number: int) -> str | None
     return hook.failed
 
 
-def telling(calls: Sequence[NumberedCall]) -> list[int]:
+def telling(calls: Sequence[NumberedCall], case: int = 0) -> list[int]:
     """The numbers of the calls before which another process may change what comes next, and of the end.
 
-    Every other one of them; in `make soak-store` all.
+    Every third one of them, others for each of three cases; with `make every` all.
     """
-    found = [number for number, name in calls if name not in _ALONE or EVERY_CALL]
-    return [*found[:: 1 if EVERY_CALL else 2], 1 + calls[-1].number]
+    found = [number for number, name in calls if name not in _ALONE]
+    return [*share_of(found, case, 3), 1 + calls[-1].number]
 
 
 def hold_when_stopped(

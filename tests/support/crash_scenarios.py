@@ -21,6 +21,8 @@ from fusefs.core.names import STORE, whose
 from fusefs.linux import syscalls
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import VOLUME, WATCH_PREFIXES, Volume, decode_volume, encode_volume
+from tests.support.asked_directly import asked_directly
+from tests.support.covering_sets import runs_every_case
 from tests.support.make_trees import EntrySnapshot, snapshot
 from tests.support.other_users import as_user, become
 from tests.support.store_verbs import (
@@ -56,8 +58,7 @@ LOOKING = frozenset(
 )  # fmt: skip
 """What a kill undoes, or cannot: the next process finds the same, killed before such a call or after it."""
 
-EVERY_CALL = bool(os.environ.get("TRASHD_TEST_EVERY_CALL"))
-STRIDE = 1 if EVERY_CALL else 3
+STRIDE = 1 if runs_every_case() else 3
 """From one call before which something happens to the next, where it is not known which of them matter."""
 
 Tree = tuple[EntrySnapshot, ...]
@@ -86,6 +87,7 @@ class CrashScenario:
     is_reap: bool = False
     is_split: bool = False
 
+    @asked_directly()
     def set_up(self, volume: Path) -> VolumeContents:
         """The volume as the act finds it, from scratch, and what is in it."""
         wipe(volume)
@@ -147,12 +149,17 @@ def write_volume(volume: Path, seen: Callable[[Volume], Volume]) -> None:
 
 def places(volume: Path) -> Iterator[Path]:
     """Everything that may be a tree: at home, dropped, or in a container of any state."""
-    yield from (path for path in (volume / HOME).iterdir() if path.name != _STORE)
+    yield from (path for path in (volume / HOME).iterdir() if path not in _lower_stores(volume))
     for folder in user_folders(volume):
         yield from (folder / "drop").iterdir()
         for state in State:
             for container in (folder / state.value).iterdir():
                 yield from _trees_in(container)
+
+
+def _lower_stores(volume: Path) -> list[Path]:
+    """Root's or a user's own, which a command makes where it can't use the upper one."""
+    return list((volume / HOME).glob(f"{_STORE}*"))
 
 
 def _trees_in(container: Path) -> Iterator[Path]:
@@ -185,6 +192,7 @@ def look(volume: Path) -> VolumeContents:
     return VolumeContents(trees, contents, snapshot(name)[0] if os.path.lexists(name) else None)
 
 
+@asked_directly()
 def settle(volume: Path) -> None:
     """Recover in this, another process; then the checker has nothing to say, and nothing is left half done."""
     lower = volume / HOME
@@ -192,7 +200,7 @@ def settle(volume: Path) -> None:
 
     def told() -> list[object]:
         # A lower store was made where the upper one could not be used; only its owner trusts it.
-        checked = [volume, lower] if (lower / _STORE).exists() else [volume]
+        checked = [volume, lower] if _lower_stores(volume) else [volume]
         return [*recover_all(lower), *(problem for path in checked for problem in problems(path))]
 
     found = as_user(uid, told) if uid else told()
@@ -267,13 +275,10 @@ def deaths(scene: CrashScenario, volume: Path) -> Iterator[tuple[int, VolumeCont
 
 
 def changing(calls: Sequence[NumberedCall]) -> list[int]:
-    """The numbers of the calls before which to die: between two of them nothing changes on disk; and the end.
-
-    Under TRASHD_TEST_EVERY_CALL all of them, as `make soak-store` has it.
-    """
+    """The numbers of the calls before which to die, and of the end: between two of them nothing changes on disk."""
     names = {name for _, name in calls}
     assert names <= _CHANGING | LOOKING, f"what do they do: {names - _CHANGING - LOOKING}?"
-    numbers = [number for number, name in calls if name in _CHANGING or EVERY_CALL]
+    numbers = [number for number, name in calls if name in _CHANGING]
     return [*numbers, 1 + max(number for number, _ in calls)]
 
 

@@ -71,16 +71,21 @@ class CrashState:
         return f"{self.kind}@{self.n_base}+{len(self.extra)}"
 
 
-def crash_states(log: Log, n_torn: int, seed: int, since: str = MOUNTED) -> Iterator[CrashState]:
+def crash_states(
+    log: Log, n_torn: int, seed: int, since: str = MOUNTED, share: tuple[int, int] = (0, 1)
+) -> Iterator[CrashState]:
     """Each state that the log allows at a flush boundary, and up to n_torn torn ones for each epoch.
 
     An epoch is what lies between two flushes; what follows the last flush is one too. The same arguments
     give the same states. States before a mark are left out, and those that are as the one before.
+
+    Args:
+        share: (i, n): of the torn states each n-th one, beginning with another one for each i and each epoch.
     """
     rng = random.Random(seed)
     events = log.events
     marks: list[str] = []
-    start = n_writes = 0
+    start = n_writes = n_epochs = 0
     last: tuple[int, int] | None = None
     while start <= len(events):
         end = next((i for i in range(start, len(events)) if isinstance(events[i], Flush)), len(events))
@@ -92,7 +97,9 @@ def crash_states(log: Log, n_torn: int, seed: int, since: str = MOUNTED) -> Iter
             if len(marks) > len(marks_before):
                 yield CrashState("lost", start, (), tuple(marks))
             last = (n_writes, len(marks))
-            yield from _torn_states(log, start, end, marks_before, n_torn, rng)
+            torn = list(_torn_states(log, start, end, marks_before, n_torn, rng))
+            yield from torn[(n_epochs + share[0]) % share[1] :: share[1]]
+            n_epochs += 1
         n_writes += sum(isinstance(event, Write) for event in events[start:end])
         start = end + 1
 
@@ -265,6 +272,7 @@ class _Plan(NamedTuple):
     n_processes: int
     stop_after: int | None
     since: str
+    share: tuple[int, int]
 
 
 def _run_share(plan: _Plan, first: int) -> Result:
@@ -273,7 +281,7 @@ def _run_share(plan: _Plan, first: int) -> Result:
     n_fscks = 0
     failures: list[StateFailure] = []
     with _replayer(plan.log, plan.fstype) as replayer:
-        for number, state in enumerate(crash_states(plan.log, plan.n_torn, plan.seed, plan.since)):
+        for number, state in enumerate(crash_states(plan.log, plan.n_torn, plan.seed, plan.since, plan.share)):
             turn, whose = divmod(number, max(plan.n_processes, 1))
             if whose != first:
                 continue
@@ -301,6 +309,7 @@ def check_states(
     n_processes: int = 0,
     stop_after: int | None = None,
     since: str = MOUNTED,
+    share: tuple[int, int] = (0, 1),
 ) -> Result:
     """Mount each crash state of the log and check it.
 
@@ -311,9 +320,10 @@ def check_states(
                  0: in this one, which takes longer for a check that forks
     stop_after   end a process after so many failures: enough for a negative control
     since        the mark before which states don't matter
+    share        which of the torn states, as `crash_states` takes it
     """
     began = time.monotonic()
-    plan = _Plan(log, fstype, check, n_torn, seed, fsck_stride, n_processes, stop_after, since)
+    plan = _Plan(log, fstype, check, n_torn, seed, fsck_stride, n_processes, stop_after, since, share)
     shares = _run_beside(plan) if n_processes else [_run_share(plan, 0)]
     return Result(
         sum((share.n_by_kind for share in shares), Counter()),

@@ -8,12 +8,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
+from tests.support.asked_directly import asked_directly
 from tests.support.plain_twin import MARK, Step, Twins
 from tests.support.privileges import Credentials
 from tests.support.store_verbs import entries, problems
@@ -141,7 +143,8 @@ def ask(
 ) -> Ended:
     """A command, and the act before its call number `moment`, if it makes so many; a look just before the act."""
     told = [word.replace("VOLUME", str(twins.first.volume)).replace("ID", identifier) for word in words.split()]
-    ended = command_as(person, told, moment, lambda: (look(), twins.act(twins.first, act)))
+    with asked_directly() if moment < 0 else nullcontext():
+        ended = command_as(person, told, moment, lambda: (look(), twins.act(twins.first, act)))
     assert ended.code not in (BROKEN, _BY_THE_KERNEL), ended
     assert "Traceback" not in ended.told, ended
     return ended

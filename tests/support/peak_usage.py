@@ -62,6 +62,23 @@ def watch(argv: Sequence[str | Path], n_fds_max: int) -> tuple[int, Peak]:
     return command.wait(), peak
 
 
+_RUN = """
+import resource, subprocess, sys
+done = subprocess.run(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
+sys.exit(done.returncode)
+"""
+
+
+def beside_small_parent(argv: Sequence[str | Path]) -> list[str | Path]:
+    """Return the command that runs `argv` and then prints on stderr the most memory that it had, KiB.
+
+    Its parent is a small process: what a process begins with counts as its own, and a test runner is larger than what
+    it starts. Source: setmax_mm_hiwater_rss in begin_new_exec, fs/exec.c
+    """
+    return [sys.executable, "-S", "-c", _RUN, *argv]
+
+
 def peak_of(pid: int) -> int:
     """The most memory that a process has had, KiB. Raises  OSError"""
     return int(status_of(pid).get("VmHWM", ["0"])[0])

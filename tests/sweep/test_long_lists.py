@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.peak_usage import beside_small_parent
 from tests.support.trashd_command import TRASHD
 
-N_USUAL = 200_000
+N_USUAL = 100_000
 N_NAMES = int(os.environ.get("TRASHD_TEST_NAMES", N_USUAL))
-N_FEW = 20_000
-GROWTH_MAX_KIB = 8 * 1024  # less than half of what the names would take; two runs differ by a MiB or two
+N_FEW = 10_000
+GROWTH_MAX_KIB = 4 * 1024  # less than half of what the names would take; two runs differ by a MiB or two
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(600 if N_NAMES <= N_USUAL else 0)]
 
@@ -34,18 +35,11 @@ def peak_kib(top: Path, writer: str, n_names: int, *words: str) -> int:
     how, line = WRITERS[writer]
     code = f"import sys; top = sys.argv[1].encode(); sys.stdout.buffer.writelines({line} for n in range({n_names}))"
     command = [TRASHD, "sweep", str(top), "--delete", "--from", "-", "--from-format", how, *words]
-    with (
-        subprocess.Popen([sys.executable, "-c", code, str(top)], stdout=subprocess.PIPE) as lists,
-        subprocess.Popen(command, stdin=lists.stdout, stdout=subprocess.PIPE, text=True) as swept,
-    ):
-        assert lists.stdout is not None
-        assert swept.stdout is not None
-        lists.stdout.close()
-        told = swept.stdout.read()
-        _pid, _status, usage = os.wait4(swept.pid, 0)
-        swept.returncode = 0
-    assert f"  {n_names:,} paths of the list are not there" in told
-    return usage.ru_maxrss
+    with subprocess.Popen([sys.executable, "-c", code, str(top)], stdout=subprocess.PIPE) as lists:
+        swept = beside_small_parent(command)
+        done = subprocess.run(swept, stdin=lists.stdout, capture_output=True, text=True, check=False)
+    assert f"  {n_names:,} paths of the list are not there" in done.stdout
+    return int(done.stderr.splitlines()[-1])
 
 
 @pytest.mark.parametrize("writer", WRITERS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import stat
 from collections import Counter
@@ -19,6 +18,8 @@ import pytest
 from fusefs.core.errors import NotADirectory, NotFound, OtherFilesystem, Refused, TrashdError, UsageError
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import IfExists
+from tests.support.crash_invariants import spread
+from tests.support.crash_scenarios import changing
 from tests.support.foreground_mount import trashd_mount
 from tests.support.fuse_bad_rename import Mode, lying_volume
 from tests.support.make_trees import (
@@ -35,7 +36,7 @@ from tests.support.make_trees import (
 from tests.support.move_entries import move, pass_a_tick
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, project_quota_volume, set_project, tmpfs_volume
-from tests.support.store_verbs import ActingBefore, Counting, DyingAt, FailingAt, in_child, init
+from tests.support.store_verbs import ActingBefore, Counting, DyingAt, FailingAt, in_child, init, numbered_calls
 
 pytestmark = pytest.mark.needs("root")
 
@@ -262,7 +263,8 @@ def reset(volume: Path) -> tuple[Path, Path]:
 
 
 def test_nothing_is_lost_or_doubled_by_a_kill_before_any_call(volume: Path) -> None:
-    for n in itertools.count():
+    act = partial(move, *reset(volume), if_exists=IfExists.NUMBER)
+    for n in changing(numbered_calls(lambda kernel: act(kernel=kernel))):
         job, archive = reset(volume)
         before = contents(volume)
         code = in_child(partial(move, job, archive, Kernel(DyingAt(n)), if_exists=IfExists.NUMBER))
@@ -270,14 +272,15 @@ def test_nothing_is_lost_or_doubled_by_a_kill_before_any_call(volume: Path) -> N
         assert move(job, archive, if_exists=IfExists.NUMBER) == {}
         assert contents(archive) == before
         assert (archive / "a/b/x").read_bytes() == b"1"
-        if code == 0:
-            return
-        assert code == DyingAt.EXIT_CODE
+    assert code == 0
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EACCES])
-def test_nothing_is_lost_or_doubled_when_any_call_fails(volume: Path, number: int) -> None:
-    for n in itertools.count():
+FAULTS = spread(("move", number) for number in (errno.EIO, errno.ENOSPC, errno.EACCES))
+
+
+@pytest.mark.parametrize(("act", "number"), FAULTS, ids=lambda value: errno.errorcode.get(value, value))
+def test_nothing_is_lost_or_doubled_when_any_call_fails(volume: Path, act: str, number: int) -> None:
+    for n in FAULTS[act, number]:
         job, archive = reset(volume)
         before = contents(volume)
         hook = FailingAt(n, number)

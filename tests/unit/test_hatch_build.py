@@ -12,6 +12,8 @@ from build_docs.man_pages import page_names, title_of
 
 REPO = Path(__file__).parents[2]
 LIBRARY = "fusefs/mount/native/_core.abi3.so"
+pytestmark = pytest.mark.long
+"""Each builds a wheel, the first one with a compiler."""
 
 
 def build(to: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ from fusefs.core.metadata_cache import MetadataCache
 from fusefs.core.packed_entries import PackedEntries
 
 N = 25_000
-"""More than fit into 64 MiB."""
+"""What is learnt in a second."""
 MIB = 1 << 20
 
 
@@ -127,11 +127,11 @@ def taken_bytes(learn: Callable[[MetadataCache, int], None], limit_bytes: int, n
 
 @pytest.mark.parametrize("learn", LEARN, ids=lambda learn: learn.__name__.removeprefix("learn_"))
 def test_cache_says_what_it_takes(learn: Callable[[MetadataCache, int], None]) -> None:
-    tries = (taken_bytes(learn, 1 << 30, 20_000) for _ in range(_N_TRIES))
+    tries = (taken_bytes(learn, 1 << 30, 10_000) for _ in range(_N_TRIES))
     assert any(0.8 * said - 4096 <= taken <= 1.05 * said + 4096 for taken, said in tries)
 
 
-@pytest.mark.parametrize(("limit_bytes", "n"), [(MIB // 64, 1000), (MIB, 10_000), (16 * MIB, N)])
+@pytest.mark.parametrize(("limit_bytes", "n"), [(MIB // 64, 1000), (2 * MIB, 10_000)])
 def test_full_cache_keeps_to_its_size(limit_bytes: int, n: int) -> None:
     tries = (taken_bytes(learn_tree, limit_bytes, n) for _ in range(_N_TRIES))
     assert any(0.75 * limit_bytes < said <= limit_bytes and taken <= 1.2 * limit_bytes for taken, said in tries)

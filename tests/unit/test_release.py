@@ -52,6 +52,7 @@ def clone(tmp_path: Path) -> Path:
     return at
 
 
+@pytest.mark.every
 @of_a_clone
 def test_a_release_is_whole_and_says_what_is_left_to_do(clone: Path) -> None:
     done = run(clone, ".ci/release")
@@ -78,6 +79,7 @@ def test_a_release_is_whole_and_says_what_is_left_to_do(clone: Path) -> None:
     assert run(clone, "git", "status", "--porcelain").stdout == ""
 
 
+@pytest.mark.every
 @of_a_clone
 def test_what_is_in_no_commit_is_not_released(clone: Path) -> None:
     (clone / "README.md").write_text("changed", encoding="utf-8")
@@ -85,6 +87,7 @@ def test_what_is_in_no_commit_is_not_released(clone: Path) -> None:
     assert (done.returncode, "in no commit" in done.stderr) == (1, True)
 
 
+@pytest.mark.every
 @of_a_clone
 def test_a_version_is_released_once(clone: Path) -> None:
     run(clone, "git", "tag", f"v{VERSION}")
@@ -92,6 +95,7 @@ def test_a_version_is_released_once(clone: Path) -> None:
     assert (done.returncode, f"v{VERSION} is there already" in done.stderr) == (1, True)
 
 
+@pytest.mark.every
 @of_a_clone
 def test_no_change_is_released_that_the_changelog_lacks(clone: Path) -> None:
     (clone / "docs/changes/more.fix.md").write_text("More.", encoding="utf-8")
@@ -101,6 +105,7 @@ def test_no_change_is_released_that_the_changelog_lacks(clone: Path) -> None:
     assert (done.returncode, "lacks 1 changes" in done.stderr) == (1, True)
 
 
+@pytest.mark.every
 @of_a_clone
 def test_what_a_build_leaves_out_is_found(clone: Path) -> None:
     project = clone / "pyproject.toml"

@@ -155,6 +155,7 @@ NEEDED_BY = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scenario", "faults"), CASES)
 def test_nothing_is_lost(scenario: str, faults: Faults) -> None:
     assert SCENARIOS[scenario].explore(faults) > 1
