@@ -26,6 +26,7 @@ CAROL = Credentials(1003, 1003)
 PEOPLE: Mapping[str, Credentials] = {"alice": ALICE, "bob": BOB, "carol": CAROL}
 MAPPED = BOB._replace(maps=((0, BOB.uid, 1), (1, FIRST_SUBID, N_SUBIDS)))
 """Bob as root of a user namespace with Bob's subordinate ids."""
+_HELD = ("team", "team/project", "team/project/data", "team/project/data/open")
 
 
 def _text(name: str) -> bytes:
@@ -81,9 +82,9 @@ def team(first: Path, plain: Path, hostile: Credentials) -> Iterator[Twins]:
                 shutil.rmtree(path)
             for name, one in _spec().items():
                 make_tree(side.volume / name, one)
-            for where in ("team", "team/project", "team/project/data", "team/project/data/open"):
-                called_by(hostile.be, partial(_may_open, side.at(where)), "who holds it")
+            for where in _HELD:
                 side.hold(where)
+        called_by(hostile.be, partial(_may_open, [side.at(where) for side in sides for where in _HELD]), "who holds it")
         init(first)
         make_places(sides[1], PEOPLE)
         people = {name: hostile if one.uid == hostile.uid else one for name, one in PEOPLE.items()}
@@ -93,8 +94,9 @@ def team(first: Path, plain: Path, hostile: Credentials) -> Iterator[Twins]:
             side.close()
 
 
-def _may_open(path: Path) -> None:
-    os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+def _may_open(paths: list[Path]) -> None:
+    for path in paths:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
 
 
 # What the hostile user does
