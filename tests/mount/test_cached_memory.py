@@ -9,10 +9,12 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support.covering_sets import Axes
 from tests.support.foreground_mount import EXECUTED, Mounted, trashd_mount, until
 from tests.support.many_files import fill
 from tests.support.proc_stat import status_of
@@ -25,20 +27,30 @@ N_FILES = 2000
 N_ROUND = 1500
 CACHE_BYTES = 512 << 10
 GROWTH_KIB = 3 << 9  # what the interpreter's own pools take now and then
-MOUNTS = {
-    "local": ["coherence=exclusive"],
-    "shared": ["coherence=shared", "timeout=3600"],
-    "in threads": ["coherence=exclusive", "backing=slow"],
-}
+
+
+@dataclass(frozen=True)
+class Setup(Axes):
+    """Of a mount: its coherence, and whether operations go to threads."""
+
+    coherence: str
+    backing: str
+
+    def options(self) -> list[str]:
+        own = [f"coherence={self.coherence}", f"backing={self.backing}", f"cache_size={CACHE_BYTES}"]
+        return [*own, "timeout=3600"] if self.coherence == "shared" else own
+
+
+IN_THREADS = Setup("exclusive", "slow")
+SETUPS = {"local": Setup("exclusive", "local"), "shared": Setup("shared", "local"), "in threads": IN_THREADS}
 _NUMBERS = itertools.count()
 
 
 @contextmanager
-def a_mount(*options: str) -> Iterator[Mounted]:
+def a_mount(setup: Setup) -> Iterator[Mounted]:
     with tmpfs_volume("64m", ["nr_inodes=50000"]) as volume:
         fill(volume / "flat", N_FILES)
-        own = [*options, f"cache_size={CACHE_BYTES}"]
-        with trashd_mount(volume, options=own, limit_s=100_000, command=EXECUTED) as mounted:
+        with trashd_mount(volume, options=setup.options(), limit_s=100_000, command=EXECUTED) as mounted:
             yield mounted
 
 
@@ -75,9 +87,9 @@ def make_and_remove(top: Path, n: int) -> None:
 
 
 @pytest.mark.parametrize("look", [look_up_missing, look_up_files, list_all, make_and_remove])
-@pytest.mark.parametrize("options", MOUNTS.values(), ids=MOUNTS)
-def test_memory_is_flat_over_many_lookups(options: list[str], look: Callable[[Path, int], None]) -> None:
-    with a_mount(*options) as mounted:
+@pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+def test_memory_is_flat_over_many_lookups(setup: Setup, look: Callable[[Path, int], None]) -> None:
+    with a_mount(setup) as mounted:
         sizes = []
         for _ in range(0, N_LOOKUPS, N_ROUND):
             look(mounted.path, N_ROUND)
@@ -92,7 +104,7 @@ def test_memory_is_flat_over_many_lookups(options: list[str], look: Callable[[Pa
 @pytest.mark.rests_on("seam")  # without it nothing goes to threads, and so nothing is remembered
 def test_tables_are_empty_and_the_cache_is_full_when_all_is_forgotten() -> None:
     """I7: no node but the root; and what is remembered is as much as was allowed, no more."""
-    with a_mount(*MOUNTS["in threads"]) as mounted:
+    with a_mount(IN_THREADS) as mounted:
         for look in (list_all, look_up_missing):
             look(mounted.path, N_ROUND)
             mounted.forget_all()

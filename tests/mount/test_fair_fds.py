@@ -61,6 +61,7 @@ def holding(mount: Mounted) -> Iterator[list[int]]:
         for path in mount.backing.glob("made-*"):
             path.unlink()
         assert until(lambda: mount.n_fds() <= max(n_before, N_FDS - N_FOR_CLIENTS))
+        assert until(lambda: mount.stats().gauges["n_handles"] == 0)  # what is not closed yet counts for its user
 
 
 def one_of_many(path: Path, number: int) -> int:

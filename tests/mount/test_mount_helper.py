@@ -13,7 +13,7 @@ from tests.support.background_mounts import daemon_of, mount, our_mount
 from tests.support.other_users import run_as
 from tests.support.proc_stat import stop
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
-from tests.support.trashd_command import TRASHD, environment
+from tests.support.trashd_command import done_well, environment
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -169,7 +169,7 @@ def test_what_is_read_only_below_stands_too(bench: Path) -> None:
     with bind_mount(bench / "source", bench / "source", ["ro"]):
         assert helper(bench / "source", bench / "target").returncode == 0
         assert helper(bench / "source", bench / "target").returncode == 0
-        subprocess.run([TRASHD, "umount", bench / "target"], check=True)
+        done_well("umount", bench / "target")
 
 
 def test_mount_8_tells_why_not(bench: Path, with_helper: WithHelper) -> None:

@@ -1,7 +1,6 @@
 """`remount` gives back what the mount itself refused, and nothing of what SRC's mount, or its user, refuses."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from fusefs.mount.places.attach import remount
 from tests.support.background_mounts import backing_of, mount
 from tests.support.other_users import as_user, run_as
 from tests.support.real_filesystems import bind_mount
-from tests.support.trashd_command import TRASHD
+from tests.support.trashd_command import TRASHD, done_well
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -41,7 +40,7 @@ def test_what_the_mount_of_the_source_refuses_stays_refused(bench: Path, flag: s
             assert remount(os.fsencode(target), [words])
             assert flag in flags_at(target)
             assert where == "elsewhere" or flag in flags_at(backing_of(target))
-        subprocess.run([TRASHD, "umount", target], check=True)
+        done_well("umount", target)
 
 
 @pytest.mark.parametrize("flag", ["noatime", "nodiratime", "strictatime"])
@@ -53,7 +52,7 @@ def test_times_of_access_stay_as_the_mount_of_the_source_says(bench: Path, flag:
         for words in (EVERYTHING, "remount,ro", EVERYTHING):
             assert remount(os.fsencode(source), [words])
             assert flags_at(backing_of(source)) & {"noatime", "nodiratime", "relatime"} == before
-        subprocess.run([TRASHD, "umount", source], check=True)
+        done_well("umount", source)
 
 
 @pytest.mark.parametrize("where", ["elsewhere", "over itself"])

@@ -17,7 +17,7 @@ from tests.support.background_processes import LIMIT_S
 from tests.support.other_users import run_as
 from tests.support.proc_stat import stop
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
-from tests.support.trashd_command import TRASHD, fast_paths_off
+from tests.support.trashd_command import TRASHD, done_well, fast_paths_off
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -200,6 +200,7 @@ def test_a_missing_fusermount_is_told_with_what_to_do(bench: Path) -> None:
     assert b"fuse3" in done.stderr
 
 
+@pytest.mark.usefixtures("short_patience")
 def test_umount_force_frees_those_who_wait_for_a_daemon_that_hangs(bench: Path) -> None:
     assert trashd("mount", bench / "source", bench / "target").returncode == 0
     pid = daemon_of(bench / "target")
@@ -214,6 +215,7 @@ def test_umount_force_frees_those_who_wait_for_a_daemon_that_hangs(bench: Path) 
     ended(pid_fd)
 
 
+@pytest.mark.usefixtures("short_patience")
 def test_umount_force_kills_nobody_who_was_sent_the_connection(bench: Path) -> None:
     assert trashd("mount", bench / "source", bench / "target").returncode == 0
     pid = daemon_of(bench / "target")
@@ -223,7 +225,7 @@ def test_umount_force_kills_nobody_who_was_sent_the_connection(bench: Path) -> N
     stop(pid)
     with subprocess.Popen(["sleep", "infinity"], pass_fds=[sent], user=OTHER) as other:
         os.close(sent)
-        subprocess.run([TRASHD, "umount", "--force", bench / "target"], check=True, capture_output=True)
+        done_well("umount", "--force", bench / "target")
         assert other.poll() is None
         other.kill()
     ended(pid_fd)

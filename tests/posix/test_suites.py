@@ -19,7 +19,7 @@ from tests.support.trashd_command import switched_off
 pytestmark = [pytest.mark.needs("root", "fuse", "loop", "cargo"), pytest.mark.timeout(900)]
 
 LIMIT_S = 800
-N_OPERATIONS = int(os.environ.get("TRASHD_TEST_OPERATIONS", "20000"))
+N_OPERATIONS = int(os.environ.get("TRASHD_TEST_OPERATIONS", "10000"))
 """Of fsx in all, half of them past the daemon; `make soak-mount` asks for more."""
 N_OPERATIONS_A_RUN = 2500
 _IS_DIRECT = not {"seam", "direct-requests"} & switched_off()

@@ -48,6 +48,7 @@ from fusefs.mount.requests.fuse_requests import FuseRequests
 from fusefs.mount.requests.ring_servers import Core, RingServers
 from fusefs.mount.requests.standby_readers import StandbyReaders
 from fusefs.mount.requests.thread_pool import ThreadPool
+from fusefs.mount.tables.open_handles import n_spare
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import no_opendir
 from fusefs.mount.tree.passthrough import stack_depth, why_not_here, why_refused
@@ -419,7 +420,8 @@ def _rings(attached: Attached, lock: TablesLock, device: int, states: FastPathSt
         states.turn_off(FastPath.URING, f"the daemon can't end its connection: {error.strerror}")
         yield None
         return
-    rings = RingServers(lock, device, partial(abort, abort_fd), partial(_ask, attached))
+    n_fds = n_spare(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 2
+    rings = RingServers(lock, device, partial(abort, abort_fd), partial(_ask, attached), n_fds)
     try:
         yield rings
     finally:

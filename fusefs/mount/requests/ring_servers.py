@@ -39,7 +39,9 @@ PAYLOAD_BYTES = 1 << 20
 _N_OF_A_CORE = 4
 """Threads that do what they are asked, whoever is held up."""
 _N_MOST = 16
-"""Threads of a core; the last one has the entries for all further requests that wait."""
+"""Threads of a core, fewer where few fds are to be had; the last has the entries for all further requests that wait."""
+_FDS_OF_A_THREAD = 4
+"""Of its ring."""
 _LIMIT_S = 10.0
 
 Later = Callable[[int, ReplyInSteps, int, int, int, int], None]
@@ -240,17 +242,21 @@ class RingServer:
 class RingServers:
     """Those of one mount."""
 
-    def __init__(self, lock: TablesLock, device: int, abort: Callable[[], None], ask: Callable[[], object]) -> None:
+    def __init__(
+        self, lock: TablesLock, device: int, abort: Callable[[], None], ask: Callable[[], object], n_fds: int
+    ) -> None:
         """Begin with none.
 
         device  /dev/fuse
         abort   ends the connection, whatever it takes
         ask     something of the mount, as any client does; OSError if that is not possible
+        n_fds   that the rings of all threads may have; a core has a few threads in any case
         """
         self.lock = lock
         self.device = device
         self.abort = abort
         self._ask = ask
+        self._n_fds, self._n_most = n_fds, _N_MOST
         self._askers: set[int] = set()
         """Threads that ask so, by the numbers that the kernel tells."""
         self.may_begin = threading.Event()
@@ -269,6 +275,8 @@ class RingServers:
         Raises  OSError, MemoryError, RuntimeError: there are none to be had
         """
         own, others = split_cores()
+        n_affordable = self._n_fds // (_FDS_OF_A_THREAD * max(1, len(own)))
+        self._n_most = min(_N_MOST, max(_N_OF_A_CORE + 1, n_affordable))
         try:
             for core in own:
                 self._start(RingServer(self, [core], is_pinned=True, is_late=False), self._told.put)
@@ -318,10 +326,10 @@ class RingServers:
             present = self._of_core[core]
             if any(one.is_free(core) for one in present):
                 return
-            if len(present) < _N_MOST and not any(one.hands_out and not one.is_held_up for one in present):
+            if len(present) < self._n_most and not any(one.hands_out and not one.is_held_up for one in present):
                 stands_in = len(present) >= _N_OF_A_CORE
                 further = RingServer(self, [core], is_pinned=True, is_late=True, stands_in=stands_in)
-                further.hands_out = len(present) == _N_MOST - 1
+                further.hands_out = len(present) == self._n_most - 1
                 with suppress(RuntimeError):
                     self._start(further, partial(self._started, further, core))
                     return
