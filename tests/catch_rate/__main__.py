@@ -63,7 +63,7 @@ class Verdict(NamedTuple):
         """Write the cell of the table."""
         if self.caught_by is None:
             return f"NOT CAUGHT: {self.note}"
-        return f"{'own' if self.is_own else 'other'}: {self.caught_by}"
+        return f"{'own' if self.is_own else 'other'}: {self.caught_by.removeprefix('tests/')}".replace("|", "\\|")
 
 
 class TreeCopy:
