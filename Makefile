@@ -17,10 +17,10 @@ fast-paths: setup; @for path in $(or $(FAST_PATHS),$(shell $(PYTHON) -c "from fu
 uring: setup; @TRASHD_TEST_URING=on .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 every: setup; @.ci/pytest --every $(or $(ARGS),--numprocesses=3 --dist=worksteal)
-# The tests that ARGS selects, ten times beside a load: make flaky ARGS='--times 20 tests/reaper -k held'
+# The tests that ARGS selects, ten times beside a load: make flaky ARGS='--times 20 tests/service -k held'
 flaky: setup; @$(PYTHON) -m tests.flaky --numprocesses=2 $(ARGS)
 quick: setup; @.ci/pytest -m quick $(or $(ARGS),--numprocesses=2 --dist=worksteal)
-without-native: setup; @TRASHD_NATIVE=0 .ci/pytest tests/linux tests/sweep tests/reaper $(or $(ARGS),--numprocesses=3 --dist=worksteal)
+without-native: setup; @TRASHD_NATIVE=0 .ci/pytest tests/linux tests/engine tests/plan tests/reaper tests/service tests/sweep tests/waiting $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy && $(PYTHON) hatch_build.py --lint
 # Counted is what the tests' own processes run, some as other users, and commands and daemons of a sample (tests/conftest.py).
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/data
@@ -55,8 +55,8 @@ rpm: setup; @.ci/rpm && TRASHD_TEST_PACKAGES=rpm .ci/pytest tests/packages
 man: setup; @$(PYTHON) -m build_docs man build/man
 site: setup; @$(PYTHON) -m sphinx -c .ci/site --fail-on-warning --keep-going --quiet . build/site && echo build/site/index.html
 install-system: man; .venv/bin/trashd service install --root "$(DESTDIR)/" $(ARGS)
-soak: setup; @TRASHD_TEST_SOAK_S=3600 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_soak.py $(ARGS)
-soak-service: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/reaper/test_service_killed.py $(ARGS)
+soak: setup; @TRASHD_TEST_SOAK_S=3600 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/service/test_service_soak.py $(ARGS)
+soak-service: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/service/test_service_killed.py $(ARGS)
 soak-store: setup; @TRASHD_TEST_EVERY_CALL=1 .ci/pytest --hypothesis-profile=soak --timeout=0 -k 'machine or killed or faults or late_nodes or beside or odd or powerfail or many_folders' tests/store tests/crash $(ARGS)
 soak-reap: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -s -k killed_at_any_time tests/reaper/test_kills.py $(ARGS)
 soak-lists: setup; @TRASHD_TEST_NAMES=100000000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/sweep/test_long_lists.py $(ARGS)

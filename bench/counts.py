@@ -17,7 +17,7 @@ from bench.messages import Messages
 from bench.support import TRASHD, make_flat
 from fusefs.linux.kernel import Kernel
 from tests.support.foreground_mount import forget_all, until
-from tests.support.store_calls import calls_of, remove, restore, swap
+from tests.support.store_verbs import calls_of, remove, restore, swap
 
 N_FEW, N_MORE = 2000, 4000
 """Files; both are more than one buffer of names."""

@@ -16,10 +16,10 @@ from bench.verdicts import Figure, Target
 from fusefs.core.names import make_id
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
+from tests.support.hostile_volume import ALICE, MALLORY, Shared, shared_volume
 from tests.support.other_users import as_user
 from tests.support.peak_usage import peak_of
-from tests.support.shared_volume import ALICE, MALLORY, Shared, shared_volume
-from tests.support.store_calls import folder_of, forge
+from tests.support.store_verbs import folder_of, forge
 
 KEPT = SwapOptions(retention_s=10_000_000)
 PLAIN, PLANTED, LIST, LOOK = "plain", "planted", "list", "first look"

@@ -13,10 +13,10 @@ from bench.subjects import NATIVE, SUBJECTS, Unable, served
 from bench.support import tell, volume
 from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.real_filesystems import bind_mount
-from tests.support.third_party_suites import Told, pjdfstest, short_path
+from tests.support.third_party_suites import SuiteResult, pjdfstest, short_path
 
 
-def examine(name: str, root: Path) -> Told:
+def examine(name: str, root: Path) -> SuiteResult:
     """What pjdfstest finds of one subject. Raises  Unable"""
     source = root / name
     source.mkdir()

@@ -21,10 +21,10 @@ from bench.support import TRASHD, make_tree, time_command, volume
 from bench.verdicts import Target, value
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
-from tests.support.many_orphans import many_orphans
 from tests.support.other_users import as_user
 from tests.support.service_process import Service, places, service
-from tests.support.store_calls import init, swap
+from tests.support.small_orphans import many_orphans
+from tests.support.store_verbs import init, swap
 
 N_QUEUED, N_BIG, N_SMALL, N_LOOKS = 100_000, 1_000_000, 10, 9
 _BIG, _SMALL = 1001, 1002

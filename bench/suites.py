@@ -16,12 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.support import tell
-from tests.support import linux_test_project, machine_capabilities
+from tests.support import machine_capabilities, third_party_suites
 from tests.support.foreground_mount import trashd_mount
-from tests.support.linux_test_project import FINE
 from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.real_filesystems import bind_mount, loop_volume
-from tests.support.third_party_suites import EXPECTED, fsx, pjdfstest, short_path
+from tests.support.third_party_suites import EXPECTED, FINE, fsx, pjdfstest, short_path
 
 N_SEEDS, N_OPERATIONS = 12, 2500
 SIZE_MB = 256
@@ -45,7 +44,7 @@ def examine_fsx(path: Path) -> Found:
 
 def examine_ltp(path: Path) -> Found:
     """By test."""
-    return {test.name: linux_test_project.found_by(test, path) for test in linux_test_project.tests()}
+    return {test.name: third_party_suites.ltp_outcome(test, path) for test in third_party_suites.ltp_tests()}
 
 
 SUITES: Mapping[str, Callable[[Path], Found]] = MappingProxyType(
@@ -55,7 +54,7 @@ SUITES: Mapping[str, Callable[[Path], Found]] = MappingProxyType(
 
 def why_missing(name: str) -> str | None:
     """Why a suite isn't to be had; None: it is."""
-    return linux_test_project.why_missing() if name == "LTP" else machine_capabilities.why_missing("cargo")
+    return third_party_suites.why_ltp_is_missing() if name == "LTP" else machine_capabilities.why_missing("cargo")
 
 
 def both(name: str) -> tuple[Found, Found]:

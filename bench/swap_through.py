@@ -36,7 +36,7 @@ from bench.swap_clients import KINDS, clients_in, make_room, watching, worst_s
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import renameat2
 from tests.support.mount_namespaces import see_own_mounts_only
-from tests.support.store_calls import init, restore, swap
+from tests.support.store_verbs import init, restore, swap
 
 RESULTS = Path(__file__).with_name("results") / "swap_through.jsonl"
 N_FILES, N_FILES_QUICK = 200_000, 20_000

@@ -1,4 +1,4 @@
-"""Runs tests again and again beside a load, and counts which of them fail: `make flaky ARGS='tests/reaper -k held'`.
+"""Runs tests again and again beside a load, and counts which of them fail: `make flaky ARGS='tests/service -k held'`.
 
 The load is four loops that do nothing, and a process that writes to half of the memory that is available.
 """

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.fuse_slow import SlowVolume, slow_volume
-from tests.support.mpi_jobs import store_of_user, swap_by_user
-from tests.support.mpi_nodes import Nodes
+from tests.support.mpi_jobs import RankMounts, store_of_user, swap_by_user
 from tests.support.proc_stat import all_stats
 from tests.support.real_filesystems import tmpfs_volume
 
@@ -56,9 +55,9 @@ class ServerBed(NamedTuple):
         n_changes = sum(found[one] for one in _CHANGES)
         return Messages(found.total() - n_changes, n_changes)
 
-    def nodes(self, n: int) -> Nodes:
+    def nodes(self, n: int) -> RankMounts:
         """So many of the clients, for ranks."""
-        return Nodes(self.clients[:n])
+        return RankMounts(self.clients[:n])
 
     def orphan(self, n_directories: int, n_files: int) -> str:
         """The id of a user's tree that was swapped out, directories of so many files; none: all in one.

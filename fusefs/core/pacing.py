@@ -6,7 +6,7 @@ of the time in which the kernel works for us, whether an unlink takes ten micros
 
     alone          everything, with a short rest now and then to hear whether that is still so
     beside others  a share of the time, in small slices with pauses, each begun when the device has nothing to do
-                   (reaper.pace). Less if others wait longer while we work, a little more if they don't
+                   (engine.slice_pace). Less if others wait longer while we work, a little more if they don't
 
 Pure: engine/pressure_pacer.py measures.
 """

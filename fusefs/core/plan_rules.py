@@ -139,7 +139,7 @@ class PlanContext(NamedTuple):
     """What a plan is read by.
 
     now_ns            wall time, from which ages are counted
-    local_s           see moments.parse_when
+    local_s           see timestamps.parse_when
     cutoff_ns         the same, for what has to be older
     uid_of, gid_of    numbers for names; ValueError with a message for a name that no user or group has
     warn              called with each key that has no effect any more

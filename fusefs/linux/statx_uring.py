@@ -1,4 +1,4 @@
-"""Looks at many names at a time by one thread, where the kernel has io_uring: `attributes.peek_closely`, in parts.
+"""Looks at many names at a time by one thread, where the kernel has io_uring: `statx.peek_closely`, in parts.
 
 Opening a name, and asking for attributes and extended attributes, may have to wait for the filesystem: threads of the
 kernel do. What is left (the handle, and closing) has not, and is done here.

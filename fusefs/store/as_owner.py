@@ -255,16 +255,16 @@ class _RenameThroughRoot(NamedTuple):
     ask: Ask
 
     def make(self, move: VisibleMove, held: HeldContainer) -> int:
-        """See Visible."""
+        """See VisibleRename."""
         self._put(RenameQuestion(move.name, held.state, held.name().decode(), held.record.victim, held.record.method))
         return 0
 
     def found(self) -> tuple[int, int] | None:
-        """See Visible."""
+        """See VisibleRename."""
         return self._put(RenameQuestion("found")).found
 
     def refresh(self, held: HeldContainer) -> None:
-        """See Visible."""
+        """See VisibleRename."""
         self._put(RenameQuestion("refresh", held.state, held.name().decode()))
 
     def _put(self, question: RenameQuestion) -> RenameAnswer:

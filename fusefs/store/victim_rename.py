@@ -214,7 +214,7 @@ class DirectRename:
         self._name = name
 
     def make(self, move: VisibleMove, held: HeldContainer) -> int:
-        """See Visible; ESTALE if the mount shows another container. Raises  TakenOver; OSError"""
+        """See VisibleRename; ESTALE if the mount shows another container. Raises  TakenOver; OSError"""
         return self.make_in(move, held.folder, held.state, held.name(), held.fd)
 
     def make_in(self, move: VisibleMove, folder: UserFolder, state: State, container: bytes, fd: Fd) -> int:
@@ -302,7 +302,7 @@ class DirectRename:
         return fd
 
     def found(self) -> tuple[int, int] | None:
-        """See Visible."""
+        """See VisibleRename."""
         fd = self.open()
         if fd is None:
             return None
@@ -321,7 +321,7 @@ class DirectRename:
         return self._kernel.is_named(fd, self._parent_fd, self._name)
 
     def refresh(self, held: HeldContainer) -> None:
-        """See Visible."""
+        """See VisibleRename."""
         self.refresh_in(held.folder, held.state, held.name())
 
     def refresh_in(self, folder: UserFolder, state: State, container: bytes) -> None:

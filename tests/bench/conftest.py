@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.store_calls import tmpfs_store
+from tests.support.store_verbs import tmpfs_store
 
 
 @pytest.fixture

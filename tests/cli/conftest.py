@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.store_calls import assert_silent, init
+from tests.support.store_verbs import assert_silent, init
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.make_trees import make_tree, snapshot
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import init
+from tests.support.store_verbs import init
 from tests.support.trashd_command import done_well, swapped, trashd
 from tests.support.user_homes import ALICE, homes, trashd_as
 

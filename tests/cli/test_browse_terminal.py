@@ -11,8 +11,7 @@ import pytest
 
 from tests.support.foreground_mount import until
 from tests.support.make_trees import make_tree
-from tests.support.pty_session import Terminal
-from tests.support.tmux_session import TmuxSession
+from tests.support.terminals import Terminal, TmuxSession
 from tests.support.trashd_command import done_well, swapped
 
 COLOURS = re.compile(r"\x1b\[[\d;]*\b(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")

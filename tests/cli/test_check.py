@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import LacksCall
-from tests.support.make_trees import Seen, make_tree, owned, snapshot
+from tests.support.make_trees import EntrySnapshot, make_tree, owned, snapshot
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.seccomp import CALLS, without
-from tests.support.store_calls import assert_silent, init
-from tests.support.swap_places import ALICE, BOB, SCENES, TREE, Scene
+from tests.support.store_verbs import assert_silent, init
+from tests.support.swap_places import ALICE, BOB, SCENES, TREE, SwapPlace
 from tests.support.trashd_command import TRASHD, trashd
 
 pytestmark = pytest.mark.needs("root")
@@ -29,12 +29,12 @@ BEHIND = {"a_mount_of_ours", "another_branch_than_the_stores"}
 """Where a directory's times are remembered, or another branch's, when they are given back below."""
 
 
-def run(scene: Scene, victim: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+def run(scene: SwapPlace, victim: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     argv: list[str | Path] = [TRASHD, *words, victim]
     return run_as(scene.uid, argv) if scene.uid else subprocess.run(argv, capture_output=True, check=False)
 
 
-def snapshot_of(scene: Scene, victim: Path, *, is_behind: bool) -> list[Seen]:
+def snapshot_of(scene: SwapPlace, victim: Path, *, is_behind: bool) -> list[EntrySnapshot]:
     """All of its volume; of directories that are not the caller's without the times, which that user can't restore."""
     top = next(path for path in (victim, *victim.parents) if path.is_mount())
     seen = snapshot(top, with_times=not is_behind)

@@ -16,8 +16,8 @@ import pytest
 from fusefs.core.orphan_age import Clock, Era, encode
 from fusefs.linux.boot_id import boot_id
 from tests.support.make_trees import make_tree
-from tests.support.store_calls import forge
-from tests.support.trashd_command import Done, swapped, trashd
+from tests.support.store_verbs import forge
+from tests.support.trashd_command import CommandResult, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 
@@ -50,7 +50,7 @@ def remember(state: Path, set_s: int, name: str = "clock-of-commands.json") -> N
     (state / name).write_bytes(encode(Clock(wall_ns, boot_ns, wall_ns - boot_ns, (Era(0, 0),), boot_id())))
 
 
-def reap(volume: Path, state: Path, *words: str) -> Done:
+def reap(volume: Path, state: Path, *words: str) -> CommandResult:
     return trashd("reap", "--volume", volume, *words, STATE_DIRECTORY=str(state))
 
 

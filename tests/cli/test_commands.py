@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags, snapshot
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.store_calls import assert_silent
+from tests.support.store_verbs import assert_silent
 from tests.support.trash_without_walk import gather
 from tests.support.trashd_command import TRASHD, done_well, environment, swapped, trashd
 

@@ -9,7 +9,7 @@ from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import init
+from tests.support.store_verbs import init
 from tests.support.trashd_command import swapped, trashd
 
 USER = 65_534

@@ -14,7 +14,7 @@ from fusefs.core.config import Config
 from fusefs.linux.config_files import base_config, check_files, load_system_config
 from tests.cli.test_golden import compare
 from tests.support.other_users import as_user
-from tests.support.trashd_command import Done, trashd
+from tests.support.trashd_command import CommandResult, trashd
 
 
 @pytest.fixture
@@ -34,19 +34,21 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def check(draft: Path, *options: str) -> Done:
+def check(draft: Path, *options: str) -> CommandResult:
     """`trashd config check DRAFT`."""
     return trashd("config", "check", *options, draft)
 
 
 def test_right_file_is_said_to_be(tmp_path: Path) -> None:
     draft = write(tmp_path / "draft.toml", 'poll = "1m"')
-    assert check(draft) == Done(0, f"{draft}: no problems\n", "")
+    assert check(draft) == CommandResult(0, f"{draft}: no problems\n", "")
 
 
 def test_wrong_file_is_told_with_key_and_fix_and_exit_code_2(tmp_path: Path) -> None:
     draft = write(tmp_path / "draft.toml", '[defaults]\nretension = "24h"\n')
-    assert check(draft) == Done(2, f"{draft}: defaults.retension: unknown key\n  fix: did you mean retention?\n", "")
+    assert check(draft) == CommandResult(
+        2, f"{draft}: defaults.retension: unknown key\n  fix: did you mean retention?\n", ""
+    )
 
 
 def test_every_problem_is_an_object(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.make_trees import make_tree, owned
 from tests.support.other_users import as_user
-from tests.support.pty_session import Terminal
-from tests.support.trashd_command import Done, done_well, swapped, trashd
+from tests.support.terminals import Terminal
+from tests.support.trashd_command import CommandResult, done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 
@@ -42,7 +42,7 @@ def test_without_a_volume_every_store_and_the_configuration_are_looked_at(volume
     config.parent.mkdir(parents=True)
     owned(home, USER)
 
-    def doctor() -> Done:
+    def doctor() -> CommandResult:
         return trashd("doctor", cwd=home, HOME=str(home), XDG_CONFIG_HOME=str(home / "config"))
 
     taken = as_user(USER, lambda: swapped(make_tree(home / "victim", {"file": "content"})))

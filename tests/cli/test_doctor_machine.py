@@ -14,7 +14,7 @@ from fusefs.linux.inotify import open_inotify
 from tests.support.make_trees import make_tree, owned
 from tests.support.other_users import as_user
 from tests.support.seccomp import IO_URING_SETUP, without
-from tests.support.trashd_command import TRASHD, Done, swapped, trashd
+from tests.support.trashd_command import TRASHD, CommandResult, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 
@@ -42,14 +42,14 @@ def home(volume: Path) -> Path:
     return home
 
 
-def of_user(home: Path, *words: str) -> Done:
+def of_user(home: Path, *words: str) -> CommandResult:
     """What it tells a user whose home this is."""
     variables = {"HOME": home, "XDG_CONFIG_HOME": home / "config", "XDG_DATA_HOME": home / "data"}
     told = {name: str(path) for name, path in variables.items()}
     return as_user(USER, lambda: trashd(*words, cwd=home, stdin=b"", XDG_RUNTIME_DIR="", **told))
 
 
-def doctor_of(home: Path) -> Done:
+def doctor_of(home: Path) -> CommandResult:
     return of_user(home, "doctor")
 
 
@@ -62,7 +62,7 @@ def told_root(volume: Path) -> dict[str, tuple[str, str]]:
 
 
 def test_who_has_no_service_is_told_nothing_of_one(home: Path) -> None:
-    assert doctor_of(home) == Done(0, "", "")
+    assert doctor_of(home) == CommandResult(0, "", "")
 
 
 def test_rules_that_are_wrong_are_told_with_their_key(home: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_rule_for_what_is_not_there_is_told_and_one_for_what_may_come_is_not(h
 
 def test_a_file_of_his_own_service_that_is_gone_is_told(home: Path) -> None:
     assert of_user(home, "service", "install", "--user").code == 0
-    assert doctor_of(home) == Done(0, "", "")
+    assert doctor_of(home) == CommandResult(0, "", "")
     (home / "data/man/man1/trashd.1").unlink()
     done = doctor_of(home)
     assert done.code == 1

@@ -13,7 +13,7 @@ from tests.support.fuse_dirstat import knowing_volume
 from tests.support.make_trees import make_tree, owned
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, sync
-from tests.support.store_calls import assert_silent, init
+from tests.support.store_verbs import assert_silent, init
 from tests.support.trashd_command import done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")

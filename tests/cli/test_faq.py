@@ -16,7 +16,7 @@ from tests.support.open_files import held
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, full, loop_volume, overlay_volume, tmpfs_volume
 from tests.support.service_process import places, service
-from tests.support.store_calls import assert_silent, init
+from tests.support.store_verbs import assert_silent, init
 from tests.support.trashd_command import done_well, swapped
 from tests.support.tried_pages import TriedPage, in_bash
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.make_trees import make_tree
-from tests.support.pty_session import Terminal
+from tests.support.terminals import Terminal
 from tests.support.trashd_command import done_well, swapped
 
 pytestmark = pytest.mark.needs("root")

@@ -25,11 +25,11 @@ from tests.cli.test_undo import in_a_shell
 from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import IMMUTABLE, Dir, make_tree, set_flags
 from tests.support.other_users import run_as
-from tests.support.pty_session import Terminal
 from tests.support.real_filesystems import tmpfs_over, tmpfs_volume
 from tests.support.service_process import places, service
-from tests.support.store_calls import init, raw
-from tests.support.trashd_command import TRASHD, Done, environment, trashd
+from tests.support.store_verbs import init, raw
+from tests.support.terminals import Terminal
+from tests.support.trashd_command import TRASHD, CommandResult, environment, trashd
 
 pytestmark = pytest.mark.needs("root")
 
@@ -74,9 +74,9 @@ def shared(volume: Path) -> Path:
     return volume
 
 
-def by_alice(*words: str | Path) -> Done:
+def by_alice(*words: str | Path) -> CommandResult:
     done = run_as(ALICE, [TRASHD, *words], env=environment({}))
-    return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+    return CommandResult(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
 
 
 def swapped_by_alice(volume: Path, *options: str) -> list[str]:
@@ -86,7 +86,7 @@ def swapped_by_alice(volume: Path, *options: str) -> list[str]:
     return [told["id"] for told in done.objects()]
 
 
-def said(done: Done) -> str:
+def said(done: CommandResult) -> str:
     return f"{done.out}\n{done.err}"
 
 

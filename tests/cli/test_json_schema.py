@@ -23,7 +23,7 @@ from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.service_process import places, service
-from tests.support.store_calls import init
+from tests.support.store_verbs import init
 from tests.support.trashd_command import TRASHD, done_well, trashd
 
 PUBLISHED = Path(__file__).parents[2] / "docs/json.schema.json"

@@ -15,8 +15,8 @@ from tests.support.fuse_silent import silent_fuse
 from tests.support.fuse_watchdog import device_for_all
 from tests.support.make_trees import make_tree, owned
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import users_own
-from tests.support.trashd_command import Done, fast_paths_off, trashd
+from tests.support.store_verbs import users_own
+from tests.support.trashd_command import CommandResult, fast_paths_off, trashd
 from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
 
 pytestmark = pytest.mark.needs("root")
@@ -35,7 +35,7 @@ def his(path: Path) -> Path:
     return owned(path, ALICE)
 
 
-def listed(done: Done) -> list[dict[str, Any]]:
+def listed(done: CommandResult) -> list[dict[str, Any]]:
     assert done.code == 0, done
     return [json.loads(line) for line in done.out.splitlines()]
 

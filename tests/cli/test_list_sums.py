@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.store.stage import SwapOptions
-from tests.support.many_orphans import many_orphans
-from tests.support.small_orphans import EXPIRED, OTHER, orphan_in, orphan_of
-from tests.support.store_calls import init
+from tests.support.small_orphans import EXPIRED, OTHER, many_orphans, orphan_in, orphan_of
+from tests.support.store_verbs import init
 from tests.support.trashd_command import TRASHD, done_well, trashd
 
 pytestmark = pytest.mark.needs("root")

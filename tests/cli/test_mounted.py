@@ -10,7 +10,7 @@ import pytest
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.make_trees import make_tree, snapshot
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
-from tests.support.store_calls import assert_silent, init
+from tests.support.store_verbs import assert_silent, init
 from tests.support.trashd_command import done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.make_trees import Symlink, make_tree, snapshot
 from tests.support.run_sweep import names
-from tests.support.store_calls import assert_silent
-from tests.support.trashd_command import Done, done_well, swapped, trashd
+from tests.support.store_verbs import assert_silent
+from tests.support.trashd_command import CommandResult, done_well, swapped, trashd
 
 DOTS = [".", "..", "./", "..//", "d/.", "d/..", "d/../.", "link/.", "d/e/.."]
 VERBS = ["rm", "rm -rf", "rm --now", "swap", "swap --dry-run", "check", "restore"]
@@ -21,7 +21,7 @@ def top(volume: Path) -> Path:
     return make_tree(volume / "top", {"d": {".b": "1", "e": {}}, "f": "2", "link": Symlink("d"), "gone": Symlink("x")})
 
 
-def refused(done: Done, path: str) -> bool:
+def refused(done: CommandResult, path: str) -> bool:
     return done.code == 3 and f"Refused: {path}" in done.err
 
 

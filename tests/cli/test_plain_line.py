@@ -17,7 +17,7 @@ from fusefs.cli.group import trashd as commands
 from fusefs.core.record import NOTE_MAX_CHARS
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import bind_mount
-from tests.support.trashd_command import Done, environment, trashd
+from tests.support.trashd_command import CommandResult, environment, trashd
 from tests.unit.test_import_cost import HEAVY
 
 needs_root = pytest.mark.needs("root")
@@ -98,15 +98,15 @@ def test_options_of_a_plain_line_are_clicks(name: str) -> None:
 BY_CLICK = "from fusefs.cli import main; main._find_plain_line = lambda _arguments: None; main.main()"
 
 
-def run_by_click(*words: str | Path) -> Done:
+def run_by_click(*words: str | Path) -> CommandResult:
     """Run `trashd WORDS`, with click for every line."""
     done = subprocess.run(
         [sys.executable, "-c", BY_CLICK, *words], capture_output=True, env=environment({}), check=False
     )
-    return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+    return CommandResult(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
 
 
-def list_imports(done: Done) -> list[str]:
+def list_imports(done: CommandResult) -> list[str]:
     assert done.code == 0
     return [line.rpartition("|")[2].strip() for line in done.err.splitlines()]
 

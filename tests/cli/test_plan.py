@@ -10,7 +10,7 @@ import pytest
 
 from fusefs.cli.main import run
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.trashd_command import Done, trashd
+from tests.support.trashd_command import CommandResult, trashd
 
 ALICE = 12001
 pytestmark = pytest.mark.needs("root")
@@ -29,7 +29,7 @@ def volume() -> Iterator[Path]:
         yield path
 
 
-def plan(volume: Path, text: str, *options: str, name: str = "plan.toml") -> Done:
+def plan(volume: Path, text: str, *options: str, name: str = "plan.toml") -> CommandResult:
     """What `trashd plan` says of a file with this text."""
     file = volume / name
     file.write_text(text, encoding="utf-8")
@@ -47,7 +47,7 @@ def left(volume: Path) -> set[str]:
 
 def test_it_says_what_it_would_do_and_touches_nothing(volume: Path) -> None:
     done = plan(volume, rule(volume), "show")
-    assert done == Done(
+    assert done == CommandResult(
         0,
         f"{volume}/plan.toml: rule[1]: {volume}/scratch: 2 matches (14 B) would be trashed\n"
         "  largest        7 B  2001-09-10  old-2\n"
@@ -91,7 +91,7 @@ def test_check_tells_every_problem_as_an_object(volume: Path) -> None:
 
 
 def test_check_of_what_is_right_says_so(volume: Path) -> None:
-    assert plan(volume, rule(volume), "check") == Done(0, "1 rule, no problems\n", "")
+    assert plan(volume, rule(volume), "check") == CommandResult(0, "1 rule, no problems\n", "")
 
 
 @pytest.mark.parametrize(("runs", "code"), [(False, 0), (True, 2)])

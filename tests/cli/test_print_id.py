@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.make_trees import make_tree
-from tests.support.store_calls import entries
+from tests.support.store_verbs import entries
 from tests.support.trashd_command import done_well, trashd
 
 pytestmark = pytest.mark.needs("root")

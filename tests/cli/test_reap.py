@@ -22,9 +22,9 @@ from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.swap_path import remove_path
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.many_files import fill
-from tests.support.pty_session import Terminal
-from tests.support.store_calls import raw
-from tests.support.trashd_command import TRASHD, Done, done_well, environment, swapped, trashd
+from tests.support.store_verbs import raw
+from tests.support.terminals import Terminal
+from tests.support.trashd_command import TRASHD, CommandResult, done_well, environment, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 
@@ -153,14 +153,14 @@ def test_the_sum_counts_what_failed(volume: Path) -> None:
 # Where few processes are allowed
 
 
-def limited(n_processes: int, *words: object) -> Done:
+def limited(n_processes: int, *words: object) -> CommandResult:
     """A command of a user who may have so many processes."""
     limit = ["prlimit", f"--nproc={n_processes}", "setpriv", f"--reuid={LIMITED}", f"--regid={LIMITED}"]
     command = [*limit, "--clear-groups", TRASHD, *map(str, words)]
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment({"HOME": "/nonexistent"}), check=False
     )
-    return Done(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 def test_a_reap_that_may_not_fork_goes_on_alone(volume: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pty_session import Terminal
+from tests.support.terminals import Terminal
 from tests.support.trashd_command import done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")

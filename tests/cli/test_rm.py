@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.make_trees import Spec, make_tree, owned, snapshot
 from tests.support.other_users import as_user
-from tests.support.pty_session import Terminal
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
-from tests.support.store_calls import assert_silent, init
+from tests.support.store_verbs import assert_silent, init
+from tests.support.terminals import Terminal
 from tests.support.trashd_command import done_well, trashd
 
 pytestmark = pytest.mark.needs("root")

@@ -18,7 +18,7 @@ from tests.support.booted_systemd import REPO
 from tests.support.manual import TITLES
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.trashd_command import Done, done_well, trashd
+from tests.support.trashd_command import CommandResult, done_well, trashd
 
 SLICE = "usr/local/lib/systemd/system/trashd.slice"
 MANIFEST = "usr/local/share/trashd/installed.json"
@@ -238,7 +238,7 @@ def test_a_shell_takes_its_completion(tmp_path: Path, shell: str) -> None:
 
 
 def test_a_user_has_them_in_his_home(tmp_path: Path) -> None:
-    def service(*words: str) -> Done:
+    def service(*words: str) -> CommandResult:
         return trashd("service", *words, "--user", HOME=str(tmp_path), XDG_DATA_HOME="", XDG_RUNTIME_DIR="")
 
     assert service("install").code == 0

@@ -31,10 +31,9 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir
 from fusefs.service.status_file import write_status
 from tests.cli.test_golden import compare
-from tests.support.other_users import run_as
-from tests.support.pty_session import Terminal
+from tests.support.other_users import passable_directory, run_as
 from tests.support.real_filesystems import bind_mount
-from tests.support.shared_tempdir import passable_directory
+from tests.support.terminals import Terminal
 from tests.support.trashd_command import TRASHD, trashd
 
 SOMEBODY = 54321

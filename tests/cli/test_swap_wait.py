@@ -23,8 +23,8 @@ from tests.support.minimal_reaper import own_runtime_dir, small_reaper
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.service_process import places, service
-from tests.support.store_calls import init
-from tests.support.trashd_command import TRASHD, Done, done_well, environment, trashd
+from tests.support.store_verbs import init
+from tests.support.trashd_command import TRASHD, CommandResult, done_well, environment, trashd
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(120)]
 
@@ -36,7 +36,7 @@ def make_victim(volume: Path, name: str = "victim", size: int = 4 * MIB) -> Path
     return make_tree(volume / name, {"file": b"x" * size, "below": {"deep": "more"}})
 
 
-def waited(*words: str | Path) -> tuple[Done, dict[str, Any]]:
+def waited(*words: str | Path) -> tuple[CommandResult, dict[str, Any]]:
     """How `trashd swap --json WORDS` ended, and the last object that it told."""
     done = trashd("swap", "--json", *words)
     assert done.out, done

@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.make_trees import make_tree
 from tests.support.other_users import run_as
-from tests.support.pty_session import Terminal
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.run_sweep import names
-from tests.support.trashd_command import TRASHD, Done, done_well, trashd
+from tests.support.terminals import Terminal
+from tests.support.trashd_command import TRASHD, CommandResult, done_well, trashd
 from tests.support.tried_pages import in_bash
 
 pytestmark = pytest.mark.needs("root")
@@ -153,7 +153,7 @@ def test_bad_input_is_named_and_touches_nothing(top: Path, words: tuple[str, ...
     _refused(top, trashd("sweep", top, *words), told)
 
 
-def _refused(top: Path, done: Done, told: str) -> None:
+def _refused(top: Path, done: CommandResult, told: str) -> None:
     assert (done.code, len(names(top))) == (2, 4)
     assert told in " ".join(done.err.split())
 
@@ -307,7 +307,7 @@ def test_a_line_that_is_not_understood_is_told(top: Path) -> None:
 # To another filesystem
 
 
-def hint_of(done: Done) -> str:
+def hint_of(done: CommandResult) -> str:
     (line,) = [line for line in done.err.splitlines() if line.startswith("  hint: ")]
     return line.removeprefix("  hint: ")
 

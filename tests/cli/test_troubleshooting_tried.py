@@ -15,7 +15,7 @@ from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.open_files import held
 from tests.support.real_filesystems import bind_mount, full, overlay_volume, tmpfs_volume, unmount
 from tests.support.seccomp import CALLS, without
-from tests.support.store_calls import assert_silent, init
+from tests.support.store_verbs import assert_silent, init
 from tests.support.trashd_command import TRASHD, done_well, environment, swapped
 from tests.support.tried_pages import TriedPage, in_bash
 
@@ -46,8 +46,8 @@ ELSEWHERE = {
     "What happened is not what was meant; everything was kept": "tests/crash",
     "The filesystem's server does not answer": "tests/shared",
     "A volume's reaper needs somebody's help": "tests/systemd",
-    "Two disks with the id of one volume are mounted, so nothing of this one is reaped": "tests/reaper",
-    "This volume had rules of its own at another path and has none here, so nothing of it is reaped": "tests/reaper",
+    "Two disks with the id of one volume are mounted, so nothing of this one is reaped": "tests/service",
+    "This volume had rules of its own at another path and has none here, so nothing of it is reaped": "tests/service",
     "Root carries nothing across the boundary between users": "tests/store",
 }
 """Messages whose causes take more than a volume, and where they are caused; the page says that, too."""

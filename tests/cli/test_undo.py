@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.boot_id import session
-from tests.support.client_processes import clients
+from tests.support.background_processes import clients
 from tests.support.make_trees import Spec, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import init
-from tests.support.trashd_command import TRASHD, Done, environment
+from tests.support.store_verbs import init
+from tests.support.trashd_command import TRASHD, CommandResult, environment
 
 pytestmark = pytest.mark.needs("root")
 
@@ -28,13 +28,13 @@ PR_SET_DUMPABLE = 4
 TREE: Spec = {"file": "content", "below": {"deep": "more"}}
 
 
-def in_a_shell(*lines: str, cwd: Path) -> Done:
+def in_a_shell(*lines: str, cwd: Path) -> CommandResult:
     """Commands of one session of its own."""
     script = "\n".join(line.replace("trashd", TRASHD, 1) if line.startswith("trashd") else line for line in lines)
     done = subprocess.run(
         ["sh", "-c", script], cwd=cwd, env=environment({}), capture_output=True, start_new_session=True, check=False
     )
-    return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+    return CommandResult(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
 
 
 def make(volume: Path, *names: str) -> None:

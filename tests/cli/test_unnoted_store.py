@@ -11,18 +11,18 @@ import pytest
 
 from fusefs.store.store_maker import XATTR
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import assert_silent
-from tests.support.trashd_command import TRASHD, Done, done_well, environment, trashd
+from tests.support.store_verbs import assert_silent
+from tests.support.trashd_command import TRASHD, CommandResult, done_well, environment, trashd
 
 pytestmark = pytest.mark.needs("root")
 
 LESS = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-all")
 
 
-def in_a_container(*words: str | Path) -> Done:
+def in_a_container(*words: str | Path) -> CommandResult:
     """A command of root's without CAP_SYS_ADMIN."""
     done = subprocess.run([*LESS, TRASHD, *words], capture_output=True, text=True, env=environment({}), check=False)
-    return Done(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 def test_init_and_doctor_say_what_it_means_until_it_is_noted() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import tmpfs_over
-from tests.support.store_calls import assert_silent, init
+from tests.support.store_verbs import assert_silent, init
 from tests.support.trashd_command import done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")

@@ -14,11 +14,11 @@ from pathlib import Path
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.user_folders import take_census
-from tests.crash.powerfail_law import STORE_DURABLE, Shape, check_state, shapes_at_once
+from tests.crash.powerfail_invariants import STORE_DURABLE, Shape, check_state, shapes_at_once
 from tests.crash.powerfail_work import USER, Cut, Scenario
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
-from tests.support.store_calls import init, init_as_of_old, opened, recover_all, swap
+from tests.support.store_verbs import init, init_as_of_old, opened, recover_all, swap
 
 MATE = USER + 1000
 """Whose a planted directory is."""

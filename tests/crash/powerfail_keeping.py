@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fusefs.store.stage import SwapOptions
-from tests.crash.powerfail_law import Shape
+from tests.crash.powerfail_invariants import Shape
 from tests.crash.powerfail_work import Cut, Scenario
-from tests.support.store_calls import restore, swap
+from tests.support.store_verbs import restore, swap
 
 
 def keep_round(cut: Cut, k: int) -> None:

@@ -13,10 +13,10 @@ from fusefs.service.open_volume import open_volume
 from fusefs.service.work_session import take_over
 from fusefs.store.find_orphans import find_container
 from fusefs.store.pin import KeepFor, keep_by_id
+from tests.crash.powerfail_invariants import Shape
 from tests.crash.powerfail_keeping import KEEPING
-from tests.crash.powerfail_law import Shape
 from tests.crash.powerfail_work import USER, VERBS, Cut, Scenario
-from tests.support.store_calls import folder_of, raw, reap_now, restore, swap
+from tests.support.store_verbs import folder_of, raw, reap_now, restore, swap
 
 
 class _Stopped(BaseException):

@@ -15,11 +15,11 @@ from fusefs.store.init_store import initialise
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.store.swap_path import own_folder
-from tests.crash.powerfail_law import MODE, STORE_DURABLE, Shape, check_state, text_of
+from tests.crash.powerfail_invariants import MODE, STORE_DURABLE, Shape, check_state, text_of
 from tests.support.crash_states import Check
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, sync
-from tests.support.store_calls import init, recover_all, remove, restore, swap
+from tests.support.store_verbs import init, recover_all, remove, restore, swap
 from tests.support.trash_without_walk import gather
 from tests.support.write_log_disk import MOUNTED, LoggedVolume
 

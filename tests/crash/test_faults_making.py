@@ -18,11 +18,21 @@ import pytest
 from fusefs.core.errors import Untrusted
 from fusefs.linux.kernel import Kernel
 from tests.support.crash_invariants import hold_when_failing, hold_when_stopped, telling
-from tests.support.crash_scenarios import BROKEN, EVERY_CALL, HOME, USER, WON, Before, Scene, look, outcome
+from tests.support.crash_scenarios import (
+    BROKEN,
+    EVERY_CALL,
+    HOME,
+    USER,
+    WON,
+    CrashScenario,
+    VolumeContents,
+    look,
+    outcome,
+)
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import NumberedCall, entries, init, problems, recover_all, swap
+from tests.support.store_verbs import NumberedCall, entries, init, problems, recover_all, swap
 from tests.support.verb_scenarios import TREE
 
 pytestmark = pytest.mark.needs("root")
@@ -72,10 +82,10 @@ def _tend(volume: Path, kernel: Kernel) -> None:
 
 
 SCENES = {
-    "init": Scene(make_nothing, _init),
-    "init-of-an-open-store": Scene(make_open, _init),
-    "init-of-a-copy": Scene(make_copy, _init),
-    "first-look": Scene(make_her_orphan, _tend),
+    "init": CrashScenario(make_nothing, _init),
+    "init-of-an-open-store": CrashScenario(make_open, _init),
+    "init-of-a-copy": CrashScenario(make_copy, _init),
+    "first-look": CrashScenario(make_her_orphan, _tend),
 }
 
 
@@ -89,7 +99,7 @@ def users_of(volume: Path) -> list[int]:
     return sorted({path.stat().st_uid for path in (volume / ".trashd").glob("[un]*/*")} - {0})
 
 
-def assert_made_good(volume: Path, before: Before, users: list[int]) -> None:
+def assert_made_good(volume: Path, before: VolumeContents, users: list[int]) -> None:
     """All users are shown what is there; after an init, and a command of each, it is one store with all of it."""
     for uid in users:
         as_user(uid, partial(listed, volume))
@@ -122,7 +132,7 @@ def test_two_at_once_make_one_store_of_it(volume: Path, name: str) -> None:
     scene.set_up(volume)
     users = users_of(volume)
 
-    def law(before: Before, *outcomes: int) -> None:
+    def law(before: VolumeContents, *outcomes: int) -> None:
         assert WON in outcomes, outcomes
         assert BROKEN not in outcomes, outcomes
         assert_made_good(volume, before, users)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.crash_invariants import hold_when_killed, hold_when_killed_twice
-from tests.support.crash_scenarios import Before, home, settle_without_loss
+from tests.support.crash_scenarios import VolumeContents, home, settle_without_loss
 from tests.support.real_filesystems import loop_volume
 from tests.support.verb_scenarios import SCENES
 
@@ -44,7 +44,7 @@ def test_nothing_is_lost_by_a_second_kill_in_recovery(volume: Path, name: str) -
 
 @pytest.mark.parametrize("name", ["restore-parts", "restore-two-rename-parts", "restore-parts-by-root"])
 def test_a_tree_that_is_back_has_the_parts_that_were_restored_before(volume: Path, name: str) -> None:
-    def law(before: Before) -> None:
+    def law(before: VolumeContents) -> None:
         settle_without_loss(SCENES[name], volume, before)
         if (home(volume) / "sub/b").exists():
             seen = {path: (home(volume) / path).read_bytes() for path in ("a", "sub/leaf", "sub/b")}

@@ -13,9 +13,17 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.crash_invariants import hold_when_failing, hold_when_killed
-from tests.support.crash_scenarios import USER, Before, Scene, assert_nothing_half_done, home, orphans, settle
+from tests.support.crash_scenarios import (
+    USER,
+    CrashScenario,
+    VolumeContents,
+    assert_nothing_half_done,
+    home,
+    orphans,
+    settle,
+)
 from tests.support.real_filesystems import loop_volume
-from tests.support.store_calls import swap
+from tests.support.store_verbs import swap
 from tests.support.verb_scenarios import LATE, killed_after, make_read_only, make_victim, recover, restore_it
 
 pytestmark = pytest.mark.needs("root")
@@ -70,24 +78,27 @@ def write_late(volume: Path) -> None:
     (home(volume) / "late").write_bytes(LATE)
 
 
-SCENES: dict[str, tuple[Scene, tuple[Look, ...]]] = {
-    "swap": (Scene(make_victim, keep, is_gapless=True), (HOME, SWAPPED)),
-    "swap-lent": (Scene(make_read_only, keep, uid=USER, is_gapless=True), (HOME, SWAPPED)),
-    "swap-two-rename": (Scene(make_victim, keep, exchange=False), (HOME, SWAPPED)),
-    "swap-two-rename-lent": (Scene(make_read_only, keep, uid=USER, exchange=False), (HOME, SWAPPED)),
-    "swap-for-owner": (Scene(make_read_only, keep_for_owner, uid=USER, by=0, is_gapless=True), (HOME, SWAPPED)),
+SCENES: dict[str, tuple[CrashScenario, tuple[Look, ...]]] = {
+    "swap": (CrashScenario(make_victim, keep, is_gapless=True), (HOME, SWAPPED)),
+    "swap-lent": (CrashScenario(make_read_only, keep, uid=USER, is_gapless=True), (HOME, SWAPPED)),
+    "swap-two-rename": (CrashScenario(make_victim, keep, exchange=False), (HOME, SWAPPED)),
+    "swap-two-rename-lent": (CrashScenario(make_read_only, keep, uid=USER, exchange=False), (HOME, SWAPPED)),
+    "swap-for-owner": (CrashScenario(make_read_only, keep_for_owner, uid=USER, by=0, is_gapless=True), (HOME, SWAPPED)),
     "swap-for-owner-two-rename": (
-        Scene(make_read_only, keep_for_owner, uid=USER, by=0, exchange=False),
+        CrashScenario(make_read_only, keep_for_owner, uid=USER, by=0, exchange=False),
         (HOME, SWAPPED),
     ),
-    "restore": (Scene(make_orphan, restore_it, is_gapless=True), (SWAPPED, HOME)),
-    "restore-late": (Scene(write_late, restore_it, is_gapless=True), (WRITTEN, RESCUED)),
-    "restore-lent": (Scene(make_read_only_orphan, restore_it, uid=USER, is_gapless=True), (SWAPPED, HOME)),
-    "restore-two-rename": (Scene(write_late, restore_it, exchange=False), (WRITTEN, RESCUED)),
-    "recover-staged": (Scene(killed_after(make_victim, keep, "link", 2), recover, is_gapless=True), (HOME,)),
-    "recover-swap": (Scene(killed_after(make_victim, keep, "exchange"), recover, is_gapless=True), (SWAPPED,)),
-    "recover-gap": (Scene(killed_after(make_victim, keep, "rename"), recover, exchange=False), (SWAPPED,)),
-    "recover-restore": (Scene(killed_after(write_late, restore_it, "exchange"), recover, is_gapless=True), (RESCUED,)),
+    "restore": (CrashScenario(make_orphan, restore_it, is_gapless=True), (SWAPPED, HOME)),
+    "restore-late": (CrashScenario(write_late, restore_it, is_gapless=True), (WRITTEN, RESCUED)),
+    "restore-lent": (CrashScenario(make_read_only_orphan, restore_it, uid=USER, is_gapless=True), (SWAPPED, HOME)),
+    "restore-two-rename": (CrashScenario(write_late, restore_it, exchange=False), (WRITTEN, RESCUED)),
+    "recover-staged": (CrashScenario(killed_after(make_victim, keep, "link", 2), recover, is_gapless=True), (HOME,)),
+    "recover-swap": (CrashScenario(killed_after(make_victim, keep, "exchange"), recover, is_gapless=True), (SWAPPED,)),
+    "recover-gap": (CrashScenario(killed_after(make_victim, keep, "rename"), recover, exchange=False), (SWAPPED,)),
+    "recover-restore": (
+        CrashScenario(killed_after(write_late, restore_it, "exchange"), recover, is_gapless=True),
+        (RESCUED,),
+    ),
 }
 FAULTS = [
     ("swap", errno.EIO), ("swap", errno.ENOSPC), ("swap-lent", errno.EACCES), ("swap-two-rename", errno.EIO),
@@ -95,13 +106,13 @@ FAULTS = [
 ]  # fmt: skip
 
 
-def assert_kept(scene: Scene, volume: Path) -> None:
+def assert_kept(scene: CrashScenario, volume: Path) -> None:
     """The file is in view at every moment at which the name resolves; without a gap it always does."""
     if scene.is_gapless or home(volume).exists():
         assert (home(volume) / "a").read_bytes() == b"first"
 
 
-def all_or_nothing(name: str, volume: Path, _before: Before) -> None:
+def all_or_nothing(name: str, volume: Path, _before: VolumeContents) -> None:
     scene, allowed = SCENES[name]
     assert_kept(scene, volume)
     settle(volume)
@@ -126,7 +137,7 @@ def test_a_kill_before_any_call_keeps_all_or_undoes_all_on_ext4(name: str) -> No
 def test_nothing_is_lost_when_any_call_fails(volume: Path, name: str, number: int) -> None:
     scene, _allowed = SCENES[name]
 
-    def law(_before: Before) -> None:
+    def law(_before: VolumeContents) -> None:
         assert_kept(scene, volume)
         settle(volume)
         assert_nothing_lost(look(volume))

@@ -11,7 +11,7 @@ from fusefs.linux.kernel import Kernel
 from tests.support.crash_scenarios import (
     HOME,
     USER,
-    Scene,
+    CrashScenario,
     assert_nothing_lost,
     changing,
     home,
@@ -23,7 +23,7 @@ from tests.support.crash_scenarios import (
 from tests.support.make_trees import make_tree, snapshot
 from tests.support.other_users import as_user, become
 from tests.support.real_filesystems import full, tmpfs_volume
-from tests.support.store_calls import DyingAt, assert_silent, in_child, init, numbered_calls, recover_all, swap, use
+from tests.support.store_verbs import DyingAt, assert_silent, in_child, init, numbered_calls, recover_all, swap, use
 from tests.support.verb_scenarios import TREE, make_victim
 
 pytestmark = pytest.mark.needs("root")
@@ -101,7 +101,9 @@ def test_first_swap_of_a_user_killed_before_any_call_leaves_one_folder_of_his(vo
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two-rename"])
 def test_swap_by_the_reserve_killed_before_any_call_loses_nothing(volume: Path, exchange: bool) -> None:
-    scene = Scene(make_victim, lambda where, kernel: swap(home(where), kernel), exchange=exchange, is_gapless=True)
+    scene = CrashScenario(
+        make_victim, lambda where, kernel: swap(home(where), kernel), exchange=exchange, is_gapless=True
+    )
     scene.set_up(volume)
     with full(volume):
         calls = scene.calls(volume)

@@ -23,9 +23,9 @@ from tests.support.crash_scenarios import (
     USER,
     WON,
     Act,
-    Before,
+    CrashScenario,
     Prepare,
-    Scene,
+    VolumeContents,
     changing,
     home,
     look,
@@ -35,7 +35,7 @@ from tests.support.crash_scenarios import (
     settle_without_loss,
 )
 from tests.support.real_filesystems import loop_volume
-from tests.support.store_calls import recover_all
+from tests.support.store_verbs import recover_all
 from tests.support.trash_without_walk import gather
 from tests.support.verb_scenarios import LATE, killed_after, make_victim, recover, restore_it
 
@@ -77,8 +77,8 @@ def remove_it(volume: Path) -> None:
     home(volume).rmdir()
 
 
-def scene(prepare: Prepare, act: Act, uid: int = 0, by: int | None = None, *, is_gapless: bool = True) -> Scene:
-    return Scene(prepare, act, uid=uid, by=by, is_gapless=is_gapless, is_split=True)
+def scene(prepare: Prepare, act: Act, uid: int = 0, by: int | None = None, *, is_gapless: bool = True) -> CrashScenario:
+    return CrashScenario(prepare, act, uid=uid, by=by, is_gapless=is_gapless, is_split=True)
 
 
 SCENES = {
@@ -117,7 +117,7 @@ def test_each_file_is_once_after_a_second_kill_in_recovery(volume: Path, name: s
 
 
 def test_killed_sweep_is_completed_by_the_same_again(volume: Path) -> None:
-    def law(before: Before) -> None:
+    def law(before: VolumeContents) -> None:
         assert outcome(partial(_sweep, volume, Kernel(), names=ALL)) == WON
         assert os.listdir(home(volume)) == []
         settle_without_loss(SCENES["sweep-all"], volume, before)
@@ -126,7 +126,7 @@ def test_killed_sweep_is_completed_by_the_same_again(volume: Path) -> None:
 
 
 def test_killed_restore_is_completed_by_the_same_again(volume: Path) -> None:
-    def law(_before: Before) -> None:
+    def law(_before: VolumeContents) -> None:
         settle(volume)
         if orphans(volume):
             assert outcome(partial(restore_it, volume, Kernel())) == WON
@@ -161,7 +161,7 @@ RIVALS = {
 def test_two_at_once_leave_each_file_once(volume: Path, name: str) -> None:
     first, second = (SCENES[one] for one in RIVALS[name])
 
-    def law(before: Before, of_first: int, of_second: int) -> None:
+    def law(before: VolumeContents, of_first: int, of_second: int) -> None:
         assert {of_first, of_second} <= {WON, LOST}
         settle_without_loss(first, volume, before)
 
@@ -170,7 +170,7 @@ def test_two_at_once_leave_each_file_once(volume: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sweep", "merge-taken"])
 def test_recovery_leaves_a_living_one_alone(volume: Path, name: str) -> None:
-    def law(before: Before, code: int, told: list[str]) -> None:
+    def law(before: VolumeContents, code: int, told: list[str]) -> None:
         assert (told, code) == ([], WON)
         settle_without_loss(SCENES[name], volume, before)
 
@@ -184,7 +184,7 @@ def test_hard_links_stay_links_of_one_file(volume: Path) -> None:
 
     linked = scene(make_linked, partial(_sweep, names=("a", "sub/leaf")))
 
-    def law(before: Before) -> None:
+    def law(before: VolumeContents) -> None:
         settle_without_loss(linked, volume, before)
         found = [place for place in (home(volume) / "a", *(tree / "a" for tree in orphans(volume))) if place.exists()]
         assert [one.stat().st_nlink for one in found] == [2]
@@ -201,7 +201,7 @@ def test_new_file_of_a_name_that_is_being_restored_is_never_replaced(volume: Pat
             (home(volume) / "a").write_bytes(NEW)
         return is_free
 
-    def law(before: Before, code: int, is_new: bool) -> None:
+    def law(before: VolumeContents, code: int, is_new: bool) -> None:
         made.add(is_new)
         assert code == WON
         settle(volume)

@@ -28,7 +28,7 @@ from tests.support.crash_invariants import hold_when_failing, hold_when_killed, 
 from tests.support.crash_scenarios import (
     BROKEN,
     EVERY_CALL,
-    Before,
+    VolumeContents,
     assert_nothing_half_done,
     changing,
     forbid_exchange,
@@ -36,8 +36,8 @@ from tests.support.crash_scenarios import (
     settle_without_loss,
     write_volume,
 )
-from tests.support.store_calls import Before as StoreHook
-from tests.support.store_calls import (
+from tests.support.store_verbs import ActingBefore as StoreHook
+from tests.support.store_verbs import (
     DyingAt,
     assert_silent,
     die,
@@ -97,7 +97,7 @@ def test_nothing_is_lost_by_a_kill_before_any_call(volume: Path, name: str) -> N
 def test_what_a_dead_node_left_is_taken_over(volume: Path, name: str) -> None:
     scene = SCENES[name]
 
-    def law(before: Before) -> None:
+    def law(before: VolumeContents) -> None:
         recover_elsewhere(volume)
         assert_nothing_half_done(volume)
         settle_without_loss(scene, volume, before)
@@ -129,7 +129,7 @@ def test_nothing_is_lost_when_a_frozen_node_wakes_after_it_was_taken_over(
     monkeypatch.setattr(Kernel, "lock", lambda _kernel, _fd: True)  # its lock was lost, or never seen
     scene = SCENES[name]
 
-    def law(before: Before, code: int, _told: list[str]) -> None:
+    def law(before: VolumeContents, code: int, _told: list[str]) -> None:
         assert code != BROKEN
         recover_elsewhere(volume)
         settle_without_loss(scene, volume, before)

@@ -11,7 +11,7 @@ from tests.crash.powerfail_work import Cut, Scenario
 from tests.support.make_trees import make_tree
 from tests.support.nested_stores import reap_with_stores, store_in
 from tests.support.small_orphans import EXPIRED, PINNED
-from tests.support.store_calls import entries, problems, reap_now, recover_all, swap
+from tests.support.store_verbs import entries, problems, reap_now, recover_all, swap
 
 PREPARED = "it is there to be reaped"
 DONE = "done"

@@ -12,8 +12,8 @@ from tests.support.crash_scenarios import (
     LOST,
     USER,
     WON,
-    Before,
-    Scene,
+    CrashScenario,
+    VolumeContents,
     assert_nothing_lost,
     home,
     orphans,
@@ -26,7 +26,7 @@ from tests.support.crash_scenarios import (
 from tests.support.make_trees import snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import full, tmpfs_volume
-from tests.support.store_calls import recover_all, swap, use
+from tests.support.store_verbs import recover_all, swap, use
 from tests.support.verb_scenarios import (
     ADOPT,
     KEEP,
@@ -49,7 +49,9 @@ def volume() -> Iterator[Path]:
         yield path
 
 
-def race(first: Scene, second: Scene, volume: Path, law: Callable[[Before, int, int], object]) -> None:
+def race(
+    first: CrashScenario, second: CrashScenario, volume: Path, law: Callable[[VolumeContents, int, int], object]
+) -> None:
     """The law gets the outcomes of both: the first was stopped before a call while the second ran."""
     hold_when_stopped(first, volume, lambda: outcome(lambda: second.act(volume, Kernel())), law)
 
@@ -65,7 +67,7 @@ ON_ONE_VICTIM = {
 
 @pytest.mark.parametrize("name", ON_ONE_VICTIM)
 def test_one_victim_becomes_one_orphan_whoever_wins(volume: Path, name: str) -> None:
-    def law(before: Before, *outcomes: int) -> None:
+    def law(before: VolumeContents, *outcomes: int) -> None:
         assert WON in outcomes, outcomes
         assert BROKEN not in outcomes, outcomes
         settle(volume)
@@ -90,7 +92,7 @@ ON_ONE_ORPHAN = {
 def test_exactly_one_command_gets_an_orphan(volume: Path, name: str) -> None:
     first, second = ON_ONE_ORPHAN[name]
 
-    def law(before: Before, *outcomes: int) -> None:
+    def law(before: VolumeContents, *outcomes: int) -> None:
         assert sorted(outcomes) == [WON, LOST]
         settle(volume)
         winner = first if outcomes[0] == WON else second
@@ -117,7 +119,7 @@ BESIDE_A_KEEP = {
 def test_orphan_is_kept_or_goes_and_nobody_meets_half_of_it(volume: Path, name: str) -> None:
     first, second = BESIDE_A_KEEP[name]
 
-    def law(before: Before, *outcomes: int) -> None:
+    def law(before: VolumeContents, *outcomes: int) -> None:
         assert WON in outcomes, outcomes
         assert BROKEN not in outcomes, outcomes
         settle(volume)
@@ -154,7 +156,7 @@ def test_recovery_never_takes_what_a_living_command_holds(volume: Path, name: st
     def recover() -> tuple[list[Path], list[str], list[Path]]:
         return containers(volume), recover_all(volume), containers(volume)
 
-    def law(before: Before, code: int, found: tuple[list[Path], list[str], list[Path]]) -> None:
+    def law(before: VolumeContents, code: int, found: tuple[list[Path], list[str], list[Path]]) -> None:
         held, told, left = found
         assert (told, code) == ([], WON)
         assert set(held) <= set(left)
@@ -164,9 +166,9 @@ def test_recovery_never_takes_what_a_living_command_holds(volume: Path, name: st
 
 
 def test_recovery_never_takes_the_reserve_that_a_living_swap_uses(volume: Path) -> None:
-    scene = Scene(make_victim, lambda where, kernel: swap(home(where), kernel), is_gapless=True)
+    scene = CrashScenario(make_victim, lambda where, kernel: swap(home(where), kernel), is_gapless=True)
 
-    def law(before: Before, code: int, _told: list[str]) -> None:
+    def law(before: VolumeContents, code: int, _told: list[str]) -> None:
         assert code == WON
         settle_without_loss(scene, volume, before)
 
@@ -175,9 +177,9 @@ def test_recovery_never_takes_the_reserve_that_a_living_swap_uses(volume: Path) 
 
 @pytest.mark.long
 def test_two_first_commands_of_a_user_share_one_folder(volume: Path) -> None:
-    scene = Scene(make_victim, lambda where, kernel: swap(home(where), kernel), uid=USER, is_gapless=True)
+    scene = CrashScenario(make_victim, lambda where, kernel: swap(home(where), kernel), uid=USER, is_gapless=True)
 
-    def law(before: Before, code: int, _none: None) -> None:
+    def law(before: VolumeContents, code: int, _none: None) -> None:
         assert code == WON
         assert sorted(path.name for path in user_folders(volume)) == ["0", str(USER)]
         settle_without_loss(scene, volume, before)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crash_scenarios import Scene, assert_nothing_lost, assert_settled, home
+from tests.support.crash_scenarios import CrashScenario, assert_nothing_lost, assert_settled, home
 from tests.support.verb_scenarios import SCENES, only_id
 
 pytestmark = pytest.mark.needs("root", "strace")
@@ -41,7 +41,7 @@ def arguments_of(verb: str, volume: Path) -> list[str]:
             return [verb, str(home(volume))]
 
 
-def assert_law(scene: Scene, volume: Path, verb: str) -> int:
+def assert_law(scene: CrashScenario, volume: Path, verb: str) -> int:
     n_killed = 0
     for call in RENAMES:
         for k in itertools.count(1):

@@ -16,7 +16,7 @@ from tests.support.background_mounts import workbench
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.fuse_watchdog import device_for_all
 from tests.support.machine_capabilities import why_missing
-from tests.support.native_oracle import DIRECT, Arena, Oracle, arena_on
+from tests.support.oracle import DIRECT, Arena, Oracle, arena_on
 from tests.support.passthrough_files import LIMIT_S, stored_volume
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
 from tests.support.trashd_command import switched_off
@@ -55,7 +55,7 @@ def volume(request: pytest.FixtureRequest) -> Iterator[Path]:
 def arena(volume: Path, request: pytest.FixtureRequest) -> Iterator[Arena]:
     """The places of the oracle; what their daemon has open at the end, it had at the start.
 
-    Its parameter, if it has one: the mount's options besides the usual ones (native_oracle.EACH_WAY)
+    Its parameter, if it has one: the mount's options besides the usual ones (oracle.EACH_WAY)
     """
     options = getattr(request, "param", ())
     place = Path(tempfile.mkdtemp(prefix="arena-", dir=volume))  # it may be asked for again, in another order

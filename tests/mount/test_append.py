@@ -22,11 +22,11 @@ import pytest
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
-from tests.support.client_processes import clients, ends
+from tests.support.background_processes import clients, ends
 from tests.support.fake_dev_fuse import a_real
 from tests.support.foreground_mount import trashd_mount
-from tests.support.native_oracle import SLOW
 from tests.support.open_files import opened
+from tests.support.oracle import SLOW
 from tests.support.passthrough_files import LIMIT_S, n_messages
 from tests.support.write_errors_disk import SIZE as DISK_SIZE
 from tests.support.write_errors_disk import faulty_disk

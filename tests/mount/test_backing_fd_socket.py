@@ -25,7 +25,7 @@ from fusefs.linux.backing_fd_socket import door_of, knock
 from fusefs.linux.fd import Fd
 from fusefs.mount.places.attach import remount
 from tests.support.background_mounts import RUNTIME, backing_of, daemon_of, mount, our_mount, workbench
-from tests.support.client_processes import in_time
+from tests.support.background_processes import in_time
 from tests.support.foreground_mount import until
 from tests.support.fuse_silent import sent_to_be_closed
 from tests.support.mount_namespaces import see_own_mounts_only

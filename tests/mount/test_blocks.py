@@ -19,8 +19,8 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.shared_extents import shared_bytes
 from fusefs.linux.syscalls import RENAME_EXCHANGE, fallocate
 from tests.support.foreground_mount import Mounted, fresh_mount, trashd_mount
-from tests.support.native_oracle import ALL_DIRECT, Oracle, agreed
 from tests.support.open_files import errno_of, opened
+from tests.support.oracle import ALL_DIRECT, Oracle, agreed
 from tests.support.oracle_subjects import Handle, Story, Subject
 from tests.support.real_filesystems import loop_volume, sync
 

@@ -16,8 +16,8 @@ import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, CAN_BIND, CAPABILITY, DEFAULT, GROUP_OBJ, NOBODY, OTHER, USER_OBJ, acl
-from tests.support.both_sides import Sides, sides_on
 from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.mount_and_backing import Sides, sides_on
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")

@@ -22,8 +22,8 @@ import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.both_sides import Sides, sides_on, told
 from tests.support.foreground_mount import Mounted
+from tests.support.mount_and_backing import Sides, sides_on, told
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount
 

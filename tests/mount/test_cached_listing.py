@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.background_workers import workers
-from tests.support.both_sides import Sides, sides_on
+from tests.support.background_processes import workers
 from tests.support.foreground_mount import Mounted
+from tests.support.mount_and_backing import Sides, sides_on
 from tests.support.open_files import read_entries
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")

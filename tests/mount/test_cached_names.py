@@ -14,8 +14,8 @@ from fusefs.linux.syscalls import AT_FDCWD, renameat2
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.tables_lock import TablesLock
-from tests.support.both_sides import Sides, sides_on
 from tests.support.foreground_mount import Mounted
+from tests.support.mount_and_backing import Sides, sides_on
 from tests.support.trashd_command import done_well, swapped
 from tests.support.vfs_without_mount import vfs_at
 

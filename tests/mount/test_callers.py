@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.acls import ACCESS, DEFAULT, NOBODY, acl
-from tests.support.native_oracle import Oracle
+from tests.support.oracle import Oracle
 from tests.support.oracle_subjects import Native, Story
 from tests.support.other_users import as_user
 

@@ -19,11 +19,10 @@ import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
-from tests.support.both_sides import Sides
-from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, until
+from tests.support.mount_and_backing import Sides
 from tests.support.oracle_subjects import outcome
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.real_filesystems import ALL_FILESYSTEMS, loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

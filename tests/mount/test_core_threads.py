@@ -18,9 +18,9 @@ import pytest
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.fake_dev_fuse import Kernel, Told
+from tests.support.core_requests import CoreAsked, core_threads
+from tests.support.fake_dev_fuse import FakeKernel, FuseReply
 from tests.support.fsfreeze import frozen
-from tests.support.native_requests import CoreAsked, core_threads
 from tests.support.real_filesystems import loop_volume
 
 pytestmark = [pytest.mark.needs("root", "loop"), pytest.mark.rests_on("native-core")]
@@ -39,11 +39,11 @@ class CoreThread:
         self._asked = self._executor.submit(new).result(LIMIT_S)
         self._number = self._executor.submit(threading.get_native_id).result(LIMIT_S)
 
-    def asks(self, *request: Any) -> Future[Told | None]:
+    def asks(self, *request: Any) -> Future[FuseReply | None]:
         """Opcode, own part, names, nodeid."""
         return self._executor.submit(self._asked.asked, *request)
 
-    def asked(self, *request: Any) -> Told | None:
+    def asked(self, *request: Any) -> FuseReply | None:
         return self.asks(*request).result(LIMIT_S)
 
     def is_stuck(self) -> bool:
@@ -57,12 +57,14 @@ class Scene:
     No thread takes the tables from who is in a call.
     """
 
-    def __init__(self, new: Callable[[], CoreAsked], kernel: Kernel, vfs: Vfs, path: Path, stack: ExitStack) -> None:
+    def __init__(
+        self, new: Callable[[], CoreAsked], kernel: FakeKernel, vfs: Vfs, path: Path, stack: ExitStack
+    ) -> None:
         self.one, self.other = CoreThread(new, stack), CoreThread(new, stack)
         self.kernel, self.vfs, self.path = kernel, vfs, path
         self._stack = stack
 
-    def waits(self, *request: Any) -> tuple[Future[Told | None], Callable[[], None]]:
+    def waits(self, *request: Any) -> tuple[Future[FuseReply | None], Callable[[], None]]:
         """What one thread is asked, and waits in; and what lets it go on."""
         go_on = self._stack.enter_context(frozen(self.path))
         asked, end_s = self.one.asks(*request), time.monotonic() + LIMIT_S
@@ -85,7 +87,7 @@ def scene() -> Iterator[Scene]:
         yield Scene(new, kernel, vfs, path, threads)
 
 
-def is_right(told: Told | None) -> bool:
+def is_right(told: FuseReply | None) -> bool:
     """Whether it was answered, and by the core."""
     return told is not None and not told.error
 

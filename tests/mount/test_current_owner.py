@@ -20,9 +20,8 @@ import pytest
 
 from fusefs.linux.capabilities import Capability
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.child_privileges import FIRST, WAYS, as_root_in_there, in_child, keep_only, seen_and_behind
 from tests.support.other_users import as_user
-from tests.support.privileges import HE
+from tests.support.privileges import FIRST, HE, WAYS, as_root_in_there, in_child, keep_only, seen_and_behind
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

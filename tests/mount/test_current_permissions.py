@@ -20,9 +20,17 @@ import pytest
 from fusefs.linux.capabilities import Capability, drop_capabilities
 from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER_OBJ, acl
-from tests.support.child_privileges import FIRST, WAYS, as_root_in_there, in_child, keep_only, seen_and_behind
 from tests.support.other_users import as_user
-from tests.support.privileges import HE, Person
+from tests.support.privileges import (
+    FIRST,
+    HE,
+    WAYS,
+    Credentials,
+    as_root_in_there,
+    in_child,
+    keep_only,
+    seen_and_behind,
+)
 from tests.support.real_filesystems import overlay_on
 from tests.support.trashd_command import switched_off
 
@@ -289,7 +297,7 @@ def test_who_has_left_a_group_a_moment_ago_may_not(place: Place, act: str) -> No
         NAMES[act](place.seen)
 
     names = tree(place.behind)
-    may_leave = Person(HE, HE, (TEAM,), capability=_CAP_SETGID)
+    may_leave = Credentials(HE, HE, (TEAM,), capability=_CAP_SETGID)
     assert in_child(work, may_leave.be) == errno.EACCES
     assert tree(place.behind) == names
 

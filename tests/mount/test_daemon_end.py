@@ -14,7 +14,7 @@ import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import ended
-from tests.support.client_processes import clients, ends
+from tests.support.background_processes import clients, ends
 from tests.support.foreground_mount import Mounted, fresh_mount
 from tests.support.real_filesystems import mount_of
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux.syscalls import fallocate
-from tests.support.client_processes import clients, ends
+from tests.support.background_processes import clients, ends
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.open_files import opened, waits_in_the_kernel
 from tests.support.proc_stat import stop

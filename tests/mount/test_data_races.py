@@ -20,10 +20,10 @@ from random import Random
 import pytest
 
 from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
-from tests.support.client_processes import clients
-from tests.support.filesystem_params import WITH_XFS
+from tests.support.background_processes import clients
 from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount, until
 from tests.support.open_files import opened
+from tests.support.real_filesystems import WITH_XFS
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITH_XFS]
 

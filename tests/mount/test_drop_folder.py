@@ -14,7 +14,7 @@ from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import assert_silent, entries, init, recover_all
+from tests.support.store_verbs import assert_silent, entries, init, recover_all
 from tests.support.transports import cases
 
 pytestmark = pytest.mark.needs("root", "fuse")

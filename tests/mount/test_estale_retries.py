@@ -14,7 +14,7 @@ import trio
 from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.background_workers import workers
+from tests.support.background_processes import workers
 from tests.support.foreground_mount import SHARED_LIMIT_S, fresh_mount
 from tests.support.oracle_subjects import outcome
 from tests.support.real_filesystems import tmpfs_volume

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.acls import CAN_BIND, CAPABILITY
-from tests.support.both_sides import Sides
-from tests.support.child_privileges import seen_and_behind
+from tests.support.mount_and_backing import Sides
 from tests.support.other_users import as_user
-from tests.support.privileges import HE
+from tests.support.privileges import HE, seen_and_behind
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -23,8 +23,7 @@ import pytest
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, handle_of, renameat2
-from tests.support.background_workers import workers
-from tests.support.client_processes import clients
+from tests.support.background_processes import clients, workers
 from tests.support.foreground_mount import trashd_mount
 from tests.support.real_filesystems import gives_numbers_again
 from tests.support.vfs_without_mount import vfs_at

@@ -15,7 +15,7 @@ import pytest
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import DAEMON_GONE
-from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
+from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_silent import silent_fuse
 from tests.support.open_files import waits_in_the_kernel

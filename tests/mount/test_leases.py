@@ -18,7 +18,7 @@ from fusefs.core.inode_table import ROOT
 from fusefs.linux.inotify import open_inotify, read_events
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import backing_of
-from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
+from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.file_leases import is_broken_into, write_lease
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.real_filesystems import loop_volume

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.getdents import read_on
-from tests.support.background_workers import workers
+from tests.support.background_processes import workers
 from tests.support.foreground_mount import Mounted, trashd_mount
-from tests.support.native_oracle import Oracle
 from tests.support.open_files import read_entries
+from tests.support.oracle import Oracle
 from tests.support.oracle_subjects import Native
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")

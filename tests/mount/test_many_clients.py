@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
+from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.file_leases import write_lease
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fsfreeze import frozen

@@ -16,8 +16,8 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.fake_dev_fuse import Kernel, Told
-from tests.support.native_requests import CoreAsked, asked_core
+from tests.support.core_requests import CoreAsked, asked_core
+from tests.support.fake_dev_fuse import FakeKernel, FuseReply
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.rests_on("native-core")]
 
@@ -32,7 +32,7 @@ _ENTRY = struct.Struct("=Q")
 class Both:
     """The core and Python, by one vfs."""
 
-    def __init__(self, core: CoreAsked, kernel: Kernel, vfs: Vfs, path: Path) -> None:
+    def __init__(self, core: CoreAsked, kernel: FakeKernel, vfs: Vfs, path: Path) -> None:
         self.core, self.kernel, self.vfs, self.path = core, kernel, vfs, path
 
     def find(self, name: bytes) -> int:
@@ -41,7 +41,7 @@ class Both:
         assert not told.error
         return int(_ENTRY.unpack_from(told.body)[0])
 
-    def answer(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = ROOT) -> Told:
+    def answer(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = ROOT) -> FuseReply:
         """What both answer."""
         told = self.core.asked(opcode, own, names, nodeid)
         assert told is not None, "it is left to Python"
@@ -247,7 +247,7 @@ long syscall(long number, ...) {
 }
 """
 ASKS_FOR_A_LIST = f"""
-from tests.support.native_requests import asked_core
+from tests.support.core_requests import asked_core
 from fusefs.core.fuse_protocol import Opcode
 
 with asked_core(is_shared=False) as (core, kernel, vfs, path):

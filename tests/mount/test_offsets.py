@@ -11,10 +11,10 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
-from tests.support.filesystem_params import WITH_XFS
 from tests.support.foreground_mount import trashd_mount
 from tests.support.open_files import opened
 from tests.support.oracle_subjects import outcome
+from tests.support.real_filesystems import WITH_XFS
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests"), WITH_XFS]
 

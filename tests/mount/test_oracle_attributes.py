@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from tests.support.acls import ACCESS, DEFAULT, NOBODY, acl
-from tests.support.native_oracle import EACH_WAY, Oracle, agreed
+from tests.support.oracle import EACH_WAY, Oracle, agreed
 from tests.support.oracle_subjects import KEEP, Story, Subject
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), EACH_WAY]

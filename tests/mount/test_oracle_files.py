@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.move_entries import pass_a_tick
-from tests.support.native_oracle import EACH_WAY, Oracle, agreed
+from tests.support.oracle import EACH_WAY, Oracle, agreed
 from tests.support.oracle_subjects import Story, Subject
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), EACH_WAY]

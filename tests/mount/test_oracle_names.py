@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from tests.support.make_trees import weird_names
-from tests.support.native_oracle import EACH_WAY, Oracle, agreed
+from tests.support.oracle import EACH_WAY, Oracle, agreed
 from tests.support.oracle_subjects import Story, Subject
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), EACH_WAY]

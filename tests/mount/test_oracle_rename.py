@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from fusefs.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
-from tests.support.native_oracle import EACH_WAY, Oracle, agreed
+from tests.support.oracle import EACH_WAY, Oracle, agreed
 from tests.support.oracle_subjects import Story, Subject
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), EACH_WAY]

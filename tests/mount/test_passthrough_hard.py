@@ -19,8 +19,7 @@ import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import ended
-from tests.support.background_workers import workers
-from tests.support.client_processes import clients, ends
+from tests.support.background_processes import clients, ends, workers
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.open_files import may_be_written, opened, waits_in_the_kernel
 from tests.support.other_users import as_user

@@ -22,7 +22,7 @@ from tests.support.passthrough_files import (
     space_comes_back,
     works_on,
 )
-from tests.support.store_calls import reap_now, recover_all, swap
+from tests.support.store_verbs import reap_now, recover_all, swap
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("passthrough")]
 

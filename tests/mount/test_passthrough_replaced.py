@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.background_mounts import backing_of, daemon_of, kill_daemon, mount, our_mount, workbench
-from tests.support.background_workers import workers
+from tests.support.background_processes import workers
 from tests.support.foreground_mount import n_fds_beside_rings, until
 from tests.support.open_files import opened
 from tests.support.passthrough_files import CONTENT, SIZE, free_bytes, put, space_comes_back, works_on

@@ -21,10 +21,9 @@ from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import AT_FDCWD
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.crash_scenarios import DyingAfter
-from tests.support.filesystem_params import WITH_XFS
 from tests.support.foreground_mount import trashd_mount
-from tests.support.real_filesystems import project_of, set_project
-from tests.support.store_calls import assert_silent, entries, in_child, init, reap_now, recover_all, restore, swap
+from tests.support.real_filesystems import WITH_XFS, project_of, set_project
+from tests.support.store_verbs import assert_silent, entries, in_child, init, reap_now, recover_all, restore, swap
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), WITH_XFS]
 

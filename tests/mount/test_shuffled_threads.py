@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 import pytest
 
 from fusefs.linux.fd import Fd
-from tests.support.client_processes import clients, is_ended
+from tests.support.background_processes import clients, is_ended
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.odd_daemon import SWITCH_S, daemon_command
 from tests.support.real_filesystems import tmpfs_volume

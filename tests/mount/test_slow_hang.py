@@ -22,8 +22,8 @@ import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import ended
+from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.busy_clients import work
-from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.open_files import waits_in_the_kernel

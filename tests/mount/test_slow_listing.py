@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.background_workers import workers
+from tests.support.background_processes import workers
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, Xattrs, slow_volume
 from tests.support.many_files import fill

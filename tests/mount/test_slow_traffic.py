@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
-from tests.support.background_workers import workers
-from tests.support.both_sides import Sides, sides, sides_on
-from tests.support.client_processes import clients, ends
+from tests.support.background_processes import clients, ends, workers
 from tests.support.foreground_mount import Mounted
 from tests.support.fuse_slow import slow_volume
+from tests.support.mount_and_backing import Sides, sides, sides_on
 from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")

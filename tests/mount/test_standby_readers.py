@@ -22,8 +22,8 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
+from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.busy_clients import work
-from tests.support.client_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.file_leases import is_broken_into, write_lease
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fsfreeze import frozen

@@ -19,7 +19,7 @@ from tests.support.background_mounts import RUNTIME, as_owner, daemon_of, ended,
 from tests.support.foreground_mount import until
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import bind_mount, tmpfs_volume, unmount
-from tests.support.trashd_command import TRASHD, Done, done_well, trashd
+from tests.support.trashd_command import TRASHD, CommandResult, done_well, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -34,7 +34,7 @@ def target(bench: Path) -> Path:
     return bench / "target"
 
 
-def mounts_in(done: Done) -> dict[str, dict[str, Any]]:
+def mounts_in(done: CommandResult) -> dict[str, dict[str, Any]]:
     """All numbers that were printed, by mount point; no service runs here, so that the exit code is 5."""
     assert done.code == 5
     return {one["mount_point"]: dict(one) for told in done.objects() for one in told["mounts"]}
@@ -232,7 +232,7 @@ def test_stats_is_an_unknown_command_and_its_hint_is_status() -> None:
     assert "Did you mean status?" in done.err
 
 
-def metrics_of(done: Done) -> dict[str, dict[str, float]]:
+def metrics_of(done: CommandResult) -> dict[str, dict[str, float]]:
     """Values by metric, and by the labels but the mount's."""
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(done.out):

@@ -24,7 +24,7 @@ from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.foreground_mount import trashd_mount, until
 from tests.support.oracle_subjects import outcome
 from tests.support.real_filesystems import loop_volume
-from tests.support.store_calls import init, reap_now, restore, swap
+from tests.support.store_verbs import init, reap_now, restore, swap
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -17,7 +17,7 @@ from fusefs.mount.places.counters import kept
 from fusefs.mount.tables.tables_lock import TablesLock
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import init, recover_all, swap
+from tests.support.store_verbs import init, recover_all, swap
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.timeout(120)]
 

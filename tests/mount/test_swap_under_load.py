@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.background_workers import workers
+from tests.support.background_processes import workers
 from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import Spec, make_tree, snapshot
 from tests.support.real_filesystems import loop_volume
-from tests.support.store_calls import init, restore, swap
+from tests.support.store_verbs import init, restore, swap
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

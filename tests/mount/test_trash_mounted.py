@@ -16,7 +16,7 @@ from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.open_files import held
 from tests.support.other_users import as_user, run_as
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import ENTRIES, assert_silent, entries, init, raw, recover_all, swap
+from tests.support.store_verbs import ENTRIES, assert_silent, entries, init, raw, recover_all, swap
 from tests.support.transports import by_ring
 from tests.support.trashd_command import trashd
 

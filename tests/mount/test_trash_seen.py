@@ -28,14 +28,14 @@ from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.store.tidy_folder import tend
 from fusefs.store.user_folders import open_user
 from tests.support.background_mounts import backing_of, is_dead
-from tests.support.both_sides_of_mount import ALICE, NOGROUP
 from tests.support.crash_scenarios import DyingAfter, forbid_exchange
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.make_trees import Dir, Spec, make_tree, snapshot
+from tests.support.mount_and_backing import ALICE, NOGROUP
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import (
-    Before,
+from tests.support.store_verbs import (
+    ActingBefore,
     DyingAt,
     assert_silent,
     in_child,
@@ -318,7 +318,7 @@ def test_a_victim_that_stayed_shows_its_mode_to_who_saw_it_in_the_moment_of_the_
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with pytest.raises(Exception, match="Input/output"):
-        as_user(ALICE, lambda: swap(job, Kernel(Before("exchange", look_and_fail))))
+        as_user(ALICE, lambda: swap(job, Kernel(ActingBefore("exchange", look_and_fail))))
     assert job.stat().st_mode & 0o7777 == 0o555
     place.assert_seen()
 

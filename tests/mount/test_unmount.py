@@ -10,7 +10,7 @@ import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import backing_of, daemon_of, ended, is_dead, kill_daemon, mount, our_mount
-from tests.support.client_processes import LIMIT_S
+from tests.support.background_processes import LIMIT_S
 from tests.support.other_users import run_as
 from tests.support.proc_stat import stop
 from tests.support.real_filesystems import bind_mount, mounts, tmpfs_volume, unmount

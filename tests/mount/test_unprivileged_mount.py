@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import acls
 from tests.support.background_mounts import daemon_of, ended, kill_daemon, our_mount
-from tests.support.client_processes import LIMIT_S
+from tests.support.background_processes import LIMIT_S
 from tests.support.other_users import run_as
 from tests.support.proc_stat import stop
 from tests.support.real_filesystems import bind_mount, tmpfs_volume

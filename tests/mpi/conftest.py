@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DEMANDED_GROUPS
-from tests.support.mpi_jobs import USER, store_of_user
-from tests.support.mpi_nodes import Nodes, user_nodes
+from tests.support.mpi_jobs import USER, RankMounts, store_of_user, user_nodes
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import assert_silent
+from tests.support.store_verbs import assert_silent
 
 MPICH = pytest.param("mpich", marks=pytest.mark.needs("root", "mpich"))
 OPEN_MPI = pytest.param("openmpi", marks=pytest.mark.needs("root", "openmpi"))
@@ -35,7 +34,7 @@ def volume() -> Iterator[Path]:
 
 
 @pytest.fixture
-def nodes() -> Iterator[Nodes]:
+def nodes() -> Iterator[RankMounts]:
     """A user's volume, as two machines have it."""
     with user_nodes(2) as two:
         yield two

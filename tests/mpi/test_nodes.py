@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.many_files import bulky_tree, fill
-from tests.support.mpi_jobs import folder_of_user, is_gone, orphan_of_user, run_ranks
-from tests.support.mpi_nodes import Nodes
+from tests.support.mpi_jobs import RankMounts, folder_of_user, is_gone, orphan_of_user, run_ranks
 
 pytestmark = pytest.mark.needs("root", "fuse", "mpich")
 
@@ -17,7 +16,7 @@ N_NODES = 2
 DELAY_US = 2_000
 
 
-def test_machines_share_a_large_flat_directory(nodes: Nodes) -> None:
+def test_machines_share_a_large_flat_directory(nodes: RankMounts) -> None:
     identifier = orphan_of_user(fill(nodes.path / "job", 1500))
     nodes.slow(DELAY_US)
     done = nodes.run(N_NODES, "reap", "--mpi", "--now", "--volume", nodes.path, identifier)
@@ -26,7 +25,7 @@ def test_machines_share_a_large_flat_directory(nodes: Nodes) -> None:
     assert min(nodes.shares("unlink")) > 0.25
 
 
-def test_machines_share_a_tree_of_every_shape(nodes: Nodes) -> None:
+def test_machines_share_a_tree_of_every_shape(nodes: RankMounts) -> None:
     identifier = orphan_of_user(bulky_tree(nodes.path / "job", 8, 30, 300))
     nodes.slow(DELAY_US // 2)
     done = nodes.run(3, "reap", "--mpi", "--now", "--volume", nodes.path, identifier)
@@ -35,7 +34,9 @@ def test_machines_share_a_tree_of_every_shape(nodes: Nodes) -> None:
     assert min(nodes.shares("unlink")) > 0.2
 
 
-def test_a_machine_that_has_not_the_volume_ends_the_job_before_anything_is_gone(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_machine_that_has_not_the_volume_ends_the_job_before_anything_is_gone(
+    nodes: RankMounts, tmp_path: Path
+) -> None:
     identifier = orphan_of_user(fill(nodes.path / "job", 10))
     bare = tmp_path / "bare"
     bare.mkdir()

@@ -17,7 +17,7 @@ from tests.support.mpi_jobs import PYTHON, ROOT
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.slurm_cluster import slurm_cluster
-from tests.support.store_calls import assert_silent, init, swap
+from tests.support.store_verbs import assert_silent, init, swap
 from tests.support.trashd_command import TRASHD, environment, swapped
 
 pytestmark = pytest.mark.needs("root", "slurm")

@@ -10,8 +10,7 @@ import pytest
 from tests.mpi.conftest import MPICH
 from tests.support.make_trees import Spec, make_tree, weird_names
 from tests.support.many_files import fill
-from tests.support.mpi_jobs import give_to_user, run_ranks
-from tests.support.mpi_nodes import Nodes
+from tests.support.mpi_jobs import RankMounts, give_to_user, run_ranks
 from tests.support.run_sweep import names
 from tests.support.trashd_command import done_well
 
@@ -46,7 +45,7 @@ def test_what_goes_is_what_one_machine_would_take(volume: Path, mpi: str, way: t
 
 
 @pytest.mark.needs("root", "fuse", "mpich")
-def test_machines_share_a_large_flat_directory(nodes: Nodes) -> None:
+def test_machines_share_a_large_flat_directory(nodes: RankMounts) -> None:
     top = fill(nodes.path / "top", 2500)
     give_to_user(top)
     nodes.slow(1000)
@@ -57,7 +56,7 @@ def test_machines_share_a_large_flat_directory(nodes: Nodes) -> None:
 
 
 @pytest.mark.needs("root", "fuse", "mpich")
-def test_another_directory_at_its_path_on_a_machine_ends_the_job_before_anything_is_gone(nodes: Nodes) -> None:
+def test_another_directory_at_its_path_on_a_machine_ends_the_job_before_anything_is_gone(nodes: RankMounts) -> None:
     other = nodes.path / "other"
     other.mkdir()
     for top in (nodes.path / "top", other / "top"):

@@ -19,9 +19,8 @@ from tests.support.make_trees import Dir, File, Spec, deep_chain, make_tree, rem
 from tests.support.many_files import bulky_tree, fill, roomy_volume
 from tests.support.other_users import as_user
 from tests.support.proc_stat import status_of
-from tests.support.reap_failures import assert_quarantined, left_in, reasons
-from tests.support.reap_process import Reaping, start_reap, state_of
-from tests.support.store_calls import assert_silent, place, reap_now, swap
+from tests.support.reap_process import Reaping, assert_quarantined, left_in, reasons, start_reap, state_of
+from tests.support.store_verbs import assert_silent, place, reap_now, swap
 from tests.support.team_trees import tick
 
 pytestmark = pytest.mark.needs("root")

@@ -13,7 +13,7 @@ from tests.support.make_trees import deep_chain
 from tests.support.many_files import fill, roomy_volume
 from tests.support.peak_usage import bare_interpreter_kib, watch
 from tests.support.reap_process import state_of
-from tests.support.store_calls import assert_silent, swap
+from tests.support.store_verbs import assert_silent, swap
 from tests.support.trashd_command import TRASHD
 
 pytestmark = pytest.mark.needs("root")

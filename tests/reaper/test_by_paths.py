@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -13,18 +17,20 @@ from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.core.report import CAME_IN, Reaped
 from fusefs.core.slice_budget import Speed
+from fusefs.engine.mpi_ranks import Look, MpiJob, RankCrew, RankThreads
 from fusefs.engine.open_by_path import DirectoriesByPath
 from fusefs.engine.slice_pace import ConstantSpeed
+from fusefs.engine.slice_runners import RankRunner, Recipe
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes, reap
+from fusefs.reaper.remove_by_ranks import RemovalByRanks
 from tests.support.make_trees import deep_chain, make_tree
 from tests.support.many_files import bulky_tree
 from tests.support.nested_directories import make_chain
-from tests.support.ranks_here import job_here
 from tests.support.real_filesystems import bind_mount
 from tests.support.reap_process import state_of
-from tests.support.store_calls import own, place, swap
+from tests.support.store_verbs import own, place, swap
 from tests.support.team_trees import (
     ALICE,
     DEEP,
@@ -37,6 +43,47 @@ from tests.support.team_trees import (
     swap_as,
     team_volume,
 )
+
+
+class JobHere:
+    """See engine.mpi_ranks.MpiJob."""
+
+    def __init__(self, n_ranks: int = 3) -> None:
+        self.n_ranks = n_ranks
+        self._ranks: dict[int, RankThreads[Any, Any]] = {}
+
+    def prepare(self, look: Look) -> None:
+        pickle.loads(pickle.dumps(look)).act(Kernel())
+
+    @contextmanager
+    def crew(
+        self, ours: AbstractContextManager[RankRunner[Any, Any]], recipe: Recipe[Any, Any]
+    ) -> Iterator[RankCrew[Any, Any]]:
+        sent = pickle.dumps(recipe)
+        with ExitStack() as owned:
+            runner = owned.enter_context(ours)
+            n_slices = [runner.strategy.n_workers]
+            for rank in range(1, self.n_ranks):
+                one = owned.enter_context(pickle.loads(sent).opened(Kernel(), self.n_ranks))
+                n_slices.append(one.strategy.n_workers)
+                threads = owned.enter_context(ThreadPoolExecutor(one.strategy.n_workers))
+                self._ranks[rank] = RankThreads(one, threads)
+            yield RankCrew(cast(MpiJob, self), runner, n_slices)
+
+    def send(self, what: Any, rank: int) -> None:
+        self._ranks[rank].take(pickle.loads(pickle.dumps(what)))
+
+    def received(self) -> tuple[int, Any] | None:
+        for rank, threads in self._ranks.items():
+            if told := threads.told(0.0):
+                return rank, pickle.loads(pickle.dumps(told))
+        return None
+
+
+def job_here(n_ranks: int = 3) -> RemovalByRanks:
+    """As a wish has it."""
+    return RemovalByRanks(cast(MpiJob, JobHere(n_ranks)))
+
 
 pytestmark = pytest.mark.needs("root")
 

@@ -27,7 +27,7 @@ from tests.support.reap_process import (
     start_reap,
     state_of,
 )
-from tests.support.store_calls import place, reap_now, swap
+from tests.support.store_verbs import place, reap_now, swap
 from tests.support.team_trees import way_into
 
 pytestmark = pytest.mark.needs("root")

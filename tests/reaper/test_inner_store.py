@@ -28,7 +28,7 @@ from tests.support.other_users import as_user
 from tests.support.reap_process import state_of
 from tests.support.small_orphans import PINNED as KEPT
 from tests.support.small_orphans import command, orphan_in
-from tests.support.store_calls import entries, init, place, reap_now, remove, restore, swap, tmpfs_store
+from tests.support.store_verbs import entries, init, place, reap_now, remove, restore, swap, tmpfs_store
 from tests.support.team_trees import tick
 
 pytestmark = pytest.mark.needs("root")

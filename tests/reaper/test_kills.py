@@ -14,11 +14,11 @@ from time import monotonic
 import pytest
 
 from fusefs.core.lifecycle import State
-from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.many_files import bulky_tree, roomy_volume
 from tests.support.outside_tree import Canary
+from tests.support.real_filesystems import ALL_FILESYSTEMS
 from tests.support.reap_process import BROKEN, DONE, KILLED, QUARANTINED, Reaping, start_reap, state_of
-from tests.support.store_calls import assert_silent, place, recover_all, swap
+from tests.support.store_verbs import assert_silent, place, recover_all, swap
 
 pytestmark = pytest.mark.needs("root")
 

@@ -36,7 +36,7 @@ from tests.support.real_filesystems import btrfs_subvolume
 from tests.support.reap_process import state_of
 from tests.support.run_sweep import sweep
 from tests.support.small_orphans import command
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     DyingAt,
     entries,
     folder_of,

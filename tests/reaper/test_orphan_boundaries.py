@@ -14,9 +14,8 @@ from tests.support.many_files import bulky_tree, fill
 from tests.support.mount_namespaces import bind_elsewhere
 from tests.support.outside_tree import Canary, unmount_below
 from tests.support.real_filesystems import bind_mount
-from tests.support.reap_failures import assert_quarantined, left_in, reasons
-from tests.support.reap_process import state_of
-from tests.support.store_calls import place, reap_now, swap
+from tests.support.reap_process import assert_quarantined, left_in, reasons, state_of
+from tests.support.store_verbs import place, reap_now, swap
 
 pytestmark = pytest.mark.needs("root")
 

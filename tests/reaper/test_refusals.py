@@ -15,14 +15,13 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import RECORD
 from tests.support.foreground_mount import until
 from tests.support.fuse_eio import N_LISTED, broken_volume
-from tests.support.fuse_watchdog import ServedVolume
+from tests.support.fuse_watchdog import FuseVolume
 from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Entry, Spec, deep_chain, make_tree, set_flags, snapshot
 from tests.support.many_files import fill
 from tests.support.real_filesystems import full, loop_volume, tmpfs_volume
-from tests.support.reap_failures import assert_quarantined, left_in, reasons
-from tests.support.reap_process import state_of
+from tests.support.reap_process import assert_quarantined, left_in, reasons, state_of
 from tests.support.sshfs_volumes import sshfs_volume
-from tests.support.store_calls import assert_silent, init, place, reap_now, recover_all, swap
+from tests.support.store_verbs import assert_silent, init, place, reap_now, recover_all, swap
 
 pytestmark = pytest.mark.needs("root")
 
@@ -124,7 +123,7 @@ def test_more_refusals_than_anybody_reads_are_counted_and_stop_nothing(volume: P
 
 
 @pytest.fixture
-def broken() -> Iterator[ServedVolume]:
+def broken() -> Iterator[FuseVolume]:
     with broken_volume() as served:
         init(served.path)
         yield served
@@ -142,7 +141,7 @@ def broken() -> Iterator[ServedVolume]:
     ],
 )
 def test_input_output_error_in_the_middle_is_told_and_the_rest_goes(
-    broken: ServedVolume, name: str, content: Spec | str, stays: set[str]
+    broken: FuseVolume, name: str, content: Spec | str, stays: set[str]
 ) -> None:
     middle: dict[str, Entry | Spec | str] = {"before": "1", "good": content, "zz": {"after": "2"}}
     job = make_tree(broken.path / "job", {"a": {"b": "1"}, "middle": middle, "z": "3"})
@@ -167,7 +166,7 @@ def test_input_output_error_in_the_middle_is_told_and_the_rest_goes(
 @pytest.mark.needs("fuse")
 @pytest.mark.parametrize("serve", [broken_volume, pytest.param(sshfs_volume, marks=pytest.mark.needs("sshfs"))])
 def test_open_file_that_is_hidden_instead_of_unlinked_makes_no_reap_endless(
-    serve: Callable[[], AbstractContextManager[ServedVolume]],
+    serve: Callable[[], AbstractContextManager[FuseVolume]],
 ) -> None:
     with serve() as served:
         volume = served.path

@@ -19,7 +19,7 @@ from fusefs.reaper.reap import reap
 from tests.support.make_trees import make_tree, snapshot
 from tests.support.many_files import bulky_tree, fill
 from tests.support.reap_process import DONE, LOST, Reaping, is_claimed, start_and_stop, start_reap, state_of
-from tests.support.store_calls import ActingAt, Counting, own, reap_now, recover_all, restore, swap
+from tests.support.store_verbs import ActingAt, Counting, own, reap_now, recover_all, restore, swap
 
 pytestmark = pytest.mark.needs("root")
 

@@ -21,7 +21,7 @@ from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.make_trees import Spec, make_tree
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.reap_process import state_of
-from tests.support.store_calls import Before, assert_silent, init, own, swap
+from tests.support.store_verbs import ActingBefore, assert_silent, init, own, swap
 from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root")
@@ -66,7 +66,7 @@ def reap_on(volume: Path, identifier: str, wishes: RemovalWishes, kernel: Kernel
 def test_outage_is_waited_out_and_is_no_failure(server: SlowVolume, number: int, call: str) -> None:
     identifier = swap(make_tree(server.path / "job", TREE)).id
     waits = Waits(lambda: server.refuse(0))
-    kernel = Kernel(Before(call, lambda: server.refuse(number), 5 if call in ("unlink", "openat2") else 2))
+    kernel = Kernel(ActingBefore(call, lambda: server.refuse(number), 5 if call in ("unlink", "openat2") else 2))
     reaped = reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
     assert reaped.report.failures == ()
     assert waits.told == [number, None]
@@ -86,7 +86,7 @@ def test_directory_that_went_elsewhere_meanwhile_is_not_emptied_by_its_open_fd(s
         server.refuse(0)
 
     waits = Waits(move_and_go_on)
-    kernel = Kernel(Before("unlink", lambda: server.refuse(errno.ENOTCONN), 5))
+    kernel = Kernel(ActingBefore("unlink", lambda: server.refuse(errno.ENOTCONN), 5))
     reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
     server.forget_all()
     assert left
@@ -96,7 +96,7 @@ def test_directory_that_went_elsewhere_meanwhile_is_not_emptied_by_its_open_fd(s
 def test_orphan_stays_where_the_next_reap_goes_on_if_the_server_stays_away(server: SlowVolume) -> None:
     identifier = swap(make_tree(server.path / "job", TREE)).id
     waits = Waits(limit_s=0.3)
-    kernel = Kernel(Before("unlink", lambda: server.refuse(errno.ENOTCONN), 5))
+    kernel = Kernel(ActingBefore("unlink", lambda: server.refuse(errno.ENOTCONN), 5))
     with pytest.raises(ServerAway) as caught:
         reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
     server.refuse(0)
@@ -112,7 +112,7 @@ def test_mount_that_is_dead_for_good_ends_a_reap_with_what_to_do_about_it() -> N
         with slow_volume(source, 0) as slow:
             init(slow.path)
             identifier = swap(make_tree(slow.path / "job", TREE)).id
-            waits, kernel = Waits(limit_s=0.3), Kernel(Before("unlink", slow.fuse.abort, 5))
+            waits, kernel = Waits(limit_s=0.3), Kernel(ActingBefore("unlink", slow.fuse.abort, 5))
             with pytest.raises(ServerAway) as caught:
                 reap_on(slow.path, identifier, RemovalWishes(outage=waits.outage), kernel)
             assert "mount it again" in caught.value.hint
@@ -129,7 +129,7 @@ def test_outage_ends_the_slices_of_all_threads(server: SlowVolume) -> None:
     waits = Waits(lambda: server.refuse(0))
     wishes = RemovalWishes(n_workers=8, outage=waits.outage)
     with own(server.path) as folder:
-        store = folder.store._replace(kernel=Kernel(Before("unlink", lambda: server.refuse(errno.ENOTCONN), 300)))
+        store = folder.store._replace(kernel=Kernel(ActingBefore("unlink", lambda: server.refuse(errno.ENOTCONN), 300)))
         reaped = reap(folder._replace(store=store), ContainerId(identifier), wishes)
     assert reaped.report.failures == ()
     assert waits.told == [errno.ENOTCONN, None]
@@ -140,7 +140,7 @@ def test_stop_is_heard_while_the_server_is_waited_for(server: SlowVolume, how: s
     identifier = swap(make_tree(server.path / "job", TREE)).id
     asked: list[bool] = []
     waits = Waits(lambda: asked.append(True))
-    kernel = Kernel(Before("unlink", lambda: server.refuse(errno.ENOTCONN), 5))
+    kernel = Kernel(ActingBefore("unlink", lambda: server.refuse(errno.ENOTCONN), 5))
     wishes = RemovalWishes(outage=waits.outage)
     wishes = (
         wishes._replace(stops=lambda: bool(asked)) if how == "stops" else wishes._replace(parks=lambda: bool(asked))
@@ -208,7 +208,7 @@ def test_stale_directory_that_somebody_else_removed_is_no_outage(server: SlowVol
         server.refuse(errno.ESTALE, "(deleted)")
 
     waits = Waits()
-    kernel = Kernel(Before("unlink", remove_below, 5))
+    kernel = Kernel(ActingBefore("unlink", remove_below, 5))
     reaped = reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
     assert reaped.report.failures == ()
     assert waits.told == []
@@ -273,7 +273,7 @@ def test_errors_of_a_local_disk_are_failures_at_once(volume: Path) -> None:
     def fail() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    reaped = reap_on(volume, identifier, RemovalWishes(outage=waits.outage), Kernel(Before("unlink", fail, 5)))
+    reaped = reap_on(volume, identifier, RemovalWishes(outage=waits.outage), Kernel(ActingBefore("unlink", fail, 5)))
     assert [failure.errno for failure in reaped.report.failures] == [errno.EIO]
     assert waits.told == []
     assert reap_on(volume, identifier, RemovalWishes()).report.failures == ()

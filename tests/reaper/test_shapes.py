@@ -10,12 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.filesystem_params import ALL_FILESYSTEMS
-from tests.support.make_trees import Dir, Entry, File, HardLink, Node, Spec, Symlink, deep_chain, make_tree, weird_names
+from tests.support.make_trees import (
+    Dir,
+    Entry,
+    File,
+    HardLink,
+    Spec,
+    SpecialFile,
+    Symlink,
+    deep_chain,
+    make_tree,
+    weird_names,
+)
 from tests.support.many_files import fill, roomy_volume
 from tests.support.other_users import as_user
+from tests.support.real_filesystems import ALL_FILESYSTEMS
 from tests.support.reap_process import state_of
-from tests.support.store_calls import assert_silent, reap_now, remove, swap
+from tests.support.store_verbs import assert_silent, reap_now, remove, swap
 
 pytestmark = pytest.mark.needs("root")
 
@@ -33,12 +44,12 @@ def assert_reaped(volume: Path, victim: Path, n_entries: int) -> None:
 
 def test_special_files_are_unlinked_and_never_opened(volume: Path) -> None:
     kinds: Spec = {
-        "fifo": Node(stat.S_IFIFO | 0o600),
-        "null": Node(stat.S_IFCHR | 0o666, os.makedev(1, 3)),
-        "tty": Node(stat.S_IFCHR | 0o666, os.makedev(5, 0)),
-        "no such device": Node(stat.S_IFCHR | 0o600, os.makedev(4000, 70_000)),
-        "block": Node(stat.S_IFBLK | 0o600, os.makedev(7, 255)),
-        "socket": Node(stat.S_IFSOCK | 0o600),
+        "fifo": SpecialFile(stat.S_IFIFO | 0o600),
+        "null": SpecialFile(stat.S_IFCHR | 0o666, os.makedev(1, 3)),
+        "tty": SpecialFile(stat.S_IFCHR | 0o666, os.makedev(5, 0)),
+        "no such device": SpecialFile(stat.S_IFCHR | 0o600, os.makedev(4000, 70_000)),
+        "block": SpecialFile(stat.S_IFBLK | 0o600, os.makedev(7, 255)),
+        "socket": SpecialFile(stat.S_IFSOCK | 0o600),
         "link": Symlink("/"),
         "broken": Symlink(b"\xff\n"),
         "loop": Symlink("loop"),
@@ -147,7 +158,8 @@ def test_smallest_trees_are_reaped_too(volume: Path, spec: Spec) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["x", Node(stat.S_IFIFO | 0o600), Symlink("target"), Node(stat.S_IFCHR | 0o600, os.makedev(1, 3))]
+    "entry",
+    ["x", SpecialFile(stat.S_IFIFO | 0o600), Symlink("target"), SpecialFile(stat.S_IFCHR | 0o600, os.makedev(1, 3))],
 )
 def test_what_is_no_directory_at_all_is_reaped(volume: Path, entry: Entry | str) -> None:
     made = make_tree(volume / "made", {"job": entry})

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.support.booted_systemd import TRASHD, System, booted
 from tests.support.foreground_mount import SHARED_LIMIT_S
 from tests.support.recipe_pages import Step
-from tests.support.trashd_command import Done
+from tests.support.trashd_command import CommandResult
 from tests.systemd.machine import REAPER, booted_with_trashd
 
 ALICE = 4711
@@ -33,7 +33,7 @@ class Node:
         self._volumes.append(path)
         return self.system.path(path)
 
-    def run(self, step: Step) -> Done:
+    def run(self, step: Step) -> CommandResult:
         """What a step of a recipe comes to here, typed into bash by root, or by alice in her home."""
         user = () if step.is_root else ("runuser", "--user=alice", "--")
         home = "/root" if step.is_root else "/home/alice"
@@ -43,7 +43,7 @@ class Node:
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             timeout=_LIMIT_S, check=False,
         )  # fmt: skip
-        return Done(done.returncode, done.stdout, "")
+        return CommandResult(done.returncode, done.stdout, "")
 
     def root(self, command: str) -> str:
         """What root's command says, which has to succeed."""

@@ -16,13 +16,13 @@ import pytest
 from tests.recipes.node import Node, booted_node
 from tests.support.booted_systemd import REPO
 from tests.support.machine_capabilities import FOR_RECIPES
-from tests.support.recipe_pages import Recipe
-from tests.support.trashd_command import Done
+from tests.support.recipe_pages import RecipePage
+from tests.support.trashd_command import CommandResult
 from tests.systemd.machine import REAPER
 
 pytestmark = [pytest.mark.needs("systemd", "ansible", "minutes"), pytest.mark.timeout(400)]
 
-RECIPE = Recipe("ansible")
+RECIPE = RecipePage("ansible")
 PLAYS = "/srv/ansible"
 HERE = {"trashd_package": "trashd", "trashd_pip_args": "--no-index --find-links /srv/wheels"}
 
@@ -52,7 +52,7 @@ def bare(wheel: Path) -> Iterator[Node]:
         node.leave()
 
 
-def play(node: Node, variables: Mapping[str, object]) -> Done:
+def play(node: Node, variables: Mapping[str, object]) -> CommandResult:
     """The page's playbook once more, with other variables than those of its files."""
     step = RECIPE.steps("Twice")[0]
     words = f"site.yml --extra-vars {shlex.quote(json.dumps({**HERE, **variables}))}"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.recipes.node import ALICE, Node, only_orphan
-from tests.support.recipe_pages import Recipe
+from tests.support.recipe_pages import RecipePage
 
 pytestmark = pytest.mark.needs("systemd", "npm")
 
-RECIPE = Recipe("ci")
+RECIPE = RecipePage("ci")
 HOOK = "/usr/local/lib/runner/job-started.sh"
 
 

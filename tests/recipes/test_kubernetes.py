@@ -13,11 +13,11 @@ import pytest
 
 from tests.recipes.node import ALICE, Node
 from tests.support.machine_capabilities import FOR_RECIPES
-from tests.support.recipe_pages import Recipe
+from tests.support.recipe_pages import RecipePage
 
 pytestmark = pytest.mark.needs("kubernetes")
 
-RECIPE = Recipe("kubernetes")
+RECIPE = RecipePage("kubernetes")
 MANIFESTS = ("trashd.yaml", "job.yaml")
 TO_JSON = "import json, sys, yaml; print(json.dumps(list(yaml.safe_load_all(sys.stdin))))"
 # What a runtime makes of a pod: the node's directory and the configuration mounted, the root read-only.

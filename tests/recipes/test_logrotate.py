@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.recipes.node import Node
-from tests.support.recipe_pages import Recipe, Step
+from tests.support.recipe_pages import RecipePage, Step
 
 pytestmark = pytest.mark.needs("systemd")
 
-RECIPE = Recipe("logrotate")
+RECIPE = RecipePage("logrotate")
 OLD, RECENT, FOREIGN = "web.log-20261001.gz", "web.log-20261120.gz", "notes"
 
 

@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support import nfs_acts, nfs_server, uml_acts
+from tests.support import nfs_actions, nfs_server, uml_actions
 from tests.support.nfs_machines import COMMANDS, VERSIONS
-from tests.support.recipe_pages import Recipe, Step
-from tests.support.trashd_command import Done
+from tests.support.recipe_pages import RecipePage, Step
+from tests.support.trashd_command import CommandResult
 from tests.support.uml_machine import Machine, started
 from tests.support.uml_switch import Switch
 
 pytestmark = [pytest.mark.needs("root", "uml", "minutes"), pytest.mark.timeout(400)]
 
-RECIPE = Recipe("nfs")
+RECIPE = RecipePage("nfs")
 ALICE = 4711
 ADDRESSES = {"server": "10.9.0.3", "client": "10.9.0.1"}
 HOSTS = [f"{address}={name}" for name, address in ADDRESSES.items()]
@@ -37,14 +37,14 @@ class Pair(NamedTuple):
     server: Machine
     client: Machine
 
-    def run(self, step: Step) -> Done:
+    def run(self, step: Step) -> CommandResult:
         """What a step of the page comes to."""
         machine = {"server": self.server, "client": self.client}[step.machine]
         program, *words = shlex.split(step.command)
         if program == "trashd":
-            return machine.call(uml_acts.trashd, words, 0 if step.is_root else ALICE)
+            return machine.call(uml_actions.trashd, words, 0 if step.is_root else ALICE)
         user = () if step.is_root else _AS_ALICE
-        return machine.call(uml_acts.run, [*user, "bash", "-c", step.command])
+        return machine.call(uml_actions.run, [*user, "bash", "-c", step.command])
 
     def root(self, machine: str, command: str) -> str:
         """What root's command says there, which has to succeed."""
@@ -69,7 +69,7 @@ def pair() -> Iterator[Pair]:
                 started(
                     folder, name, ADDRESSES[name], switch.port(name), modules=MODULES[name],
                     disk=disk if name == "server" else None, hosts=HOSTS,
-                    imports=("tests.support.nfs_acts", "tests.support.nfs_server", *COMMANDS),
+                    imports=("tests.support.nfs_actions", "tests.support.nfs_server", *COMMANDS),
                 )
             )
             for name in ADDRESSES
@@ -97,7 +97,7 @@ def pair() -> Iterator[Pair]:
 
 
 def test_an_export_whose_directories_are_emptied_on_either_side(pair: Pair) -> None:
-    reading = pair.client.start(nfs_acts.read_late, "/mnt/export/project/file")
+    reading = pair.client.start(nfs_actions.read_late, "/mnt/export/project/file")
     assert reading.told() == "open"
     RECIPE.follow("A directory is emptied on the server", pair.run)
     reading.go()

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.recipes.node import ALICE, Node
-from tests.support.recipe_pages import Recipe
+from tests.support.recipe_pages import RecipePage
 from tests.support.slurm_cluster import slurm_conf
 
 pytestmark = pytest.mark.needs("systemd", "slurm")
 
-RECIPE = Recipe("slurm")
+RECIPE = RecipePage("slurm")
 UNITS = ("munge.service", "slurmctld.service", "slurmd.service")
 PLACES = {
     "SlurmUser": "slurm",

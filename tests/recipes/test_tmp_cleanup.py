@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.recipes.node import Node, only_orphan
-from tests.support.recipe_pages import Recipe
+from tests.support.recipe_pages import RecipePage
 
 pytestmark = pytest.mark.needs("systemd")
 
-RECIPE = Recipe("tmp-cleanup")
+RECIPE = RecipePage("tmp-cleanup")
 LINES = re.findall(r"^\| `((?:find|tmpreaper) .+)` \| `(trashd sweep .+)` \|$", RECIPE.text, re.MULTILINE)
 _DAY_S = 86_400
 AGES_S = [60, 719 * 60 + 30, 721 * 60 + 30, 29.5 * _DAY_S, 30.5 * _DAY_S, 31.5 * _DAY_S, 400 * _DAY_S]

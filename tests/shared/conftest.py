@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.shared_beds import BEDS, PARAMETERS, Bed
-from tests.support.shared_nodes import Nodes
+from tests.support.cluster_nodes import BEDS, PARAMETERS, Bed, ClusterNodes
 
 
 @pytest.fixture(scope="session", params=PARAMETERS)
@@ -18,7 +17,7 @@ def shared_bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
 
 
 @pytest.fixture
-def nodes(shared_bed: Bed) -> Iterator[Nodes]:
+def nodes(shared_bed: Bed) -> Iterator[ClusterNodes]:
     """Two nodes whose volume is fresh; nothing has been done to it."""
     with shared_bed.nodes() as two:
         yield two

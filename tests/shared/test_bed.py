@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.boot_id import boot_id, host_id
-from tests.support.shared_beds import Bed
-from tests.support.shared_nodes import Hung, Nodes
-from tests.support.shared_steps import wait_until, write
+from tests.support.cluster_nodes import Bed, ClusterNodes, Hung
+from tests.support.node_steps import wait_until, write
 
 _SOON_S = 3.0
 
 
-def test_a_node_is_a_machine_of_its_own(nodes: Nodes) -> None:
+def test_a_node_is_a_machine_of_its_own(nodes: ClusterNodes) -> None:
     assert nodes.a.volume == nodes.b.volume
     seen = [(node.run(host_id), node.run(boot_id), node.run(os.uname).nodename) for node in nodes[:2]]
     assert [boot for _, boot, _ in seen] == [nodes.a.boot, nodes.b.boot]
@@ -25,7 +24,7 @@ def test_a_node_is_a_machine_of_its_own(nodes: Nodes) -> None:
 
 
 @pytest.mark.needs("faketime")
-def test_a_node_may_have_a_clock_of_its_own(nodes: Nodes) -> None:
+def test_a_node_may_have_a_clock_of_its_own(nodes: ClusterNodes) -> None:
     nodes.a.trashd("init", nodes.a.volume)
     nodes.a.run(partial(os.mkdir, nodes.a.volume / "job"))
     told = nodes.a.trashd("swap", "--json", nodes.a.volume / "job", clock_s=7200).objects()[0]
@@ -40,7 +39,7 @@ def _ahead_s(record: Path, identifier: str) -> float:
     return said.timestamp() - record.stat().st_mtime
 
 
-def test_what_one_node_sends_when_it_is_cut_off_comes_late(nodes: Nodes) -> None:
+def test_what_one_node_sends_when_it_is_cut_off_comes_late(nodes: ClusterNodes) -> None:
     nodes.a.run(partial(os.mkdir, nodes.a.volume / "before"))
     wait_until(nodes.b, partial(os.listdir, nodes.b.volume), ["before"])
     running = nodes.a.start("init", nodes.a.volume, hold_at=0, call="mkdir")

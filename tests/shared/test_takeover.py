@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import Busy, NotFound, Occupied, Refused
-from tests.support.shared_nodes import Nodes
-from tests.support.shared_rounds import N_ROUNDS, last_rename
-from tests.support.shared_steps import (
+from tests.support.cluster_nodes import ClusterNodes
+from tests.support.fault_rounds import N_ROUNDS, last_rename
+from tests.support.node_steps import (
     WATCHED_LIMIT_S,
     assert_quiet,
     contents,
@@ -34,7 +34,7 @@ OLD = {"file": "old", "sub/deep": "older"}
 @pytest.mark.timeout(5 * WATCHED_LIMIT_S)
 @pytest.mark.parametrize("wakes", [False, True], ids=["killed", "frozen"])
 def test_a_swap_is_taken_over_after_its_silence_and_loses_nothing_should_its_node_wake(
-    nodes: Nodes, wakes: bool
+    nodes: ClusterNodes, wakes: bool
 ) -> None:
     if wakes and nodes.filesystem == "glusterfs":
         pytest.skip("its servers keep the locks of a client that is frozen, and not cut off")
@@ -57,7 +57,7 @@ def test_a_swap_is_taken_over_after_its_silence_and_loses_nothing_should_its_nod
     _assert_both_kept(nodes)
 
 
-def _assert_both_kept(nodes: Nodes) -> None:
+def _assert_both_kept(nodes: ClusterNodes) -> None:
     """The tree, and what was written into the name meanwhile."""
     wait_until(nodes.a, partial(_is_listed, nodes.a.volume), True, WATCHED_LIMIT_S)
     nodes.a.trashd("doctor", "--repair", nodes.a.volume)
@@ -67,7 +67,9 @@ def _assert_both_kept(nodes: Nodes) -> None:
     assert_quiet(nodes)
 
 
-def test_a_swap_of_a_node_that_is_away_is_taken_over_at_somebodys_word_whoever_has_its_lock(nodes: Nodes) -> None:
+def test_a_swap_of_a_node_that_is_away_is_taken_over_at_somebodys_word_whoever_has_its_lock(
+    nodes: ClusterNodes,
+) -> None:
     """A server may keep a dead client's locks for a day."""
     with_store(nodes)
     victim = tree(nodes.a)
@@ -84,7 +86,7 @@ def test_a_swap_of_a_node_that_is_away_is_taken_over_at_somebodys_word_whoever_h
     _assert_both_kept(nodes)
 
 
-def _watched(nodes: Nodes) -> None:
+def _watched(nodes: ClusterNodes) -> None:
     """Watch until it is taken over: first servers that have locks give up who is frozen."""
     wait_until(nodes.b, partial(_can_be_locked, nodes.b.volume), True, WATCHED_LIMIT_S, every_s=1)
     well(nodes.b.trashd("doctor", "--repair", "--wait", nodes.b.volume, limit_s=WATCHED_LIMIT_S))
@@ -92,7 +94,7 @@ def _watched(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("is_away", [False, True], ids=["slow", "away"])
-def test_a_late_reaper_reaps_nothing_of_what_was_kept(nodes: Nodes, is_away: bool) -> None:
+def test_a_late_reaper_reaps_nothing_of_what_was_kept(nodes: ClusterNodes, is_away: bool) -> None:
     """Where its lock is seen, nothing is kept meanwhile."""
     identifier = swapped(with_store(nodes), words=("--keep-for", "0s"))
     running = nodes.a.start("reap", "--volume", nodes.a.volume, hold_at=0, call="rename")
@@ -114,7 +116,7 @@ def test_a_late_reaper_reaps_nothing_of_what_was_kept(nodes: Nodes, is_away: boo
     assert_quiet(nodes)
 
 
-def test_a_reaper_that_looked_before_it_was_restored_ends_well_and_reaps_nothing(nodes: Nodes) -> None:
+def test_a_reaper_that_looked_before_it_was_restored_ends_well_and_reaps_nothing(nodes: ClusterNodes) -> None:
     identifier = swapped(with_store(nodes))
     running = nodes.a.start("reap", "--now", "--volume", nodes.a.volume, identifier, hold_at=0, call="rename")
     assert running.is_held()
@@ -128,7 +130,7 @@ def test_a_reaper_that_looked_before_it_was_restored_ends_well_and_reaps_nothing
     assert_quiet(nodes)
 
 
-def test_a_restore_whose_name_is_taken_in_its_gap_says_so_and_is_an_orphan_again(nodes: Nodes) -> None:
+def test_a_restore_whose_name_is_taken_in_its_gap_says_so_and_is_an_orphan_again(nodes: ClusterNodes) -> None:
     sample = swapped(with_store(nodes), "sample")
     calls = nodes.a.calls("restore", "--volume", nodes.a.volume, sample)
     if "exchange" in calls:
@@ -151,7 +153,7 @@ def test_a_restore_whose_name_is_taken_in_its_gap_says_so_and_is_an_orphan_again
     assert_quiet(nodes)
 
 
-def test_what_a_reaper_has_begun_on_is_not_kept(nodes: Nodes) -> None:
+def test_what_a_reaper_has_begun_on_is_not_kept(nodes: ClusterNodes) -> None:
     identifier = swapped(with_store(nodes))
     running = nodes.a.start("reap", "--now", identifier, hold_at=1, call="unlink")
     assert running.is_held()
@@ -163,7 +165,7 @@ def test_what_a_reaper_has_begun_on_is_not_kept(nodes: Nodes) -> None:
     assert_quiet(nodes)
 
 
-def test_what_is_in_quarantine_is_not_moved_back(nodes: Nodes) -> None:
+def test_what_is_in_quarantine_is_not_moved_back(nodes: ClusterNodes) -> None:
     """A reaper that was cut off may go on with it by the directories that it has open."""
     identifier = swapped(with_store(nodes))
     nodes.b.run(partial(_to_quarantine, nodes.b.volume, identifier))

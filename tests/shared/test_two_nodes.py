@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import Busy
-from tests.support.shared_nodes import Nodes
-from tests.support.shared_steps import (
+from tests.support.cluster_nodes import ClusterNodes
+from tests.support.node_steps import (
     WATCHED_LIMIT_S,
     assert_quiet,
     contents,
@@ -32,7 +32,7 @@ OLD = {"file": "old", "sub/deep": "older"}
 HOURS_2 = 7200
 
 
-def test_a_store_that_one_node_made_is_the_others_too(nodes: Nodes) -> None:
+def test_a_store_that_one_node_made_is_the_others_too(nodes: ClusterNodes) -> None:
     well(nodes.a.trashd("init", nodes.a.volume))
     told = well(nodes.b.trashd("init", "--known", nodes.b.volume))
     assert "is there" in told.out
@@ -41,7 +41,7 @@ def test_a_store_that_one_node_made_is_the_others_too(nodes: Nodes) -> None:
     assert_quiet(nodes)
 
 
-def test_a_swap_is_seen_by_the_other_node_within_the_time_of_its_caches(nodes: Nodes) -> None:
+def test_a_swap_is_seen_by_the_other_node_within_the_time_of_its_caches(nodes: ClusterNodes) -> None:
     with_store(nodes)
     victim = tree(nodes.a)
     wait_until(nodes.b, partial(names, victim), ["file", "sub"])
@@ -50,7 +50,7 @@ def test_a_swap_is_seen_by_the_other_node_within_the_time_of_its_caches(nodes: N
     assert nodes.b.run(partial(contents, victim)) == {}
 
 
-def test_the_other_node_lists_it_and_gives_it_back(nodes: Nodes) -> None:
+def test_the_other_node_lists_it_and_gives_it_back(nodes: ClusterNodes) -> None:
     identifier = swapped(with_store(nodes))
     assert [one["id"] for one in listed(nodes.b)] == [identifier]
     well(nodes.b.trashd("restore", identifier))
@@ -58,7 +58,7 @@ def test_the_other_node_lists_it_and_gives_it_back(nodes: Nodes) -> None:
     assert_quiet(nodes)
 
 
-def test_the_other_node_reaps_it(nodes: Nodes) -> None:
+def test_the_other_node_reaps_it(nodes: ClusterNodes) -> None:
     identifier = swapped(with_store(nodes))
     well(nodes.b.trashd("reap", "--now", identifier))
     wait_until(nodes.a, partial(names, nodes.a.volume / ".trashd/u/0/orphans"), [])
@@ -66,7 +66,7 @@ def test_the_other_node_reaps_it(nodes: Nodes) -> None:
     assert_quiet(nodes)
 
 
-def test_what_was_written_into_the_fresh_directory_is_not_lost_by_a_restore_elsewhere(nodes: Nodes) -> None:
+def test_what_was_written_into_the_fresh_directory_is_not_lost_by_a_restore_elsewhere(nodes: ClusterNodes) -> None:
     identifier = swapped(with_store(nodes))
     wait_until(nodes.b, partial(names, nodes.b.volume / "job"), [])
     assert nodes.b.run(partial(write, nodes.b.volume / "job/new", "live"))
@@ -75,7 +75,7 @@ def test_what_was_written_into_the_fresh_directory_is_not_lost_by_a_restore_else
     _assert_kept(nodes, identifier)
 
 
-def test_a_name_that_was_taken_in_the_gap_is_its_takers(nodes: Nodes) -> None:
+def test_a_name_that_was_taken_in_the_gap_is_its_takers(nodes: ClusterNodes) -> None:
     """Where there is no gap, the swap has not begun yet, and takes that too."""
     with_store(nodes)
     victim = tree(nodes.a)
@@ -94,7 +94,7 @@ def test_a_name_that_was_taken_in_the_gap_is_its_takers(nodes: Nodes) -> None:
     assert any(OLD.items() <= one.items() for one in found), found
 
 
-def test_an_empty_directory_that_was_made_in_the_gap_is_its_makers(nodes: Nodes) -> None:
+def test_an_empty_directory_that_was_made_in_the_gap_is_its_makers(nodes: ClusterNodes) -> None:
     with_store(nodes)
     victim = tree(nodes.a)
     calls = nodes.a.calls("swap", tree(nodes.a, "other"))
@@ -114,7 +114,7 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_swap_killed_in_its_gap_is_repaired_by_its_node(nodes: Nodes) -> None:
+def test_a_swap_killed_in_its_gap_is_repaired_by_its_node(nodes: ClusterNodes) -> None:
     victim = _killed_in_gap(nodes)
     well(nodes.a.trashd("list"))
     wait_until(nodes.a, partial(os.path.isdir, victim), True)
@@ -122,7 +122,7 @@ def test_a_swap_killed_in_its_gap_is_repaired_by_its_node(nodes: Nodes) -> None:
 
 
 def test_a_swap_killed_in_its_gap_is_left_alone_by_the_other_node_until_somebody_says_that_it_is_over(
-    nodes: Nodes,
+    nodes: ClusterNodes,
 ) -> None:
     victim = _killed_in_gap(nodes)
     (left,) = nodes.a.run(partial(names, nodes.a.volume / ".trashd/u/0/stage")) or ["nothing"]
@@ -135,7 +135,7 @@ def test_a_swap_killed_in_its_gap_is_left_alone_by_the_other_node_until_somebody
     _assert_whole(nodes)
 
 
-def test_what_one_node_reaps_is_not_given_back_on_the_other(nodes: Nodes) -> None:
+def test_what_one_node_reaps_is_not_given_back_on_the_other(nodes: ClusterNodes) -> None:
     identifier = swapped(with_store(nodes))
     running = nodes.a.start("reap", "--now", identifier, hold_at=1, call="unlink")
     assert running.is_held()
@@ -149,7 +149,7 @@ def test_what_one_node_reaps_is_not_given_back_on_the_other(nodes: Nodes) -> Non
     assert_quiet(nodes)
 
 
-def test_two_swaps_of_one_directory_at_once_leave_one_tree_and_one_name(nodes: Nodes) -> None:
+def test_two_swaps_of_one_directory_at_once_leave_one_tree_and_one_name(nodes: ClusterNodes) -> None:
     with_store(nodes)
     victim = tree(nodes.a)
     wait_until(nodes.b, partial(names, victim), ["file", "sub"])
@@ -161,7 +161,7 @@ def test_two_swaps_of_one_directory_at_once_leave_one_tree_and_one_name(nodes: N
     _assert_whole(nodes)
 
 
-def test_two_swaps_of_one_directory_step_by_step_leave_one_tree_and_one_name(nodes: Nodes) -> None:
+def test_two_swaps_of_one_directory_step_by_step_leave_one_tree_and_one_name(nodes: ClusterNodes) -> None:
     with_store(nodes)
     victim = tree(nodes.a)
     wait_until(nodes.b, partial(names, victim), ["file", "sub"])
@@ -179,7 +179,7 @@ def test_two_swaps_of_one_directory_step_by_step_leave_one_tree_and_one_name(nod
 
 
 @pytest.mark.parametrize("call", ["rename", "unlink", "rmdir"])
-def test_two_reapers_of_one_orphan_at_once_remove_it_once(nodes: Nodes, call: str) -> None:
+def test_two_reapers_of_one_orphan_at_once_remove_it_once(nodes: ClusterNodes, call: str) -> None:
     identifier = swapped(with_store(nodes))
     running = nodes.a.start("reap", "--now", identifier, hold_at=0, call=call)
     assert running.is_held()
@@ -197,7 +197,7 @@ def _all_gone(volume: os.PathLike[str], identifier: str) -> bool:
 
 @pytest.mark.needs("faketime")
 @pytest.mark.parametrize("ahead_s", [HOURS_2, -HOURS_2])
-def test_a_clock_that_is_two_hours_off_ends_no_retention_of_a_day(nodes: Nodes, ahead_s: int) -> None:
+def test_a_clock_that_is_two_hours_off_ends_no_retention_of_a_day(nodes: ClusterNodes, ahead_s: int) -> None:
     identifier = swapped(with_store(nodes))
     well(nodes.b.trashd("reap", clock_s=ahead_s))
     assert states(nodes.b, identifier) == ["orphans"]
@@ -207,7 +207,7 @@ def test_a_clock_that_is_two_hours_off_ends_no_retention_of_a_day(nodes: Nodes, 
 
 
 @pytest.mark.needs("faketime")
-def test_what_a_node_with_a_clock_two_hours_off_swaps_is_restored_by_the_other(nodes: Nodes) -> None:
+def test_what_a_node_with_a_clock_two_hours_off_swaps_is_restored_by_the_other(nodes: ClusterNodes) -> None:
     with_store(nodes)
     victim = tree(nodes.a)
     (told,) = well(nodes.a.trashd("swap", "--json", victim, clock_s=HOURS_2)).objects()
@@ -220,7 +220,7 @@ def test_what_a_node_with_a_clock_two_hours_off_swaps_is_restored_by_the_other(n
 
 @pytest.mark.timeout(4 * WATCHED_LIMIT_S)
 @pytest.mark.parametrize("call", ["fsync", "rename"])
-def test_servers_that_restart_in_a_swap_lose_nothing(nodes: Nodes, call: str) -> None:
+def test_servers_that_restart_in_a_swap_lose_nothing(nodes: ClusterNodes, call: str) -> None:
     if nodes.restart is None:
         pytest.skip("its server's end is the end of its mounts")
     with_store(nodes)
@@ -234,7 +234,7 @@ def test_servers_that_restart_in_a_swap_lose_nothing(nodes: Nodes, call: str) ->
     _assert_whole(nodes)
 
 
-def test_servers_that_restart_in_a_reap_lose_nothing_else(nodes: Nodes) -> None:
+def test_servers_that_restart_in_a_reap_lose_nothing_else(nodes: ClusterNodes) -> None:
     if nodes.restart is None:
         pytest.skip("its server's end is the end of its mounts")
     identifier = swapped(with_store(nodes))
@@ -251,7 +251,7 @@ def test_servers_that_restart_in_a_reap_lose_nothing_else(nodes: Nodes) -> None:
     assert_quiet(nodes)
 
 
-def _killed_in_gap(nodes: Nodes) -> os.PathLike[str]:
+def _killed_in_gap(nodes: ClusterNodes) -> os.PathLike[str]:
     """A victim whose swap A was killed in, before its name had the fresh directory; or before the exchange."""
     with_store(nodes)
     victim = tree(nodes.a)
@@ -267,7 +267,7 @@ def _record_is_seen(volume: os.PathLike[str], identifier: str) -> bool:
     return "record.json" in (names(Path(volume, ".trashd/u/0/stage", identifier)) or [])
 
 
-def _settle(nodes: Nodes) -> None:
+def _settle(nodes: ClusterNodes) -> None:
     """Wait until the mounts work again, and A's commands are repaired by A."""
     for node in nodes[:2]:
         wait_until(node, partial(_works, node.volume), True, 60)
@@ -282,14 +282,14 @@ def _works(volume: os.PathLike[str]) -> bool:
         return False
 
 
-def _assert_whole(nodes: Nodes) -> None:
+def _assert_whole(nodes: ClusterNodes) -> None:
     """The tree is in its place, or an orphan that can be restored, whole; and nothing is left half done."""
     found = everywhere(nodes, "job")
     assert OLD in found, found
     assert_quiet(nodes)
 
 
-def _assert_kept(nodes: Nodes, identifier: str) -> None:
+def _assert_kept(nodes: ClusterNodes, identifier: str) -> None:
     """What was live is in view or in an orphan, and the tree is whole in one of them."""
     found = everywhere(nodes, "job")
     assert {"new": "live"} in found, (identifier, found)

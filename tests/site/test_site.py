@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from tests.support.built_site import REPO, Link, Page, pages_of
+from tests.support.built_site import REPO, Link, SitePage, pages_of
 
 pytestmark = pytest.mark.timeout(600)
 """To build it takes twenty seconds of a processor."""
 
 
 @pytest.fixture(scope="module")
-def pages(site: Path) -> dict[Path, Page]:
+def pages(site: Path) -> dict[Path, SitePage]:
     return pages_of(site)
 
 
-def is_found(link: Link, pages: dict[Path, Page]) -> bool:
+def is_found(link: Link, pages: dict[Path, SitePage]) -> bool:
     """Whether what a link names is there."""
     if not link.anchor or link.file not in pages:
         return link.file.exists()
@@ -34,13 +34,13 @@ def test_every_document_is_a_page(site: Path) -> None:
     assert [path for path, page in named.items() if not page.exists()] == []
 
 
-def test_every_link_leads_somewhere(pages: dict[Path, Page]) -> None:
+def test_every_link_leads_somewhere(pages: dict[Path, SitePage]) -> None:
     links = [link for page in pages.values() for link in page.links]
     assert len(links) > 10_000
     assert [link for link in links if not is_found(link, pages)] == []
 
 
-def test_no_page_fetches_anything_from_elsewhere(pages: dict[Path, Page]) -> None:
+def test_no_page_fetches_anything_from_elsewhere(pages: dict[Path, SitePage]) -> None:
     assert {path: page.fetched_elsewhere for path, page in pages.items() if page.fetched_elsewhere} == {}
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.both_sides_of_mount import ALICE, TREE
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.mount_and_backing import ALICE, TREE
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.store_calls import assert_silent, entries, init, reap_now, remove, tmpfs_store
+from tests.support.store_verbs import assert_silent, entries, init, reap_now, remove, tmpfs_store
 
 
 @pytest.fixture

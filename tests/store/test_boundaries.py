@@ -26,7 +26,7 @@ from tests.support.mount_namespaces import tmpfs_elsewhere
 from tests.support.other_users import as_user
 from tests.support.outside_tree import unmount_below
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     Counting,
     assert_silent,
     entries,

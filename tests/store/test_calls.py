@@ -13,7 +13,7 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import calls_of, init, recover_all, remove, swap
+from tests.support.store_verbs import calls_of, init, recover_all, remove, swap
 from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root")

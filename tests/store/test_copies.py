@@ -21,9 +21,8 @@ from tests.support.crash_scenarios import DyingAfter
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, full, loop_volume, mount_of, sync, unmount
-from tests.support.shared_store import ALICE, alices_volume, orphan_of
 from tests.support.small_orphans import command
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     assert_silent,
     entries,
     folder_of,
@@ -39,6 +38,7 @@ from tests.support.store_calls import (
     swap,
 )
 from tests.support.trash_without_walk import gather
+from tests.support.two_users_store import ALICE, alices_volume, orphan_of
 
 pytestmark = pytest.mark.needs("root")
 

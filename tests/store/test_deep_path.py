@@ -13,8 +13,8 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpener, DeepOpeners
-from tests.support.counted_path_bytes import PathBytes
 from tests.support.make_trees import deep_chain, remove_tree_hard
+from tests.support.nested_directories import CountedPathBytes
 
 NAME = b"n" * 30
 N_LEVELS = 400
@@ -52,7 +52,7 @@ def test_each_path_leads_to_its_directory_in_whatever_order(root: BackingAndMoun
 @pytest.mark.parametrize("step", [1, -1], ids=["down", "up"])
 def test_way_along_a_chain_is_as_long_as_the_chain(root: BackingAndMount, step: int) -> None:
     def length(n_levels: int) -> int:
-        kernel = PathBytes()
+        kernel = CountedPathBytes()
         with DeepOpener(kernel, root) as opener:
             for level in range(n_levels + 1)[::step]:
                 opener.beneath(at(level)).__exit__()

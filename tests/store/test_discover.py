@@ -11,7 +11,7 @@ from fusefs.linux.mountinfo import read_mounts
 from fusefs.store import discover as discovery
 from fusefs.store.discover import discover
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import init
+from tests.support.store_verbs import init
 
 
 def find_bases(kernel: Kernel, silent: list[bytes] | None = None) -> list[bytes]:

@@ -19,7 +19,7 @@ from fusefs.store.reserve import is_stocked
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, full, loop_volume, sync, tmpfs_volume
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     assert_silent,
     entries,
     init,

@@ -16,8 +16,7 @@ from fusefs.store.list_orphans import ListedContainer
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_store import ALICE, BOB, CANARY, canary_of, orphan_of, shared_store
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     assert_silent,
     entries,
     folder_of,
@@ -32,6 +31,7 @@ from tests.support.store_calls import (
     restore,
     swap,
 )
+from tests.support.two_users_store import ALICE, BOB, CANARY, canary_of, orphan_of, shared_store
 
 pytestmark = pytest.mark.needs("root")
 

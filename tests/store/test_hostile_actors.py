@@ -11,12 +11,11 @@ import pytest
 
 from tests.support.crash_scenarios import EVERY_CALL
 from tests.support.hostile_steps import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
-from tests.support.interrupted_beside_twin import ask, untold
-from tests.support.interrupted_command import COMPLETE
+from tests.support.interrupted_command import COMPLETE, ask, untold
 from tests.support.plain_twin import Step, Twins, contents
-from tests.support.privileges import Person
+from tests.support.privileges import Credentials
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import entries
+from tests.support.store_verbs import entries
 
 pytestmark = pytest.mark.needs("root")
 
@@ -35,9 +34,9 @@ class Verb(NamedTuple):
     back    where it puts the orphan
     """
 
-    asker: Person
+    asker: Credentials
     words: str
-    thrown: Person | None = None
+    thrown: Credentials | None = None
     gives: str | None = None
     back: str | None = None
 
@@ -107,7 +106,7 @@ def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
     return ended.acted
 
 
-def hold(volumes: tuple[Path, Path], hostile: Person, verb: str, act: Sequence[Step], name: str) -> None:
+def hold(volumes: tuple[Path, Path], hostile: Credentials, verb: str, act: Sequence[Step], name: str) -> None:
     """Nothing is done that the twin doesn't show: the act at one moment of the verb, in `make soak-store` at many."""
     one = crc32(f"{verb} {name}".encode()) % 100
     for moment in range(0, 240, 8) if EVERY_CALL else [one if one % 3 else AFTER]:

@@ -12,11 +12,10 @@ import pytest
 
 from fusefs.cli.main import run
 from tests.support.group_members import FORGED, plant
-from tests.support.make_trees import Dir, Seen, make_tree, snapshot
+from tests.support.make_trees import Dir, EntrySnapshot, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_store import ALICE, BOB, alices_volume, orphan_of
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     assert_silent,
     entries,
     folder_of,
@@ -27,6 +26,7 @@ from tests.support.store_calls import (
     restore,
     swap,
 )
+from tests.support.two_users_store import ALICE, BOB, alices_volume, orphan_of
 
 pytestmark = pytest.mark.needs("root")
 
@@ -40,7 +40,7 @@ UNLIKE = ["junk", f"0{ALICE}", f"{ALICE}.{HEX[:-1]}", f"{ALICE}.{HEX}0", f"{ALIC
 @contextmanager
 def nothing_changes(planted: Path) -> Iterator[None]:
     """In what was planted: no entry, no content, no mode, no time."""
-    before: tuple[Seen, ...] = snapshot(planted, with_times=True)
+    before: tuple[EntrySnapshot, ...] = snapshot(planted, with_times=True)
     yield
     assert snapshot(planted, with_times=True) == before
     assert (planted / "results/thesis.txt").exists()

@@ -34,12 +34,12 @@ from tests.support.hostile_steps import (
     set_mode,
     team,
 )
-from tests.support.interrupted_beside_twin import ask, untold
+from tests.support.interrupted_command import ask, untold
 from tests.support.other_users import called_by
 from tests.support.plain_twin import Exchange, Step, Twins, contents
-from tests.support.privileges import Person
+from tests.support.privileges import Credentials
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import entries
+from tests.support.store_verbs import entries
 
 pytestmark = pytest.mark.needs("root")
 
@@ -78,11 +78,11 @@ class HostileMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.owned = ExitStack()
-        self.thrown: dict[str, tuple[Person, int]] = {}
+        self.thrown: dict[str, tuple[Credentials, int]] = {}
         self.n_thrown = 0
 
     @initialize(hostile=st.sampled_from([BOB, MAPPED]))
-    def start(self, hostile: Person) -> None:
+    def start(self, hostile: Credentials) -> None:
         self.twins: Twins = self.owned.enter_context(team(*self.volumes, hostile))
         self.before = contents(self.twins.first)
 
@@ -96,7 +96,7 @@ class HostileMachine(RuleBasedStateMachine):
             assert untold(self.twins) == []
 
     def beside(
-        self, asker: Person, words: str, moment: int, steps: Sequence[Step], where: str = ""
+        self, asker: Credentials, words: str, moment: int, steps: Sequence[Step], where: str = ""
     ) -> tuple[int, bool]:
         """A command's exit code, the steps before that call of it, or after it; whether they came after its change.
 
@@ -147,7 +147,7 @@ class HostileMachine(RuleBasedStateMachine):
         moment=MOMENTS,
         steps=STEPS,
     )
-    def throw(self, asker: Person, verb: str, keep: str, where: str, moment: int, steps: Sequence[Step]) -> None:
+    def throw(self, asker: Credentials, verb: str, keep: str, where: str, moment: int, steps: Sequence[Step]) -> None:
         twins, known = self.twins, {entry.id for entry in entries(self.volumes[0])}
         asker = ROOT if "owner" in verb else asker
         twins.may_go |= twins.deletable(asker, where)
@@ -164,7 +164,7 @@ class HostileMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.thrown)
     @rule(data=st.data(), by=ASKERS, to=st.sampled_from(["", "srv/back", "alice/back"]), moment=MOMENTS, steps=STEPS)
-    def restore(self, data: st.DataObject, by: Person, to: str, moment: int, steps: Sequence[Step]) -> None:
+    def restore(self, data: st.DataObject, by: Credentials, to: str, moment: int, steps: Sequence[Step]) -> None:
         twins, listed = self.twins, {str(entry.id): entry for entry in entries(self.volumes[0])}
         identifier = data.draw(st.sampled_from(sorted(self.thrown)))
         asker, number = self.thrown[identifier]
@@ -187,7 +187,7 @@ class HostileMachine(RuleBasedStateMachine):
         moment=MOMENTS,
         steps=STEPS,
     )
-    def tend(self, asker: Person, words: str, data: st.DataObject, moment: int, steps: Sequence[Step]) -> None:
+    def tend(self, asker: Credentials, words: str, data: st.DataObject, moment: int, steps: Sequence[Step]) -> None:
         """What deletes nothing but what was given, and what deletes nothing at all."""
         identifier = data.draw(st.sampled_from(sorted(self.thrown))) if self.thrown else "none"
         words = words.replace("ID", identifier)
@@ -201,7 +201,7 @@ class HostileMachine(RuleBasedStateMachine):
         self.follow()
 
     @rule(asker=ASKERS, where=st.sampled_from(VICTIMS))
-    def drop(self, asker: Person, where: str) -> None:
+    def drop(self, asker: Credentials, where: str) -> None:
         """The asker moves something into their own drop folder, if there is one."""
         twins, may_go = self.twins, self.twins.deletable(asker, where)
         self.n_thrown += 1

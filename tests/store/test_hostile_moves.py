@@ -23,19 +23,7 @@ from tests.support.nested_stores import point_to, without_upper_store
 from tests.support.other_users import as_user
 from tests.support.outside_tree import unmount_below
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
-from tests.support.shared_store import (
-    ALICE,
-    BOB,
-    CANARY,
-    NOGROUP,
-    attempt,
-    canary_of,
-    dooms,
-    job_of,
-    orphan_of,
-    shared_store,
-)
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     ActingAt,
     FailingAt,
     assert_silent,
@@ -49,6 +37,18 @@ from tests.support.store_calls import (
     recover_all,
     restore,
     swap,
+)
+from tests.support.two_users_store import (
+    ALICE,
+    BOB,
+    CANARY,
+    NOGROUP,
+    attempt,
+    canary_of,
+    dooms,
+    job_of,
+    orphan_of,
+    shared_store,
 )
 
 pytestmark = pytest.mark.needs("root")

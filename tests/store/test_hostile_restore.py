@@ -14,8 +14,8 @@ from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from tests.support.make_trees import make_tree, remove_tree_hard, snapshot
 from tests.support.other_users import as_user
-from tests.support.shared_store import BOB, orphan_of, shared_store
-from tests.support.store_calls import assert_silent, entries, folder_of, place, remove, restore, swap
+from tests.support.store_verbs import assert_silent, entries, folder_of, place, remove, restore, swap
+from tests.support.two_users_store import BOB, orphan_of, shared_store
 
 pytestmark = pytest.mark.needs("root")
 

@@ -14,13 +14,12 @@ from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
 from fusefs.service.open_volume import Unproven, open_volume
 from fusefs.store.store_maker import XATTR
-from tests.support.forged_store import LIVE, N_LIVE, forge_store, live
-from tests.support.group_members import FORGED, TEAM
+from tests.support.group_members import FORGED, LIVE, N_LIVE, TEAM, forge_store, live
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user, called_by
-from tests.support.privileges import Person
+from tests.support.privileges import Credentials
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.store_calls import assert_silent, entries, init, opened, problems, raw, recover_all, swap
+from tests.support.store_verbs import assert_silent, entries, init, opened, problems, raw, recover_all, swap
 
 pytestmark = pytest.mark.needs("root")
 
@@ -178,7 +177,7 @@ def test_a_directory_that_is_given_a_new_stores_name_while_it_is_made_is_none(pr
 @pytest.mark.parametrize("filesystem", ["tmpfs", "ext4", "xfs", "btrfs"])
 def test_nobody_but_root_can_note_that_root_made_a_store(filesystem: str) -> None:
     maps = ((0, BOB, 1), (1, 200_000, 65_536))
-    people = [Person(BOB, BOB, (TEAM,)), Person(BOB, BOB, (TEAM,), maps=maps), Person(0, 0)]
+    people = [Credentials(BOB, BOB, (TEAM,)), Credentials(BOB, BOB, (TEAM,), maps=maps), Credentials(0, 0)]
     with tmpfs_volume() if filesystem == "tmpfs" else loop_volume(filesystem) as path:
         init(path)
         noted = os.getxattr(path / ".trashd", XATTR)

@@ -21,7 +21,7 @@ from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
 from tests.support.run_sweep import sweep
 from tests.support.small_orphans import PINNED
-from tests.support.store_calls import folder_of, init, raw, reap_now, remove, restore, swap, tmpfs_store, users_own
+from tests.support.store_verbs import folder_of, init, raw, reap_now, remove, restore, swap, tmpfs_store, users_own
 from tests.support.trashd_command import trashd
 
 pytestmark = pytest.mark.needs("root")

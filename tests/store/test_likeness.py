@@ -25,7 +25,7 @@ from tests.support.make_trees import (
     APPEND_ONLY,
     IMMUTABLE,
     Dir,
-    Seen,
+    EntrySnapshot,
     flags_of,
     make_tree,
     remove_tree_hard,
@@ -41,9 +41,8 @@ from tests.support.real_filesystems import (
     set_project,
     volume_of,
 )
-from tests.support.shared_store import shared_store
-from tests.support.store_calls import (
-    Before,
+from tests.support.store_verbs import (
+    ActingBefore,
     assert_silent,
     entries,
     folder_of,
@@ -55,6 +54,7 @@ from tests.support.store_calls import (
     users_own,
 )
 from tests.support.trashd_command import TRASHD
+from tests.support.two_users_store import shared_store
 
 pytestmark = pytest.mark.needs("root")
 
@@ -88,7 +88,7 @@ def extended(path: Path) -> Extended | None:
         return None
 
 
-def looks(path: Path) -> tuple[Seen, Extended | None]:
+def looks(path: Path) -> tuple[EntrySnapshot, Extended | None]:
     return snapshot(path)[0], extended(path)
 
 
@@ -378,7 +378,7 @@ def test_what_can_not_be_read_or_given_is_refused_by_name(
 ) -> None:
     job = make_tree(volume / "job", Dir({"results": "x"}, xattrs={"user.one": b"1"}))
     with pytest.raises(NotAlike) as caught:
-        swap(job, Kernel(Before(call, refused_with(number), n)))
+        swap(job, Kernel(ActingBefore(call, refused_with(number), n)))
     assert told in caught.value.message()
     assert (os.listdir(job), entries(volume)) == (["results"], [])
 

@@ -26,24 +26,11 @@ from fusefs.store.stage import SwapOptions
 from tests.support.crash_scenarios import LOST, WON, forbid_exchange, outcome, wipe
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import command
-from tests.support.store_calls import (
-    ActingAt,
-    DyingAt,
-    folder_of,
-    in_child,
-    init,
-    problems,
-    reap_now,
-    recover_all,
-    remove,
-    restore,
-    swap,
-)
 from tests.support.store_model import (
     NAMES,
     NEW,
-    Dir,
-    Node,
+    ModelDir,
+    ModelNode,
     Orphan,
     Steps,
     World,
@@ -64,6 +51,19 @@ from tests.support.store_model import (
     restored_inside,
     swapped,
     taken_origins,
+)
+from tests.support.store_verbs import (
+    ActingAt,
+    DyingAt,
+    folder_of,
+    in_child,
+    init,
+    problems,
+    reap_now,
+    recover_all,
+    remove,
+    restore,
+    swap,
 )
 
 pytestmark = pytest.mark.needs("root")
@@ -121,13 +121,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.n_files = 0
         self.begun: str | None = None
         self.exchange = True
-        self.world = World(Dir(None, {}), {})
+        self.world = World(ModelDir(None, {}), {})
         self.legal = [self.world]
 
     def path(self, steps: Steps) -> Path:
         return self.home.joinpath(*steps)
 
-    def make(self, top: Path, path: Steps, *, directory: bool) -> Node:
+    def make(self, top: Path, path: Steps, *, directory: bool) -> ModelNode:
         """Make a file with content of its own at a path, or a directory with two; what was made."""
         place = top.joinpath(*path)
         if directory:
@@ -157,7 +157,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert container.name not in orphans, "in two states (I2)"
                 orphans[container.name] = orphan
         home = read(self.home)
-        assert isinstance(home, Dir)
+        assert isinstance(home, ModelDir)
         return World(home, orphans)
 
     def recognise(self, legal: World, seen: World) -> World | None:
@@ -240,7 +240,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), retention_s=st.sampled_from([0, DEFAULT_RETENTION_S, None]), deaths=DEATHS)
     def swap(self, data: st.DataObject, retention_s: int | None, deaths: list[int]) -> None:
         paths = list(paths_of(self.world.home))
-        path = draw(data, "victim", paths, lambda path: isinstance(look_up(self.world.home, path), Dir))
+        path = draw(data, "victim", paths, lambda path: isinstance(look_up(self.world.home, path), ModelDir))
         verb = partial(swap, self.path(path), options=SwapOptions(retention_s))
         after = swapped(self.world, path, retention_s)
         self.run(verb, deaths, [self.world], [after] if after else [], steady=path)
@@ -333,7 +333,7 @@ class StoreMachine(RuleBasedStateMachine):
         orphan = self.world.orphans[one]
         part = "reaping" if orphan.is_begun else "orphans"
         made = self.make(folder_of(self.volume, 0) / part / one / "tree", path, directory=directory)
-        assert isinstance(orphan.tree, Dir)
+        assert isinstance(orphan.tree, ModelDir)
         self.legal = [self.world.having(one, orphan._replace(tree=put(orphan.tree, path, made)))]
 
     def draw_move(self, data: st.DataObject, sources: list[Steps]) -> tuple[Steps, Steps]:

@@ -25,7 +25,7 @@ from tests.support.crash_scenarios import EVERY_CALL
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import init, numbered_calls, opened, raw, swap
+from tests.support.store_verbs import init, numbered_calls, opened, raw, swap
 
 pytestmark = pytest.mark.needs("root")
 

@@ -16,7 +16,7 @@ from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import EXPIRED
-from tests.support.store_calls import folder_of, forge, init, numbered_calls, raw, swap
+from tests.support.store_verbs import folder_of, forge, init, numbered_calls, raw, swap
 
 pytestmark = pytest.mark.needs("root")
 

@@ -18,7 +18,7 @@ from tests.support.fuse_watchdog import fuse_mount
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.sshfs_volumes import sshfs_volume
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     assert_silent,
     entries,
     in_child,

@@ -19,7 +19,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.restore import Restored
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard, snapshot
 from tests.support.other_users import as_user
-from tests.support.store_calls import Before, entries, init, place, problems, reap_now, restore
+from tests.support.store_verbs import ActingBefore, entries, init, place, problems, reap_now, restore
 from tests.support.trash_without_walk import gather
 
 pytestmark = pytest.mark.needs("root")
@@ -227,7 +227,7 @@ def test_part_that_is_not_there_makes_nothing(volume: Path, logs: Path) -> None:
 
 def test_name_that_is_taken_while_it_is_restored_keeps_what_took_it(volume: Path, logs: Path) -> None:
     orphan = swept(logs, ["a.log"])
-    kernel = Kernel(Before("renameat2", partial((logs / "a.log").write_bytes, b"new")))
+    kernel = Kernel(ActingBefore("renameat2", partial((logs / "a.log").write_bytes, b"new")))
     # Its claim is a plain rename; the first renameat2 is that of the file.
     done = restore(volume, orphan, kernel)
     assert left_in(done) == [(b"a.log", errno.EEXIST)]
@@ -254,7 +254,7 @@ def test_link_that_takes_a_directorys_place_is_not_followed(volume: Path, logs: 
         os.rename(logs / "logs", volume / "real")
         (logs / "logs").symlink_to(volume / "aside")
 
-    done = restore(volume, orphan, Kernel(Before("getdents", swap_in)))
+    done = restore(volume, orphan, Kernel(ActingBefore("getdents", swap_in)))
     assert done.n_left == 1
     assert os.listdir(volume / "aside") == []
 

@@ -16,11 +16,11 @@ from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.store.swap_path import own_folder
-from tests.support.both_sides_of_mount import ALICE, NOGROUP, STAGED, TREE, both, hers, opened
 from tests.support.foreground_mount import Mounted
 from tests.support.make_trees import make_tree, snapshot
+from tests.support.mount_and_backing import ALICE, NOGROUP, STAGED, TREE, both, hers, opened
 from tests.support.other_users import as_user
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     entries,
     raw,
     reap_now,
@@ -30,7 +30,7 @@ from tests.support.store_calls import (
     swap,
     tree_of,
 )
-from tests.support.store_calls import opened as opened_store
+from tests.support.store_verbs import opened as opened_store
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

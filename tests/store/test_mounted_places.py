@@ -13,13 +13,13 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import all_entries
 from fusefs.store.preflight import preflight
 from fusefs.store.tree_holders import holders_of, holders_of_path
-from tests.support.both_sides_of_mount import ALICE, STAGED, TREE, both, hers, opened
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.mount_and_backing import ALICE, STAGED, TREE, both, hers, opened
 from tests.support.mount_namespaces import tmpfs_elsewhere
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, project_quota_volume, set_project, tmpfs_volume
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     Counting,
     assert_silent,
     entries,

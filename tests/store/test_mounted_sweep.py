@@ -14,10 +14,10 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.locate import find_scope
 from fusefs.sweep.request import Request, ToTrash
 from fusefs.sweep.run import run
-from tests.support.both_sides_of_mount import both, opened
 from tests.support.foreground_mount import Mounted
 from tests.support.make_trees import snapshot
-from tests.support.store_calls import entries, raw, restore
+from tests.support.mount_and_backing import both, opened
+from tests.support.store_verbs import entries, raw, restore
 from tests.support.trash_without_walk import gather
 
 pytestmark = pytest.mark.needs("root", "fuse")

@@ -19,7 +19,7 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_path import remove_path, swap_path
 from tests.support.make_trees import (
     HardLink,
-    Node,
+    SpecialFile,
     Symlink,
     deep_chain,
     make_tree,
@@ -29,7 +29,7 @@ from tests.support.make_trees import (
 )
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     assert_silent,
     entries,
     init,
@@ -217,9 +217,9 @@ def test_special_files_and_links_keep_what_they_are(volume: Path) -> None:
     make_tree(
         volume / "job",
         {
-            "fifo": Node(stat.S_IFIFO | 0o640),
-            "null": Node(stat.S_IFCHR | 0o666, os.makedev(1, 3)),
-            "block": Node(stat.S_IFBLK | 0o600, os.makedev(7, 255)),
+            "fifo": SpecialFile(stat.S_IFIFO | 0o640),
+            "null": SpecialFile(stat.S_IFCHR | 0o666, os.makedev(1, 3)),
+            "block": SpecialFile(stat.S_IFBLK | 0o600, os.makedev(7, 255)),
             "broken": Symlink("nowhere"),
             "link": Symlink("../outside/target"),
             "a": "twice",

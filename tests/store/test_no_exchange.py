@@ -19,12 +19,12 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import decode_volume, encode_volume
 from tests.support.foreground_mount import forget_all
 from tests.support.fuse_bad_rename import lying_volume
-from tests.support.fuse_watchdog import ServedVolume
+from tests.support.fuse_watchdog import FuseVolume
 from tests.support.make_trees import Spec, make_tree
 from tests.support.sshfs_volumes import sshfs_volume
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     ENTRIES,
-    Before,
+    ActingBefore,
     DyingAt,
     InTheGap,
     assert_silent,
@@ -57,7 +57,7 @@ on_sshfs = pytest.mark.parametrize("served", [SSHFS], indirect=True)
 
 
 @pytest.fixture(params=[*MODES, SSHFS])
-def served(request: pytest.FixtureRequest) -> Iterator[ServedVolume]:
+def served(request: pytest.FixtureRequest) -> Iterator[FuseVolume]:
     """A filesystem with a store; in the end the checker has nothing to say."""
     with sshfs_volume() if request.param == "sshfs" else lying_volume(request.param) as served:
         init(served.path)
@@ -66,7 +66,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[ServedVolume]:
 
 
 @pytest.fixture
-def job(served: ServedVolume) -> Path:
+def job(served: FuseVolume) -> Path:
     return victim_in(served.path)
 
 
@@ -90,14 +90,14 @@ def swap_gap(job: Path) -> None:
     assert in_child(partial(swap, job, Kernel(InTheGap(job, die)))) == DyingAt.EXIT_CODE
 
 
-def test_probe_says_no(served: ServedVolume) -> None:
+def test_probe_says_no(served: FuseVolume) -> None:
     with opened(served.path) as store:
         assert not store.volume.exchange
     assert sorted(os.listdir(served.path / ".trashd")) == ENTRIES
 
 
 @pytest.mark.parametrize("served", ["honest"], indirect=True)
-def test_probe_says_yes_where_fuse_is_honest(served: ServedVolume) -> None:
+def test_probe_says_yes_where_fuse_is_honest(served: FuseVolume) -> None:
     with opened(served.path) as store:
         assert store.volume.exchange
 
@@ -117,13 +117,13 @@ def test_output_states_how_long_the_name_was_missing(job: Path, capsys: pytest.C
     assert "the name was missing for" in capsys.readouterr().out
 
 
-def test_swap_and_restore_leave_everything_as_it_was(served: ServedVolume, job: Path) -> None:
+def test_swap_and_restore_leave_everything_as_it_was(served: FuseVolume, job: Path) -> None:
     restored = restore(served.path, swap(job).id)
     assert is_whole(job)
     assert (restored.rescued, restored.warnings, entries(served.path)) == (None, (), [])
 
 
-def test_rm_restore_and_reap_work(served: ServedVolume, job: Path) -> None:
+def test_rm_restore_and_reap_work(served: FuseVolume, job: Path) -> None:
     removed = remove(job)
     assert not job.exists()
     restore(served.path, removed.id)
@@ -132,7 +132,7 @@ def test_rm_restore_and_reap_work(served: ServedVolume, job: Path) -> None:
     assert entries(served.path) == []
 
 
-def test_what_was_written_into_the_fresh_directory_survives_a_restore(served: ServedVolume, job: Path) -> None:
+def test_what_was_written_into_the_fresh_directory_survives_a_restore(served: FuseVolume, job: Path) -> None:
     swapped = swap(job)
     (job / "late").write_text("x")
     try:
@@ -148,7 +148,7 @@ def test_what_was_written_into_the_fresh_directory_survives_a_restore(served: Se
         assert is_whole(job)
 
 
-def test_swap_killed_between_its_renames_goes_forward(served: ServedVolume, job: Path) -> None:
+def test_swap_killed_between_its_renames_goes_forward(served: FuseVolume, job: Path) -> None:
     swap_gap(job)
     assert not job.exists()
     assert recover_all(served.path) == []
@@ -157,7 +157,7 @@ def test_swap_killed_between_its_renames_goes_forward(served: ServedVolume, job:
     assert (entry.state, is_whole(Path(os.fsdecode(entry.path)) / "tree")) == (State.ORPHANS, True)
 
 
-def test_recovery_leaves_alone_what_took_the_name_in_the_gap(served: ServedVolume, job: Path) -> None:
+def test_recovery_leaves_alone_what_took_the_name_in_the_gap(served: FuseVolume, job: Path) -> None:
     swap_gap(job)
     make_tree(job, {"strange": "x"})
     assert recover_all(served.path) == []
@@ -173,7 +173,7 @@ def test_what_takes_the_name_in_the_gap_keeps_it(job: Path) -> None:
 
 
 @by_einval
-def test_restore_killed_between_its_renames_goes_forward(served: ServedVolume, job: Path) -> None:
+def test_restore_killed_between_its_renames_goes_forward(served: FuseVolume, job: Path) -> None:
     swapped = swap(job)
 
     def die_after_aside(call: str) -> None:
@@ -189,7 +189,7 @@ def test_restore_killed_between_its_renames_goes_forward(served: ServedVolume, j
 
 @all_liars
 def test_swap_on_a_filesystem_that_lost_the_exchange_after_the_probe_loses_nothing(
-    served: ServedVolume, job: Path
+    served: FuseVolume, job: Path
 ) -> None:
     claim_exchange(served.path)
     swapped = swap(job)
@@ -213,7 +213,7 @@ def test_liar_that_the_kernel_believes_for_a_while_loses_nothing(mode: str) -> N
 
 
 @liars
-def test_swap_of_an_empty_directory_on_a_liar_leaves_an_empty_directory(served: ServedVolume) -> None:
+def test_swap_of_an_empty_directory_on_a_liar_leaves_an_empty_directory(served: FuseVolume) -> None:
     claim_exchange(served.path)
     job = make_tree(served.path / "job", {})
     with suppress(TrashdError):
@@ -224,7 +224,7 @@ def test_swap_of_an_empty_directory_on_a_liar_leaves_an_empty_directory(served: 
 
 @all_liars
 def test_restore_on_a_filesystem_that_lost_the_exchange_after_the_probe_loses_nothing(
-    served: ServedVolume, job: Path
+    served: FuseVolume, job: Path
 ) -> None:
     swapped = swap(job)
     claim_exchange(served.path)
@@ -234,7 +234,7 @@ def test_restore_on_a_filesystem_that_lost_the_exchange_after_the_probe_loses_no
 
 
 @on_sshfs
-def test_orphan_is_still_known_after_the_filesystem_was_mounted_anew(served: ServedVolume, job: Path) -> None:
+def test_orphan_is_still_known_after_the_filesystem_was_mounted_anew(served: FuseVolume, job: Path) -> None:
     swapped = swap(job)
     # A new mount numbers its inodes anew: so does a look at many others first, and a cache that forgot.
     forget_all(served.path)
@@ -266,7 +266,7 @@ def test_what_another_host_may_be_at_work_on_is_left_alone() -> None:
 def test_what_another_host_left_on_a_local_filesystem_is_settled() -> None:
     with tmpfs_store() as volume:
         job = victim_in(volume)
-        in_child(partial(swap, job, Kernel(Before("exchange", die))))
+        in_child(partial(swap, job, Kernel(ActingBefore("exchange", die))))
         make_foreign(volume)
         assert recover_all(volume) == []
         assert is_whole(job)

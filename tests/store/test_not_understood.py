@@ -18,8 +18,8 @@ from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import EXPIRED, command, orphan_in
-from tests.support.store_calls import (
-    Before,
+from tests.support.store_verbs import (
+    ActingBefore,
     assert_silent,
     die,
     entries,
@@ -86,7 +86,7 @@ def in_reaping(volume: Path) -> Path:
 def kept_in_stage(volume: Path) -> Path:
     """A swap was killed, and what it had in its container is another directory by now."""
     victim = make_tree(volume / "job", {"a": "1"})
-    in_child(partial(swap, victim, Kernel(Before("exchange", die))))
+    in_child(partial(swap, victim, Kernel(ActingBefore("exchange", die))))
     (container,) = (volume / ".trashd/u/0/stage").iterdir()
     (container / "tree").rmdir()
     make_tree(container / "tree", {"whose": "?"})

@@ -24,8 +24,8 @@ from tests.support.make_trees import Dir, deep_chain, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, full, loop_volume, tmpfs_volume
 from tests.support.small_orphans import EXPIRED, command, orphan_of
-from tests.support.store_calls import Before as At
-from tests.support.store_calls import (
+from tests.support.store_verbs import ActingBefore as At
+from tests.support.store_verbs import (
     die,
     entries,
     in_child,

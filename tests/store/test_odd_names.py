@@ -16,15 +16,15 @@ from fusefs.core.printable_names import shell_word
 from tests.support.crash_scenarios import EVERY_CALL
 from tests.support.interrupted_command import BROKEN, Ended, command_as
 from tests.support.make_trees import Dir, make_tree
-from tests.support.privileges import PEOPLE, Person
+from tests.support.privileges import PEOPLE, Credentials
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import folder_of, init, raw
+from tests.support.store_verbs import folder_of, init, raw
 from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root")
 
 UID = 1001
-ROOT, ALICE = PEOPLE["root"], Person(UID, UID)
+ROOT, ALICE = PEOPLE["root"], Credentials(UID, UID)
 NAMES = [
     b"-\x1b[31m\x9b\x07\r\n\xff\xe2\x80\xae%s%n{0} '\"\\7$(id)`",
     b"\xff" * 255,
@@ -56,12 +56,12 @@ class Place(NamedTuple):
             os.chown(one, uid, uid)
         return path
 
-    def says(self, *words: str | bytes | Path, person: Person = ROOT) -> list[dict[str, Any]]:
+    def says(self, *words: str | bytes | Path, person: Credentials = ROOT) -> list[dict[str, Any]]:
         ended = tell(*words, "--json", person=person)
         assert ended.code == 0, (words, ended)
         return [json.loads(line) for line in ended.told.splitlines()]
 
-    def swapped(self, person: Person = ROOT) -> str:
+    def swapped(self, person: Credentials = ROOT) -> str:
         (told,) = self.says("swap", self.victim(person.uid), person=person)
         return str(told["id"])
 
@@ -75,7 +75,7 @@ def place(name: bytes) -> Iterator[Place]:
         yield Place(volume, name)
 
 
-def tell(*words: str | bytes | Path, person: Person = ROOT) -> Ended:
+def tell(*words: str | bytes | Path, person: Credentials = ROOT) -> Ended:
     """A command as a user runs it, and what it says, which a terminal may see."""
     ended = command_as(person, [os.fsdecode(word) for word in words], _NEVER, lambda: None)
     assert ended.code != BROKEN, ended
@@ -137,7 +137,7 @@ def test_nothing_but_what_a_terminal_may_see_is_printed(place: Place) -> None:
 
 @odd
 @pytest.mark.parametrize("person", [ROOT, ALICE], ids=["root", "alice"])
-def test_the_undo_line_works_as_it_is_printed(place: Place, person: Person) -> None:
+def test_the_undo_line_works_as_it_is_printed(place: Place, person: Credentials) -> None:
     victim = place.victim(person.uid)
     ended = tell("swap", "--", victim, person=person)
     (line,) = [line.split(maxsplit=1)[1] for line in ended.told.splitlines() if line.startswith("  undo ")]

@@ -22,8 +22,8 @@ from fusefs.linux.kernel import Kernel
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.sshfs_volumes import sshfs_of
-from tests.support.store_calls import (
-    Before,
+from tests.support.store_verbs import (
+    ActingBefore,
     DyingAt,
     FailingAt,
     InTheGap,
@@ -79,7 +79,7 @@ def held_at(call: str | Path, act: Callable[[Kernel], object]) -> Iterator[None]
         os.write(tells, b".")
         os.read(awaited, 1)
 
-    pid = forked(lambda: act(Kernel(Before(call, wait) if isinstance(call, str) else InTheGap(call, wait))))
+    pid = forked(lambda: act(Kernel(ActingBefore(call, wait) if isinstance(call, str) else InTheGap(call, wait))))
     os.close(tells)
     try:
         assert os.read(told, 1) == b"."
@@ -194,7 +194,7 @@ def test_ended_is_for_repairs_alone(machines: Machines) -> None:
 def test_on_a_local_filesystem_nobody_needs_to_be_asked() -> None:
     with tmpfs_store() as volume:
         make_tree(volume / "job", {"file": "content"})
-        in_child(partial(swap, volume / "job", Kernel(Before("exchange", die))))
+        in_child(partial(swap, volume / "job", Kernel(ActingBefore("exchange", die))))
         forge(staged(volume), boot=OTHER_BOOT, host="another", superblock="")
         assert recover_all(volume) == []
         assert (volume / "job/file").read_text() == "content"
@@ -202,7 +202,7 @@ def test_on_a_local_filesystem_nobody_needs_to_be_asked() -> None:
 
 def test_what_a_reaper_has_begun_is_not_given_back_and_nobody_says_that_it_is_not_there(machines: Machines) -> None:
     swapped = swap(machines.a / "job")
-    in_child(lambda: reap_now(machines.a, swapped.id, Kernel(Before("unlink", die))))
+    in_child(lambda: reap_now(machines.a, swapped.id, Kernel(ActingBefore("unlink", die))))
     assert [entry.state for entry in entries(machines.b)] == [State.REAPING]
     for machine in machines:
         done = trashd("restore", "--volume", machine, swapped.id)
@@ -218,7 +218,7 @@ def test_a_filesystem_without_locks_is_told_in_a_sentence(number: int) -> None:
     with tmpfs_volume() as volume:
         job = make_tree(volume / "job", {})
         with pytest.raises(NoLocks, match=re.escape(str(job))) as caught:
-            swap(job, kernel=Kernel(Before("flock", partial(refuse, number))))
+            swap(job, kernel=Kernel(ActingBefore("flock", partial(refuse, number))))
     assert "keeps no locks (flock)" in caught.value.message()
     assert "-o flock" in caught.value.hint
 

@@ -19,7 +19,7 @@ from fusefs.store.pointers import lower_stores
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     assert_silent,
     entries,
     folder_of,

@@ -22,9 +22,8 @@ from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import IMMUTABLE, Dir, flags_of, make_tree, set_flags, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, full, loop_volume, unmount
-from tests.support.shared_store import ALICE, job_of, shared_store, stuck
 from tests.support.small_orphans import command, orphan_in
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     assert_silent,
     entries,
     folder_of,
@@ -38,6 +37,7 @@ from tests.support.store_calls import (
     restore,
     tree_of,
 )
+from tests.support.two_users_store import ALICE, job_of, shared_store, stuck
 
 pytestmark = pytest.mark.needs("root")
 

@@ -28,7 +28,7 @@ from tests.support.real_filesystems import (
     quota_volume,
     set_project,
 )
-from tests.support.store_calls import assert_silent, entries, init, own, recover_all, restore, swap
+from tests.support.store_verbs import assert_silent, entries, init, own, recover_all, restore, swap
 
 pytestmark = pytest.mark.needs("root")
 

@@ -16,7 +16,7 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from tests.support.make_trees import make_tree, remove_tree_hard
 from tests.support.real_filesystems import loop_volume
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     ActingAt,
     assert_silent,
     calls_of,

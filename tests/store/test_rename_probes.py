@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from tests.support.filesystem_params import ALL_FILESYSTEMS
 from tests.support.fuse_bad_rename import lying_volume
 from tests.support.make_trees import make_tree
-from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.store_calls import (
+from tests.support.real_filesystems import ALL_FILESYSTEMS, loop_volume, tmpfs_volume
+from tests.support.store_verbs import (
     ENTRIES,
-    Before,
+    ActingBefore,
     DyingAt,
     assert_silent,
     die,
@@ -88,7 +87,7 @@ def test_what_a_killed_trial_of_one_mount_left_the_next_init_removes(call: str) 
         init(volume)
         path = volume / ".trashd/volume.json"
         path.write_text(json.dumps({**facts(volume), "noreplace": None}))
-        assert in_child(partial(init, volume, Kernel(Before(call, die)))) == DyingAt.EXIT_CODE
+        assert in_child(partial(init, volume, Kernel(ActingBefore(call, die)))) == DyingAt.EXIT_CODE
         init(volume)
         assert sorted(os.listdir(volume / ".trashd")) == ENTRIES
         assert facts(volume)["noreplace"] is True

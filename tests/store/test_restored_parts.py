@@ -15,7 +15,7 @@ from tests.support.crash_scenarios import forbid_exchange
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
 from tests.support.small_orphans import victim_in
-from tests.support.store_calls import calls_of, entries, folder_of, remove, restore, swap, tree_of
+from tests.support.store_verbs import calls_of, entries, folder_of, remove, restore, swap, tree_of
 
 pytestmark = pytest.mark.needs("root")
 ALICE = 1000

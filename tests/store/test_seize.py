@@ -21,9 +21,8 @@ from fusefs.store.seize import seize
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import own_folder
 from tests.support.make_trees import IMMUTABLE, Dir, Spec, make_tree, set_flags, snapshot
-from tests.support.shared_store import ALICE, canary_of, shared_store, stuck
-from tests.support.store_calls import (
-    Before,
+from tests.support.store_verbs import (
+    ActingBefore,
     Counting,
     DyingAt,
     FailingAt,
@@ -35,6 +34,7 @@ from tests.support.store_calls import (
     recover_all,
     restore,
 )
+from tests.support.two_users_store import ALICE, canary_of, shared_store, stuck
 
 pytestmark = pytest.mark.needs("root")
 
@@ -97,7 +97,7 @@ def test_another_thing_at_the_name_is_left_where_it_is(volume: Path, call: str) 
         path_of(entry).rename(volume / "alice/mine")
         make_tree(path_of(entry), Dir({"other": "thing"}, owner=(ALICE, ALICE)))
 
-    kernel = Kernel(Before(call, exchange))
+    kernel = Kernel(ActingBefore(call, exchange))
     if call == "flock":
         assert taken(volume, entry, kernel) is ClaimLost.GONE
     else:

@@ -20,9 +20,8 @@ from tests.support.crash_scenarios import EVERY_CALL, STRIDE
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_store import ALICE, BOB
 from tests.support.small_orphans import EXPIRED
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     DyingAt,
     FailingAt,
     assert_silent,
@@ -35,6 +34,7 @@ from tests.support.store_calls import (
     swap,
     users_own,
 )
+from tests.support.two_users_store import ALICE, BOB
 
 pytestmark = pytest.mark.needs("root")
 

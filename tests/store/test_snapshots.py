@@ -19,8 +19,7 @@ from tests.support.crash_scenarios import DyingAfter
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, mount_of, unmount
-from tests.support.shared_store import ALICE, orphan_of
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     assert_silent,
     entries,
     in_child,
@@ -32,6 +31,7 @@ from tests.support.store_calls import (
     restore,
     swap,
 )
+from tests.support.two_users_store import ALICE, orphan_of
 
 pytestmark = pytest.mark.needs("root", "loop")
 

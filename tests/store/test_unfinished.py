@@ -11,7 +11,7 @@ import pytest
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import init
+from tests.support.store_verbs import init
 
 pytestmark = pytest.mark.needs("root")
 

@@ -25,7 +25,7 @@ from fusefs.sweep.run import run
 from tests.support import acls
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import ActingAt, entries, init, place, recover_all, remove, restore, swap
+from tests.support.store_verbs import ActingAt, entries, init, place, recover_all, remove, restore, swap
 from tests.support.trashd_command import trashd
 
 pytestmark = pytest.mark.needs("root")

@@ -34,7 +34,7 @@ from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.run_sweep import sweep
 from tests.support.small_orphans import EXPIRED
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     DyingAt,
     assert_silent,
     entries,

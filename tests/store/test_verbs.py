@@ -18,8 +18,8 @@ from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import Dir, File, Symlink, make_tree, snapshot
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import OTHER, TREE, victim_in
-from tests.support.store_calls import (
-    Before,
+from tests.support.store_verbs import (
+    ActingBefore,
     assert_silent,
     calls_of,
     entries,
@@ -146,7 +146,7 @@ def test_what_took_the_name_just_before_the_exchange_keeps_it(volume: Path, kind
         job.touch() if kind == "file" else make_tree(job, {} if kind == "empty directory" else {"x": "y"})
 
     with pytest.raises(Refused) as caught:
-        swap(job, Kernel(Before("exchange", take_the_name)))
+        swap(job, Kernel(ActingBefore("exchange", take_the_name)))
     assert "given back" in caught.value.hint
     assert job.is_file() == (kind == "file")
     assert (kind == "full directory") == (job / "x").exists()

@@ -20,8 +20,8 @@ from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import make_tree, snapshot
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import EXPIRED, OTHER, TREE, command, orphan_in, orphan_of
-from tests.support.store_calls import (
-    Before,
+from tests.support.store_verbs import (
+    ActingBefore,
     calls_of,
     die,
     in_child,
@@ -90,7 +90,7 @@ def test_doctor_is_silent_only_if_all_is_well(volume: Path, capsys: pytest.Captu
     job = make_tree(volume / "job", TREE)
     assert run(["doctor", str(volume)]) == 0
     assert capsys.readouterr().out == ""
-    in_child(partial(swap, job, Kernel(Before("exchange", die))))
+    in_child(partial(swap, job, Kernel(ActingBefore("exchange", die))))
     assert run(["doctor", str(volume)]) == 1
     assert "left by a killed command" in capsys.readouterr().out
     assert run(["doctor", "--repair", str(volume)]) == 0

@@ -22,8 +22,8 @@ from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import IMMUTABLE, Dir, deep_chain, make_tree, set_flags
 from tests.support.other_users import as_user
 from tests.support.small_orphans import EXPIRED, OTHER, PINNED, TREE, command, ids, orphan_in, orphan_of
-from tests.support.store_calls import (
-    Before,
+from tests.support.store_verbs import (
+    ActingBefore,
     DyingAt,
     die,
     entries,
@@ -129,7 +129,7 @@ def test_pinned_without_now_or_with_a_name_takes_nothing(volume: Path, words: tu
 
 def test_what_was_pinned_and_named_is_finished_by_the_next_reap(volume: Path) -> None:
     swapped = orphan_in(volume, options=PINNED)
-    assert in_child(lambda: reap_now(volume, swapped.id, Kernel(Before("rmdir", die)))) == DyingAt.EXIT_CODE
+    assert in_child(lambda: reap_now(volume, swapped.id, Kernel(ActingBefore("rmdir", die)))) == DyingAt.EXIT_CODE
     assert command(volume, "reap", "--all") == 0
     assert ids(volume) == set()
 
@@ -193,7 +193,7 @@ def test_failures_with_the_longest_paths_still_fit_into_the_record(volume: Path)
 @pytest.mark.quick("reap")
 def test_killed_reap_is_finished_by_the_next(volume: Path) -> None:
     swapped = orphan_in(volume, options=EXPIRED)
-    assert in_child(lambda: reap_now(volume, swapped.id, Kernel(Before("rmdir", die)))) == DyingAt.EXIT_CODE
+    assert in_child(lambda: reap_now(volume, swapped.id, Kernel(ActingBefore("rmdir", die)))) == DyingAt.EXIT_CODE
     assert [entry.state for entry in entries(volume)] == [State.REAPING]
     assert command(volume, "reap") == 0
     assert ids(volume) == set()
@@ -201,7 +201,7 @@ def test_killed_reap_is_finished_by_the_next(volume: Path) -> None:
 
 def test_restore_of_what_was_half_reaped_returns_what_is_left_and_says_so(volume: Path) -> None:
     swapped = orphan_in(volume)
-    in_child(lambda: reap_now(volume, swapped.id, Kernel(Before("rmdir", die))))
+    in_child(lambda: reap_now(volume, swapped.id, Kernel(ActingBefore("rmdir", die))))
     restored = restore(volume, swapped.id)
     assert restored.partial
     assert os.listdir(volume / "job") == ["sub"]
@@ -211,8 +211,8 @@ def test_restore_of_what_was_half_reaped_returns_what_is_left_and_says_so(volume
 @pytest.mark.parametrize("call", ["write", "fsync", "rename", "renameat2"])
 def test_restore_killed_on_its_way_from_a_reap_knows_that_the_tree_is_not_whole(volume: Path, call: str) -> None:
     swapped = orphan_in(volume)
-    in_child(lambda: reap_now(volume, swapped.id, Kernel(Before("rmdir", die))))
-    killed = in_child(partial(restore, volume, swapped.id, Kernel(Before(call, die))))
+    in_child(lambda: reap_now(volume, swapped.id, Kernel(ActingBefore("rmdir", die))))
+    killed = in_child(partial(restore, volume, swapped.id, Kernel(ActingBefore(call, die))))
     assert killed == DyingAt.EXIT_CODE
     recover_all(volume)
     assert restore(volume, swapped.id, to=volume / "elsewhere").partial
@@ -249,7 +249,7 @@ def test_deep_chain_is_reaped_with_few_fds(volume: Path) -> None:
 
 def test_nothing_that_was_moved_up_by_a_killed_reap_is_lost_by_a_restore(volume: Path) -> None:
     swapped = swap(deep_chain(volume / "job", 3 * DEPTH_LIMIT))
-    in_child(lambda: reap_now(volume, swapped.id, Kernel(Before("rmdir", die))))
+    in_child(lambda: reap_now(volume, swapped.id, Kernel(ActingBefore("rmdir", die))))
     restored = restore(volume, swapped.id)
     assert restored.partial
     assert any("structure" in warning for warning in restored.warnings)

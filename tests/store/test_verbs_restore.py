@@ -14,8 +14,8 @@ from fusefs.store.recover import RESCUED_RETENTION_S
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import OTHER, orphan_in, victim_in
-from tests.support.store_calls import (
-    Before,
+from tests.support.store_verbs import (
+    ActingBefore,
     calls_of,
     entries,
     remove,
@@ -81,7 +81,7 @@ def test_what_takes_the_name_during_a_restore_keeps_it(volume: Path) -> None:
         make_tree(job, {"strange": "x"})
 
     with pytest.raises(Occupied):
-        restore(volume, swapped.id, Kernel(Before("exchange", take_the_name)))
+        restore(volume, swapped.id, Kernel(ActingBefore("exchange", take_the_name)))
     assert os.listdir(job) == ["strange"]
     assert sorted(os.listdir(tree_of(swapped))) == ["a", "sub"]
 

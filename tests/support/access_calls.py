@@ -37,7 +37,7 @@ from tests.support.acls import (
     USER_OBJ,
     acl,
 )
-from tests.support.privileges import HE, OTHERS, TEAM, Person
+from tests.support.privileges import HE, OTHERS, TEAM, Credentials
 
 _FALLOC_FL_PUNCH_HOLE = 2
 _RENAME_WHITEOUT = 4
@@ -50,7 +50,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class At(NamedTuple):
     """Where a user does something: f is the thing, g a file beside it, n a name that is free; e is beside d."""
 
-    who: Person
+    who: Credentials
     d: str  # the directory that f, g and n are in, as a prefix of paths
     e: str  # another one, in which g is, and f and n are free
     what: str | int  # f: its path, or an fd of it

@@ -61,7 +61,7 @@ AT_A_STROKE = frozenset(change for change in CHANGES if not change.endswith(("cl
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class AccessScene:
     """One combination. Modes and ACLs are as root set them at the beginning."""
 
     number: int
@@ -102,7 +102,7 @@ def _whose(mode: int, owner: Owner, acl: str = "") -> str:
     return f"{mode:04o} {owner[0]}:{owner[1]}" + (f" ACL {acl}" if acl else "")
 
 
-def draw(number: int, *, has_changes: bool, acts: Sequence[str] = ()) -> Scene:
+def draw(number: int, *, has_changes: bool, acts: Sequence[str] = ()) -> AccessScene:
     """The scene of that number, always the same one.
 
     has_changes  root always changes something; else a user does sometimes
@@ -120,7 +120,7 @@ def draw(number: int, *, has_changes: bool, acts: Sequence[str] = ()) -> Scene:
     meddling = [one for one in MEDDLING if not acts or one in acts]
     if meddling and not has_changes and rng.random() < 0.4:
         change = f"{_one_of(rng, people)}{BY}{rng.choice(meddling)}"
-    return Scene(
+    return AccessScene(
         number,
         person=_one_of(rng, people),
         act=act,

@@ -18,9 +18,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tests.support.access_calls import ACTS, DIRECTORY, FD, FILE, GIVEN, LINK, NAME, PROC, PROGRAM, At
-from tests.support.access_cases import AFTER, AT_ONCE, BEFORE, BY, DURING, LATER, Scene, acl_of
+from tests.support.access_cases import AFTER, AT_ONCE, BEFORE, BY, DURING, LATER, AccessScene, acl_of
 from tests.support.acls import ACCESS, DEFAULT
-from tests.support.privileges import HE, OTHERS, PEOPLE, TEAM, Person
+from tests.support.privileges import HE, OTHERS, PEOPLE, TEAM, Credentials
 
 PAST_NS = 500_000_000 * 10**9
 OLD_S = 1.1
@@ -37,7 +37,7 @@ class Place(NamedTuple):
     behind: Path
     changed: Path
 
-    def of(self, scene: Scene) -> Place:
+    def of(self, scene: AccessScene) -> Place:
         name = f"s{scene.number}"
         return Place(self.seen / name, self.behind / name, self.changed / name)
 
@@ -55,7 +55,7 @@ class Came(NamedTuple):
 # What root does.
 
 
-def prepare(scene: Scene, place: Place) -> None:
+def prepare(scene: AccessScene, place: Place) -> None:
     top = place.behind if scene.is_made_behind else place.seen
     top.mkdir()
     d, e, f = top / "d", top / "e", top / "d/f"
@@ -77,7 +77,7 @@ def prepare(scene: Scene, place: Place) -> None:
         os.utime(path, ns=(PAST_NS, PAST_NS))
 
 
-def _make(scene: Scene, f: Path) -> None:
+def _make(scene: AccessScene, f: Path) -> None:
     match scene.kind:
         case "file":
             if scene.act == "execute":
@@ -102,7 +102,7 @@ def _make(scene: Scene, f: Path) -> None:
     os.utime(f, ns=(PAST_NS, PAST_NS), follow_symlinks=False)
 
 
-def change(scene: Scene, top: Path) -> None:
+def change(scene: AccessScene, top: Path) -> None:
     what, _, how = scene.change.partition(" ")
     path = {"f": top / "d/f", "d": top / "d", "e": top / "e"}[what]
     mode = path.lstat().st_mode & 0o7777
@@ -144,7 +144,7 @@ def change(scene: Scene, top: Path) -> None:
             path.rmdir() if scene.kind == DIRECTORY else path.unlink()
 
 
-def _chmod(scene: Scene, path: Path, mode: int) -> None:
+def _chmod(scene: AccessScene, path: Path, mode: int) -> None:
     if path.name != "f" or scene.kind != LINK:
         path.chmod(mode)
 
@@ -203,12 +203,12 @@ def _said(call: Callable[[], object]) -> str:
 class _Actor:
     """A user's process, which keeps what it opened to the end of a scene."""
 
-    def __init__(self, person: Person) -> None:
+    def __init__(self, person: Credentials) -> None:
         self._person = person
         self._held: dict[str, int] = {}
         self._stacks: dict[str, ExitStack] = {}
 
-    def look(self, scene: Scene, top: str, given: int) -> tuple[str, ...]:
+    def look(self, scene: AccessScene, top: str, given: int) -> tuple[str, ...]:
         """Look at what there is, and hold what the act is to be done by."""
         stack = self._stacks[top] = ExitStack()
         d, f = top + "/d/", top + "/d/f"
@@ -237,12 +237,12 @@ class _Actor:
         self._held[key] = fd
         stack.callback(self._held.pop, key)
 
-    def meddle(self, scene: Scene, top: str) -> str:
+    def meddle(self, scene: AccessScene, top: str) -> str:
         """What a process is told that changes something meanwhile."""
         _, _, act = scene.change.partition(BY)
         return _said(lambda: ACTS[act].do(At(self._person, top + "/d/", top + "/e/", top + "/d/f")))
 
-    def act(self, scene: Scene, top: str) -> str:
+    def act(self, scene: AccessScene, top: str) -> str:
         with self._stacks.pop(top):
             d = top + "/d/"
             if scene.base != NAME:
@@ -280,7 +280,7 @@ def _open_somehow(path: str) -> int:
     return os.open(path, os.O_RDONLY | _AT_ONCE)
 
 
-def _serve(person: Person, channel: socket.socket) -> None:
+def _serve(person: Credentials, channel: socket.socket) -> None:
     person.be()
     actor = _Actor(person)
     while True:
@@ -305,20 +305,22 @@ class Actors:
         self._stack = stack
         self._channels: dict[str, socket.socket] = {}
 
-    def look(self, scene: Scene, top: Path, given: int) -> tuple[str, ...]:
+    def look(self, scene: AccessScene, top: Path, given: int) -> tuple[str, ...]:
         """How a process looks at things; given: an fd of root's for it, or -1."""
         return self._begin("look", scene.person, scene, top, given)()
 
-    def meddle(self, scene: Scene, top: Path) -> tuple[str, ...]:
+    def meddle(self, scene: AccessScene, top: Path) -> tuple[str, ...]:
         """What a process is told that changes something."""
         return self._begin("meddle", scene.change.partition(BY)[0], scene, top)()
 
-    def begin_act(self, scene: Scene, top: Path) -> Callable[[], str]:
+    def begin_act(self, scene: AccessScene, top: Path) -> Callable[[], str]:
         """Let it act; what waits for it, and returns what it is told."""
         told = self._begin("act", scene.person, scene, top)
         return lambda: told()[0]
 
-    def _begin(self, step: str, who: str, scene: Scene, top: Path, given: int = -1) -> Callable[[], tuple[str, ...]]:
+    def _begin(
+        self, step: str, who: str, scene: AccessScene, top: Path, given: int = -1
+    ) -> Callable[[], tuple[str, ...]]:
         channel = self._channels.get(who)
         if channel is None:
             channel = self._channels[who] = self._stack.enter_context(_process(PEOPLE[who]))
@@ -335,7 +337,7 @@ class Actors:
 
 
 @contextmanager
-def _process(person: Person) -> Iterator[socket.socket]:
+def _process(person: Credentials) -> Iterator[socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -357,7 +359,9 @@ def _process(person: Person) -> Iterator[socket.socket]:
 # Both.
 
 
-def play(scenes: Sequence[Scene], places: Sequence[Place], actors: Actors) -> Iterator[tuple[Scene, list[Came]]]:
+def play(
+    scenes: Sequence[AccessScene], places: Sequence[Place], actors: Actors
+) -> Iterator[tuple[AccessScene, list[Came]]]:
     """Every scene in all of the places, what came of it in their order; those of LATER end after all others.
 
     Nothing of them is left.
@@ -381,7 +385,7 @@ def play(scenes: Sequence[Scene], places: Sequence[Place], actors: Actors) -> It
         shutil.rmtree(place.behind, ignore_errors=True)
 
 
-def begin(scene: Scene, place: Place, actors: Actors) -> Came:
+def begin(scene: AccessScene, place: Place, actors: Actors) -> Came:
     """All but the act."""
     at = place.of(scene)
     prepare(scene, at)
@@ -402,7 +406,7 @@ def begin(scene: Scene, place: Place, actors: Actors) -> Came:
     return Came(meddled + looked, look(at.behind, has_times=ACTS[scene.act].sets_times))
 
 
-def _changed(scene: Scene, at: Place, actors: Actors) -> tuple[str, ...]:
+def _changed(scene: AccessScene, at: Place, actors: Actors) -> tuple[str, ...]:
     """What a process is told that changes something, if it isn't root's."""
     if BY in scene.change:
         return actors.meddle(scene, at.changed)
@@ -411,7 +415,7 @@ def _changed(scene: Scene, at: Place, actors: Actors) -> tuple[str, ...]:
     return ()
 
 
-def end(scene: Scene, place: Place, begun: Came, actors: Actors) -> Came:
+def end(scene: AccessScene, place: Place, begun: Came, actors: Actors) -> Came:
     """The act; and root's change at the same time, or after it, if it is to be so."""
     at = place.of(scene)
     told = actors.begin_act(scene, at.seen)

@@ -17,7 +17,7 @@ from tests.support.fuse_watchdog import mount_fusectl
 from tests.support.other_users import run_as
 from tests.support.proc_stat import stat_of
 from tests.support.real_filesystems import MountEntry, mounts, tmpfs_volume
-from tests.support.trashd_command import TRASHD, Done, done_well
+from tests.support.trashd_command import TRASHD, CommandResult, done_well
 
 RUNTIME = Path("/run/trashd")
 FSTYPE = "fuse.trashd"
@@ -75,17 +75,17 @@ def watchdog(top: Path, limit_s: float) -> subprocess.Popen[bytes]:
     return subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
 
 
-def mount(*words: str | Path) -> Done:
+def mount(*words: str | Path) -> CommandResult:
     """`trashd mount`, which has to succeed."""
     return done_well("mount", *words)
 
 
-def as_owner(bench: Path, *words: str | Path, uid: int = 1000) -> Done:
+def as_owner(bench: Path, *words: str | Path, uid: int = 1000) -> CommandResult:
     """A command of the user whose bench it is, or of another one who has the same runtime directory."""
     env = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(bench / "run")}
     env |= {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
     done = run_as(uid, [TRASHD, *words], env=env)
-    return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+    return CommandResult(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
 
 
 def backing_of(target: Path) -> Path:

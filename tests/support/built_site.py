@@ -35,7 +35,7 @@ class Link(NamedTuple):
     anchor: str
 
 
-class Page(HTMLParser):
+class SitePage(HTMLParser):
     """What a page has: places, links within the site, and what a browser would fetch for it from elsewhere."""
 
     def __init__(self, path: Path) -> None:
@@ -59,6 +59,6 @@ class Page(HTMLParser):
                 self.fetched_elsewhere.append(url)
 
 
-def pages_of(site: Path) -> dict[Path, Page]:
+def pages_of(site: Path) -> dict[Path, SitePage]:
     """All of them."""
-    return {path: Page(path) for path in sorted(site.resolve().rglob("*.html"))}
+    return {path: SitePage(path) for path in sorted(site.resolve().rglob("*.html"))}

@@ -21,7 +21,7 @@ from fusefs.core.record import Method
 from fusefs.store.stage import SwapOptions
 from tests.support.other_users import become
 from tests.support.small_orphans import EXPIRED
-from tests.support.store_calls import entries, own, remove, restore, swap
+from tests.support.store_verbs import entries, own, remove, restore, swap
 
 Content = Mapping[str, str]
 """The files of a tree: path in it and text."""
@@ -65,7 +65,7 @@ def read(path: Path) -> Content:
     return {str(file.relative_to(path)): file.read_text() for file in path.rglob("*") if file.is_file()}
 
 
-class Person:
+class BusyUser:
     """One of them, in a process of its own."""
 
     def __init__(self, volume: Path, uid: int, seed: str) -> None:
@@ -245,7 +245,7 @@ class Traffic:
         try:
             if uid:
                 become(uid)
-            person = Person(self._volume, uid, seed)
+            person = BusyUser(self._volume, uid, seed)
             while not self._shared[0]:
                 if person.has_room():
                     person.act()

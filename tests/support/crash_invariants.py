@@ -12,33 +12,33 @@ from typing import TypeVar
 
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.linux.kernel import Kernel
-from tests.support.crash_scenarios import EVERY_CALL, STRIDE, Before, Scene, changing, deaths, stop_at
+from tests.support.crash_scenarios import EVERY_CALL, STRIDE, CrashScenario, VolumeContents, changing, deaths, stop_at
 from tests.support.make_trees import snapshot
 from tests.support.other_users import as_user
-from tests.support.store_calls import DyingAt, FailingAt, NumberedCall, in_child, numbered_calls, recover_all
+from tests.support.store_verbs import DyingAt, FailingAt, NumberedCall, in_child, numbered_calls, recover_all
 
 T = TypeVar("T")
-Law = Callable[[Before], object]
+Law = Callable[[VolumeContents], object]
 """What must hold afterwards; it gets what was there before."""
 
 _ALONE = frozenset({"fsync", "syncfs", "statfs", "listxattr", "ioctl"})
 """Calls in the middle of which nothing can be changed, or noticed: before and after them is one moment."""
 
 
-def hold_when_killed(scene: Scene, volume: Path, law: Law) -> None:
+def hold_when_killed(scene: CrashScenario, volume: Path, law: Law) -> None:
     """The act was killed before a call, or not at all."""
     for n, before in deaths(scene, volume):
         with _noting(partial(_told_killed, scene, volume, n)):
             law(before)
 
 
-def _told_killed(scene: Scene, volume: Path, n: int) -> str:
+def _told_killed(scene: CrashScenario, volume: Path, n: int) -> str:
     scene.set_up(volume)
     calls = [call.name for call in scene.calls(volume)]
     return f"killed before call {n}: {' '.join([*calls[max(n - 6, 0) : n], '†', *calls[n : n + 3]])}"
 
 
-def hold_when_killed_twice(scene: Scene, volume: Path, law: Law) -> None:
+def hold_when_killed_twice(scene: CrashScenario, volume: Path, law: Law) -> None:
     scene.set_up(volume)
     for i, n in enumerate(changing(scene.calls(volume))):
         scene.set_up(volume)
@@ -52,7 +52,9 @@ def hold_when_killed_twice(scene: Scene, volume: Path, law: Law) -> None:
                 law(before)
 
 
-def hold_when_failing(scene: Scene, volume: Path, number: int, law: Law, step: int = 1 if EVERY_CALL else 2) -> None:
+def hold_when_failing(
+    scene: CrashScenario, volume: Path, number: int, law: Law, step: int = 1 if EVERY_CALL else 2
+) -> None:
     """A call failed with that errno, or none; the act succeeded or told a clear error, and left no fd open.
 
     step  from one such call to the next; the first one is another for other errnos
@@ -71,7 +73,7 @@ def hold_when_failing(scene: Scene, volume: Path, number: int, law: Law, step: i
             return
 
 
-def _fail(scene: Scene, volume: Path, n: int, number: int) -> str | None:
+def _fail(scene: CrashScenario, volume: Path, n: int, number: int) -> str | None:
     """The call that failed, None if the act makes fewer."""
     hook = FailingAt(n, number)
     n_fds = len(os.listdir("/proc/self/fd"))
@@ -97,10 +99,10 @@ def telling(calls: Sequence[NumberedCall]) -> list[int]:
 
 
 def hold_when_stopped(
-    scene: Scene,
+    scene: CrashScenario,
     volume: Path,
     meanwhile: Callable[[], T],
-    law: Callable[[Before, int, T], object],
+    law: Callable[[VolumeContents, int, T], object],
     *,
     within: Callable[[Path], AbstractContextManager[object]] = nullcontext,
     moments: Callable[[Sequence[NumberedCall]], list[int]] = telling,

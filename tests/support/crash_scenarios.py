@@ -21,9 +21,9 @@ from fusefs.core.names import STORE, whose
 from fusefs.linux import syscalls
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import VOLUME, WATCH_PREFIXES, Volume, decode_volume, encode_volume
-from tests.support.make_trees import Seen, snapshot
+from tests.support.make_trees import EntrySnapshot, snapshot
 from tests.support.other_users import as_user, become
-from tests.support.store_calls import (
+from tests.support.store_verbs import (
     DyingAt,
     NumberedCall,
     assert_silent,
@@ -60,13 +60,13 @@ EVERY_CALL = bool(os.environ.get("TRASHD_TEST_EVERY_CALL"))
 STRIDE = 1 if EVERY_CALL else 3
 """From one call before which something happens to the next, where it is not known which of them matter."""
 
-Tree = tuple[Seen, ...]
+Tree = tuple[EntrySnapshot, ...]
 Prepare = Callable[[Path], None]
 Act = Callable[[Path, Kernel], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class CrashScenario:
     """One act on a volume that was made ready for it.
 
     prepare    run in an initialised store, as `uid`
@@ -86,7 +86,7 @@ class Scene:
     is_reap: bool = False
     is_split: bool = False
 
-    def set_up(self, volume: Path) -> Before:
+    def set_up(self, volume: Path) -> VolumeContents:
         """The volume as the act finds it, from scratch, and what is in it."""
         wipe(volume)
         forget_stores()  # or each looks whether those before it, which are gone, are still there
@@ -115,12 +115,12 @@ class Scene:
         return as_user(actor, count) if actor else count()
 
 
-class Before(NamedTuple):
+class VolumeContents(NamedTuple):
     """What a volume held before the act: every tree that is not an empty directory, and every file's content."""
 
     trees: Counter[Tree]
     contents: Counter[str]
-    head: Seen | None
+    head: EntrySnapshot | None
 
 
 def home(volume: Path) -> Path:
@@ -173,7 +173,7 @@ def orphans(volume: Path) -> list[Path]:
     return [path for folder in user_folders(volume) for path in (folder / "orphans").glob("*/tree")]
 
 
-def look(volume: Path) -> Before:
+def look(volume: Path) -> VolumeContents:
     trees: Counter[Tree] = Counter()
     contents: Counter[str] = Counter()
     for place in places(volume):
@@ -182,7 +182,7 @@ def look(volume: Path) -> Before:
         if len(tree) > 1 or not stat.S_ISDIR(tree[0].mode):
             trees[tree] += 1
     name = home(volume)
-    return Before(trees, contents, snapshot(name)[0] if os.path.lexists(name) else None)
+    return VolumeContents(trees, contents, snapshot(name)[0] if os.path.lexists(name) else None)
 
 
 def settle(volume: Path) -> None:
@@ -214,7 +214,7 @@ def assert_nothing_half_done(volume: Path) -> None:
     assert left == []
 
 
-def assert_nothing_lost(scene: Scene, volume: Path, before: Before) -> None:
+def assert_nothing_lost(scene: CrashScenario, volume: Path, before: VolumeContents) -> None:
     """Each tree is whole, unchanged, in exactly one place; the name resolves, to a tree or to its likeness."""
     after = look(volume)
     if scene.is_split:
@@ -229,7 +229,7 @@ def assert_nothing_lost(scene: Scene, volume: Path, before: Before) -> None:
         assert after.head == before.head
 
 
-def settle_without_loss(scene: Scene, volume: Path, before: Before) -> None:
+def settle_without_loss(scene: CrashScenario, volume: Path, before: VolumeContents) -> None:
     """The law of most scenes: the name resolves already before any recovery, and nothing is lost after it."""
     if scene.is_gapless:
         assert home(volume).is_dir(), "the name does not resolve (I1)"
@@ -252,7 +252,7 @@ def end_of(body: Callable[[], object]) -> int:
     return in_child(guard)
 
 
-def deaths(scene: Scene, volume: Path) -> Iterator[tuple[int, Before]]:
+def deaths(scene: CrashScenario, volume: Path) -> Iterator[tuple[int, VolumeContents]]:
     """The volume after the act was killed before its n-th call, for every n that matters; the last time it was not."""
     scene.set_up(volume)
     numbers = changing(scene.calls(volume))
@@ -335,7 +335,7 @@ class Stopped(NamedTuple):
         return os.waitstatus_to_exitcode(status)
 
 
-def stop_at(scene: Scene, volume: Path, n: int) -> Stopped:
+def stop_at(scene: CrashScenario, volume: Path, n: int) -> Stopped:
     """The act in a child, stopped before its n-th call."""
     pid = os.fork()
     if pid == 0:
@@ -344,7 +344,7 @@ def stop_at(scene: Scene, volume: Path, n: int) -> Stopped:
     return Stopped(pid, status)
 
 
-def _play(scene: Scene, volume: Path, hook: CallHook) -> NoReturn:
+def _play(scene: CrashScenario, volume: Path, hook: CallHook) -> NoReturn:
     code = BROKEN
     try:
         code = outcome(lambda: scene.run(volume, hook))

@@ -133,7 +133,7 @@ def _pieces(epoch: Sequence[object], *, whole: bool) -> Iterator[Write]:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class StateFailure:
     state: CrashState
     text: str
 
@@ -145,7 +145,7 @@ class Failure:
 class Result:
     n_by_kind: Counter[str]
     n_fscks: int
-    failures: tuple[Failure, ...]
+    failures: tuple[StateFailure, ...]
     elapsed_s: float
 
     @property
@@ -271,7 +271,7 @@ def _run_share(plan: _Plan, first: int) -> Result:
     """Check each n_processes-th state, the one numbered `first` before all; without processes, every one."""
     n_by_kind: Counter[str] = Counter()
     n_fscks = 0
-    failures: list[Failure] = []
+    failures: list[StateFailure] = []
     with _replayer(plan.log, plan.fstype) as replayer:
         for number, state in enumerate(crash_states(plan.log, plan.n_torn, plan.seed, plan.since)):
             turn, whose = divmod(number, max(plan.n_processes, 1))
@@ -284,7 +284,7 @@ def _run_share(plan: _Plan, first: int) -> Result:
             if trouble is not None:
                 # without the data of its writes: it has to go through a pipe
                 bare = tuple(Write(write.offset, b"") for write in state.extra)
-                failures.append(Failure(dataclasses.replace(state, extra=bare), trouble))
+                failures.append(StateFailure(dataclasses.replace(state, extra=bare), trouble))
                 if len(failures) == plan.stop_after:
                     break
     return Result(n_by_kind, n_fscks, tuple(failures), 0.0)

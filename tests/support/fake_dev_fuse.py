@@ -1,4 +1,4 @@
-"""A Direct without a kernel: a socket for /dev/fuse, and a client that asks by it."""
+"""Requests without a kernel: a socket for /dev/fuse, a client that asks by it, and a vfs of which nothing works."""
 
 from __future__ import annotations
 
@@ -10,21 +10,61 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from fusefs.linux.fd import Fd
 from fusefs.mount.bridge.reply_patching import ReplyPatching
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.requests.fuse_requests import FuseRequests
-from fusefs.mount.requests.thread_pool import ThreadPool
+from fusefs.mount.requests.thread_pool import PoolTask, ThreadPool
+from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.tables_lock import Mutex, TablesLock
+from fusefs.mount.tree.validity import AttrTimeouts
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.failing_vfs import AtOnce, Broken
+
+
+class Broken:
+    """A vfs of which nothing works, nor of its parts."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.lock, self.stats, self.timeouts = TablesLock(), Counters.in_memory(), AttrTimeouts()
+        self.retries = EstaleRetries(self.lock)
+
+    def __getattr__(self, name: str) -> Broken:
+        return self
+
+    def __call__(self, *_args: object, **_named: object) -> NoReturn:
+        raise self.error
+
+
+class AtOnce(ThreadPool):
+    """No threads."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def do(self, task: PoolTask) -> bool:
+        task.act(False)
+        return True
+
+
+class Later(ThreadPool):
+    """No threads: what is to be done is left to the test."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.tasks: list[PoolTask] = []
+
+    def do(self, task: PoolTask) -> bool:
+        self.tasks.append(task)
+        return True
+
 
 _ANSWER_BYTES_MAX = 2 << 20
 
 
-class Told(NamedTuple):
+class FuseReply(NamedTuple):
     """An answer."""
 
     unique: int
@@ -32,7 +72,7 @@ class Told(NamedTuple):
     body: bytes
 
 
-class Kernel:
+class FakeKernel:
     """What asks a Direct, and is told."""
 
     def __init__(self, vfs: Any, pool: ThreadPool | None = None, *, opens_directories: bool = True) -> None:
@@ -62,16 +102,16 @@ class Kernel:
             assert self.requests.serve() is True
         return served
 
-    def told(self) -> Told | None:
+    def told(self) -> FuseReply | None:
         """The next answer."""
         with suppress(BlockingIOError):
             message = self.end.recv(_ANSWER_BYTES_MAX)
             size, error, unique = struct.unpack_from("=IiQ", message)
             assert size == len(message)
-            return Told(unique, -error, message[16:])
+            return FuseReply(unique, -error, message[16:])
         return None
 
-    def asked(self, opcode: int, body: bytes = b"", nodeid: int = 1) -> Told:
+    def asked(self, opcode: int, body: bytes = b"", nodeid: int = 1) -> FuseReply:
         """The only answer."""
         unique = self.send(opcode, body, nodeid)
         assert self.serve() is True
@@ -83,8 +123,8 @@ class Kernel:
 
 
 @contextmanager
-def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[Kernel]:
-    kernel = Kernel(Broken(error), pool, opens_directories=False)
+def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[FakeKernel]:
+    kernel = FakeKernel(Broken(error), pool, opens_directories=False)
     try:
         yield kernel
     finally:
@@ -94,12 +134,12 @@ def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[Kerne
 @contextmanager
 def a_real(
     *, is_shared: bool = False, mutex: Mutex | None = None, below: Path | None = None, **named: Any
-) -> Iterator[tuple[Kernel, Vfs, Path]]:
+) -> Iterator[tuple[FakeKernel, Vfs, Path]]:
     with tempfile.TemporaryDirectory(prefix="trashd-direct-", dir=below) as name, ExitStack() as stack:
         root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
         options: dict[str, Any] = {"max_fds": 1000, "timeout_s": 1000, "cache_bytes": 1 << 20, "is_shared": is_shared}
         vfs = Vfs(root, TablesLock(mutex), Counters.in_memory(), **options)
         stack.callback(vfs.close)
-        kernel = Kernel(vfs, **named)
+        kernel = FakeKernel(vfs, **named)
         stack.callback(kernel.close)
         yield kernel, vfs, Path(name)

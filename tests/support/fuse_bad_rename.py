@@ -23,7 +23,7 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, InodeT, ModeT, ReaddirToken, RequestContext
 
-from tests.support.fuse_watchdog import ServedVolume, served_volume
+from tests.support.fuse_watchdog import FuseVolume, served_volume
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
@@ -59,7 +59,7 @@ def renameat2(old: Path, new: Path, flags: int) -> None:
 
 def lying_volume(
     mode: str, fails: Sequence[str] = (), *, timeout_s: float = 0, limit_s: float = 60
-) -> contextlib.AbstractContextManager[ServedVolume]:
+) -> contextlib.AbstractContextManager[FuseVolume]:
     """The filesystem on a tmpfs, open to all users.
 
     mode       one of Mode

@@ -18,7 +18,7 @@ from pyfuse3 import EntryAttributes, RequestContext
 
 from fusefs.linux.syscalls import setfsgid, setfsuid, setgroups
 from tests.support.fuse_bad_rename import LyingFs, Mode, serve
-from tests.support.fuse_watchdog import ServedVolume, fuse_mount, program
+from tests.support.fuse_watchdog import FuseVolume, fuse_mount, program
 from tests.support.real_filesystems import tmpfs_volume
 
 ANONYMOUS = 65_534
@@ -29,7 +29,7 @@ _JUDGED = (
 
 
 @contextlib.contextmanager
-def squashing_volume(anonymous: int = ANONYMOUS, limit_s: float = 60) -> Iterator[ServedVolume]:
+def squashing_volume(anonymous: int = ANONYMOUS, limit_s: float = 60) -> Iterator[FuseVolume]:
     """The filesystem on a tmpfs, open to all users: its root is world-writable and sticky, as /scratch often is.
 
     anonymous  who root is there; 0: nobody is squashed, as on a node that the server trusts
@@ -40,7 +40,7 @@ def squashing_volume(anonymous: int = ANONYMOUS, limit_s: float = 60) -> Iterato
         backing.mkdir()
         backing.chmod(0o1777)
         with squashed(backing, base / "mount", anonymous, limit_s) as mount_point:
-            yield ServedVolume(mount_point, backing)
+            yield FuseVolume(mount_point, backing)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ class FuseMount:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedVolume:
+class FuseVolume:
     """A directory and the FUSE mount that serves it."""
 
     path: Path
@@ -70,10 +70,10 @@ def program(module: str, *words: str | Path) -> list[str | Path]:
 
 
 @contextlib.contextmanager
-def served_volume(module: str, *words: str, limit_s: float = 60) -> Iterator[ServedVolume]:
+def served_volume(module: str, *words: str, limit_s: float = 60) -> Iterator[FuseVolume]:
     """One of our filesystems on a tmpfs. words: after SRC and MNT. Raises  TimeoutError: it hung, see fuse_mount"""
     with tmpfs_volume() as base:
-        volume = ServedVolume(base / "mount", base / "backing")
+        volume = FuseVolume(base / "mount", base / "backing")
         for directory in (volume.path, volume.backing):
             directory.mkdir()
         with fuse_mount(program(module, volume.backing, volume.path, *words), volume.path, limit_s):

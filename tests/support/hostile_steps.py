@@ -14,16 +14,16 @@ from tests.support.group_members import FORGED, expired_record
 from tests.support.make_trees import Dir, File, Spec, make_tree
 from tests.support.other_users import called_by
 from tests.support.plain_twin import MARK, Exchange, Side, Step, Twins, make_places
-from tests.support.privileges import Person
-from tests.support.store_calls import init
+from tests.support.privileges import Credentials
+from tests.support.store_verbs import init
 
 TEAM = 5000
 N_SUBIDS, FIRST_SUBID = 65_536, 200_000
-ROOT = Person(0, 0, is_capable=True)
-ALICE = Person(1001, 65_534, (TEAM,))
-BOB = Person(1002, 1002, (TEAM,))
-CAROL = Person(1003, 1003)
-PEOPLE: Mapping[str, Person] = {"alice": ALICE, "bob": BOB, "carol": CAROL}
+ROOT = Credentials(0, 0, is_capable=True)
+ALICE = Credentials(1001, 65_534, (TEAM,))
+BOB = Credentials(1002, 1002, (TEAM,))
+CAROL = Credentials(1003, 1003)
+PEOPLE: Mapping[str, Credentials] = {"alice": ALICE, "bob": BOB, "carol": CAROL}
 MAPPED = BOB._replace(maps=((0, BOB.uid, 1), (1, FIRST_SUBID, N_SUBIDS)))
 """Bob as root of a user namespace with Bob's subordinate ids."""
 
@@ -62,7 +62,7 @@ def _spec() -> dict[str, Dir]:
     }
 
 
-def _owned(spec: Spec, person: Person) -> Spec:
+def _owned(spec: Spec, person: Credentials) -> Spec:
     owner = (person.uid, person.gid)
     return {
         name: File(one, owner=owner) if isinstance(one, bytes) else Dir(_owned(one, person), owner=owner)
@@ -72,7 +72,7 @@ def _owned(spec: Spec, person: Person) -> Spec:
 
 
 @contextmanager
-def team(first: Path, plain: Path, hostile: Person) -> Iterator[Twins]:
+def team(first: Path, plain: Path, hostile: Credentials) -> Iterator[Twins]:
     """Users and trees, alike on two empty volumes, of which the first has a store; the hostile one holds fds."""
     sides = (Side(first), Side(plain))
     try:

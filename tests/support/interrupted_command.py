@@ -9,11 +9,14 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
-from tests.support.privileges import Person
+from tests.support.plain_twin import MARK, Step, Twins
+from tests.support.privileges import Credentials
+from tests.support.store_verbs import entries, problems
 
 for _name in (
     "doctor",
@@ -51,7 +54,7 @@ class Ended(NamedTuple):
     acted: bool
 
 
-def command_as(person: Person, words: Sequence[str], moment: int, act: Callable[[], object]) -> Ended:
+def command_as(person: Credentials, words: Sequence[str], moment: int, act: Callable[[], object]) -> Ended:
     """Run `trashd WORDS` as a user; `act` is called, by this process, before the command's call number `moment`.
 
     The command's own children go on counting from where they were forked; each waits until the act is done. If the
@@ -87,7 +90,7 @@ class _Pausing:
             os.read(self.go, 1)
 
 
-def _command(person: Person, words: Sequence[str], out: int, hook: _Pausing) -> None:
+def _command(person: Credentials, words: Sequence[str], out: int, hook: _Pausing) -> None:
     code = BROKEN
     try:
         null = os.open(os.devnull, os.O_RDONLY)
@@ -122,3 +125,35 @@ def _serve(pid: int, asks: int, go: int, act: Callable[[], object]) -> bool:
     finally:
         os.close(ended)
     return acted
+
+
+_BY_THE_KERNEL = 11
+
+
+def ask(
+    twins: Twins,
+    person: Credentials,
+    words: str,
+    identifier: str = "",
+    moment: int = -1,
+    act: Sequence[Step] = (),
+    look: Callable[[], object] = bool,
+) -> Ended:
+    """A command, and the act before its call number `moment`, if it makes so many; a look just before the act."""
+    told = [word.replace("VOLUME", str(twins.first.volume)).replace("ID", identifier) for word in words.split()]
+    ended = command_as(person, told, moment, lambda: (look(), twins.act(twins.first, act)))
+    assert ended.code not in (BROKEN, _BY_THE_KERNEL), ended
+    assert "Traceback" not in ended.told, ended
+    return ended
+
+
+def untold(twins: Twins) -> list[str]:
+    """Contents in the store that neither list nor checker says anything of; what was dropped is not in it yet."""
+    volume = twins.first.volume
+    told = {os.fsdecode(entry.path) for entry in entries(volume)} | {problem.where for problem in problems(volume)}
+    found = [str(path) for path in (volume / ".trashd").rglob("*") if "drop" not in path.parts and _counts(path)]
+    return [path for path in found if not any(where in path for where in told)]
+
+
+def _counts(path: Path) -> bool:
+    return path.is_file() and path.read_text(errors="replace").startswith(MARK)

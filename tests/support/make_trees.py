@@ -54,7 +54,7 @@ class Symlink:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SpecialFile:
     """A FIFO, socket or device to make: mode as in st_mode, such as S_IFIFO | 0o600."""
 
     mode: int
@@ -69,13 +69,13 @@ class HardLink:
     path: bytes | str
 
 
-Entry = File | Dir | Symlink | Node | HardLink
+Entry = File | Dir | Symlink | SpecialFile | HardLink
 # bytes and str stand for a File with that content, a mapping for a Dir with those entries.
 # Keys are bytes or str; a union says so only to who mixes both, for a Mapping's key type is invariant.
 Spec = Mapping[Any, "Entry | bytes | str | Spec"]
 
 
-class Seen(NamedTuple):
+class EntrySnapshot(NamedTuple):
     """One name of a tree. With the entries before it, depth and name say where it is."""
 
     depth: int
@@ -133,7 +133,7 @@ def owned(path: Path, uid: int) -> Path:
 
 def _entry(value: object) -> Entry:
     match value:
-        case File() | Dir() | Symlink() | Node() | HardLink():
+        case File() | Dir() | Symlink() | SpecialFile() | HardLink():
             return value
         case bytes() | str():
             return File(os.fsencode(value))
@@ -142,7 +142,7 @@ def _entry(value: object) -> Entry:
     raise TypeError(f"no entry of a tree: {value!r}")
 
 
-def _make(fd: int, name: bytes, entry: File | Symlink | Node | HardLink, root_fd: int) -> None:
+def _make(fd: int, name: bytes, entry: File | Symlink | SpecialFile | HardLink, root_fd: int) -> None:
     match entry:
         case File():
             file_fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=fd)
@@ -156,11 +156,11 @@ def _make(fd: int, name: bytes, entry: File | Symlink | Node | HardLink, root_fd
             return
         case Symlink():
             os.symlink(os.fsencode(entry.target), name, dir_fd=fd)
-        case Node():
+        case SpecialFile():
             os.mknod(name, entry.mode, entry.rdev, dir_fd=fd)
     if entry.owner is not None:
         os.chown(name, *entry.owner, dir_fd=fd, follow_symlinks=False)
-    if isinstance(entry, Node):
+    if isinstance(entry, SpecialFile):
         os.chmod(name, stat.S_IMODE(entry.mode), dir_fd=fd)
 
 
@@ -201,13 +201,13 @@ def weird_names() -> list[bytes]:
     return lines + undecodable + long + options + blanks + shell + unicode + ours
 
 
-def snapshot(path: Path, *, with_times: bool = False) -> tuple[Seen, ...]:
+def snapshot(path: Path, *, with_times: bool = False) -> tuple[EntrySnapshot, ...]:
     """All there is to compare of a tree: `path` itself first, its name b"", each directory's names in order.
 
     with_times  mtimes too
     Raises      OSError: something can't be read; RuntimeError: the tree was moved meanwhile
     """
-    seen: list[Seen] = []
+    seen: list[EntrySnapshot] = []
     first_names: dict[tuple[int, int], int] = {}
     top = os.fsencode(path.name)
     with _opened(path.parent, _DIRECTORY) as parent_fd:
@@ -285,7 +285,7 @@ class _Walk:
 
 def _see(
     dir_fd: int, name: bytes, depth: int, first_names: dict[tuple[int, int], int], position: int, times: bool
-) -> Seen:
+) -> EntrySnapshot:
     st = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     is_regular, is_directory = stat.S_ISREG(st.st_mode), stat.S_ISDIR(st.st_mode)
     first, content, flags = None, None, 0
@@ -300,7 +300,7 @@ def _see(
         with os.fdopen(os.open(name, _REGULAR, dir_fd=dir_fd), "rb") as file:
             flags = _flags(file.fileno()) & _FLAGS_SET_BY_PEOPLE
             content = hashlib.file_digest(file, "sha256").hexdigest()
-    return Seen(
+    return EntrySnapshot(
         depth,
         name,
         st.st_mode,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.make_trees import deep_chain
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.store_calls import init
+from tests.support.store_verbs import init
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from fusefs.store.as_owner import as_owner
 from fusefs.store.discover import folders
 from fusefs.store.layout import UserFolder
 from tests.support.real_filesystems import tmpfs_over
-from tests.support.store_calls import opened, raw
+from tests.support.store_verbs import opened, raw
 
 _PAUSE_S = 0.01
 

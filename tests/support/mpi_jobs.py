@@ -11,17 +11,19 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import find_container
+from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.other_users import as_user
 from tests.support.proc_stat import all_stats
-from tests.support.store_calls import init, raw, swap, users_own
-from tests.support.trashd_command import Done, environment
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.store_verbs import assert_silent, init, raw, swap, users_own
+from tests.support.trashd_command import CommandResult, environment
 
 USER = 1001
 PREFIX = Path(os.environ.get("TRASHD_TEST_MPI", sys.prefix))
@@ -75,10 +77,10 @@ class Ranks(NamedTuple):
             for path in shared:
                 Path(path).unlink(missing_ok=True)
 
-    def wait(self, limit_s: float = _LIMIT_S) -> Done:
+    def wait(self, limit_s: float = _LIMIT_S) -> CommandResult:
         """How mpiexec ended, and what was said."""
         out, err = self.process.communicate(timeout=limit_s)
-        return Done(self.process.returncode, out, err)
+        return CommandResult(self.process.returncode, out, err)
 
 
 def _is_python(pid: int) -> bool:
@@ -97,7 +99,7 @@ class RanksAs(TypedDict, total=False):
     first: Sequence[str | Path]
 
 
-def run_ranks(mpi: str, n: int, *words: str | Path, **told: Unpack[RanksAs]) -> Done:
+def run_ranks(mpi: str, n: int, *words: str | Path, **told: Unpack[RanksAs]) -> CommandResult:
     """`mpiexec -n N trashd WORDS`, to its end."""
     return start_ranks(mpi, n, *words, **told).wait()
 
@@ -186,3 +188,41 @@ def is_gone(volume: Path, identifier: str) -> bool:
 def state_of_user(volume: Path, identifier: str) -> str:
     """The state of a user's orphan."""
     return as_user(USER, lambda: find_container(Kernel(), [raw(volume)], identifier).state.value)
+
+
+class RankMounts(NamedTuple):
+    """The mounts, all of which are seen at the first one's path by the ranks on them."""
+
+    mounts: list[SlowVolume]
+
+    @property
+    def path(self) -> Path:
+        return self.mounts[0].path
+
+    def slow(self, us: int) -> None:
+        """Let each call take so long."""
+        for one in self.mounts:
+            one.delay(us)
+            one.delay_all()
+
+    def shares(self, message: str) -> list[float]:
+        """Which part of what was asked came from each."""
+        n = [one.n_messages.get(message, 0) for one in self.mounts]
+        return [one / sum(n) for one in n]
+
+    def run(self, n_ranks: int, *words: str | Path) -> CommandResult:
+        """`mpiexec -n N trashd WORDS` on them in turn, as the user."""
+        return run_ranks("mpich", n_ranks, *words, nodes=[one.path for one in self.mounts], at=self.path)
+
+
+@contextmanager
+def user_nodes(n: int) -> Iterator[RankMounts]:
+    """A user's volume, as so many machines have it; the checker must have nothing to say at the end."""
+    with ExitStack() as owned:
+        source = owned.enter_context(tmpfs_volume("256m"))
+        os.chown(source, USER, USER)
+        made = RankMounts([owned.enter_context(slow_volume(source, 0, limit_s=300)) for _ in range(n)])
+        store_of_user(made.path)
+        yield made
+        made.slow(0)
+        as_user(USER, lambda: assert_silent(made.path))

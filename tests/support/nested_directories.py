@@ -1,9 +1,12 @@
-"""Directories one in the other, gone through by fds: no path leads to the end of a long chain."""
+"""Directories one in the other, gone through by fds, and how long the paths are that are opened on the way."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
 
 
 def make_chain(top: Path, n: int) -> None:
@@ -31,3 +34,14 @@ def walk_chain(top: Path) -> int:
         fd, n = _below(fd), n + 1
     os.close(fd)
     return n
+
+
+class CountedPathBytes(Kernel):
+    """`n_bytes` is their sum."""
+
+    n_bytes = 0
+
+    def open_beneath(self, dir_fd: int, path: bytes, flags: int = os.O_PATH | os.O_NOFOLLOW) -> Fd:
+        """See Kernel; a path that goes in chunks is counted twice."""
+        self.n_bytes += len(path)
+        return super().open_beneath(dir_fd, path, flags)

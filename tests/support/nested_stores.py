@@ -16,7 +16,7 @@ from fusefs.store.pointers import add_pointer
 from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import Spec, make_tree
 from tests.support.small_orphans import orphan_in
-from tests.support.store_calls import init, own, raw
+from tests.support.store_verbs import init, own, raw
 
 
 @contextmanager

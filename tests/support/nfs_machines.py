@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support import nfs_server, uml_acts
-from tests.support.trashd_command import Done
+from tests.support import nfs_server, uml_actions
+from tests.support.trashd_command import CommandResult
 from tests.support.uml_machine import Machine, started
 from tests.support.uml_switch import Switch
 
@@ -28,32 +28,32 @@ UNLOCKED = "vers=3,proto=tcp,mountproto=tcp,hard,nolock"
 """No node sees another's locks: what a silent one has can be taken over at any step."""
 
 
-class Client(NamedTuple):
+class NfsClient(NamedTuple):
     """A client, and where it has the volume mounted."""
 
     machine: Machine
     volume: str
 
-    def trashd(self, *words: str) -> Done:
+    def trashd(self, *words: str) -> CommandResult:
         """Run `trashd WORDS` there; `{}` in a word is the volume."""
-        return self.machine.call(uml_acts.trashd, [word.format(self.volume) for word in words])
+        return self.machine.call(uml_actions.trashd, [word.format(self.volume) for word in words])
 
-    def run(self, *words: str) -> Done:
-        return self.machine.call(uml_acts.run, [word.format(self.volume) for word in words])
+    def run(self, *words: str) -> CommandResult:
+        return self.machine.call(uml_actions.run, [word.format(self.volume) for word in words])
 
     def path(self, name: str) -> str:
         return f"{self.volume}/{name}"
 
 
-class Volume(NamedTuple):
+class NfsVolume(NamedTuple):
     """A directory of the server's that both clients have mounted.
 
     below       as the server itself has it
     has_leases  a client that was silent for long loses its locks; else only when it, or the server, starts again
     """
 
-    a: Client
-    b: Client
+    a: NfsClient
+    b: NfsClient
     site: Site
     below: str
     has_leases: bool
@@ -112,18 +112,22 @@ class Site:
         return self._machines[name]
 
     @contextlib.contextmanager
-    def volume(self, options: str) -> Iterator[Volume]:
+    def volume(self, options: str) -> Iterator[NfsVolume]:
         """A new directory, mounted on both clients; all cables are whole and all machines awake before and after."""
         self.boot()
         name = f"volume{next(self._numbers)}"
         below = f"{nfs_server.EXPORT}/{name}"
-        self.machine("server").call(uml_acts.make_directory, below)
+        self.machine("server").call(uml_actions.make_directory, below)
         target = f"/mnt/{name}"
         for machine in (self.machine("a"), self.machine("b")):
             self.mount(machine, options, target, name)
         try:
-            yield Volume(
-                Client(self.machine("a"), target), Client(self.machine("b"), target), self, below, "vers=4" in options
+            yield NfsVolume(
+                NfsClient(self.machine("a"), target),
+                NfsClient(self.machine("b"), target),
+                self,
+                below,
+                "vers=4" in options,
             )
         finally:
             for port in self._ports.values():
@@ -145,7 +149,7 @@ class Site:
                 self.folder, name, _ADDRESSES[name], self._ports[name],
                 modules=("nfsd",) if is_server else _CLIENT_MODULES,
                 disk=self._disk if is_server else None, hosts=_HOSTS,
-                imports=("tests.support.nfs_server", *(() if is_server else ("tests.support.nfs_acts", *COMMANDS))),
+                imports=("tests.support.nfs_server", *(() if is_server else ("tests.support.nfs_actions", *COMMANDS))),
             )
         )  # fmt: skip
 

@@ -25,7 +25,7 @@ KEEP = -1
 """For chown: leave it as it is."""
 
 
-class Seen(NamedTuple):
+class FileAttributes(NamedTuple):
     """What two subjects must agree on of one file."""
 
     kind: str  # as in ls -l, with the permissions: -rw-r--r--
@@ -71,11 +71,11 @@ class Subject(ABC):
     @abstractmethod
     def ftruncate(self, handle: Handle, size: int) -> None: ...
     @abstractmethod
-    def fstat(self, handle: Handle) -> Seen: ...
+    def fstat(self, handle: Handle) -> FileAttributes: ...
     @abstractmethod
     def fchmod(self, handle: Handle, mode: int) -> None: ...
     @abstractmethod
-    def stat(self, path: bytes) -> Seen: ...
+    def stat(self, path: bytes) -> FileAttributes: ...
     @abstractmethod
     def times(self, path: bytes) -> Times: ...
     @abstractmethod
@@ -146,9 +146,9 @@ class Subject(ABC):
         finally:
             self.close(handle)
 
-    def tree(self, path: bytes = b".") -> dict[bytes, tuple[Seen, bytes | tuple[bytes, ...] | None]]:
+    def tree(self, path: bytes = b".") -> dict[bytes, tuple[FileAttributes, bytes | tuple[bytes, ...] | None]]:
         """All below a directory: attributes, content of files, targets of links, names in directories."""
-        found: dict[bytes, tuple[Seen, bytes | tuple[bytes, ...] | None]] = {}
+        found: dict[bytes, tuple[FileAttributes, bytes | tuple[bytes, ...] | None]] = {}
         todo = [path]
         while todo:
             at = todo.pop()
@@ -167,10 +167,10 @@ class Subject(ABC):
         return found
 
 
-def see(mode: int, n_links: int, uid: int, gid: int, rdev: int, size_bytes: int, n_blocks: int) -> Seen:
+def see(mode: int, n_links: int, uid: int, gid: int, rdev: int, size_bytes: int, n_blocks: int) -> FileAttributes:
     """The part of a stat that is compared; a directory's blocks are its filesystem's own business."""
     blocks = 0 if stat.S_ISDIR(mode) else n_blocks
-    return Seen(stat.filemode(mode), n_links, uid, gid, rdev, size_bytes, blocks)
+    return FileAttributes(stat.filemode(mode), n_links, uid, gid, rdev, size_bytes, blocks)
 
 
 class Native(Subject):
@@ -201,17 +201,17 @@ class Native(Subject):
     def ftruncate(self, handle: Handle, size: int) -> None:
         os.ftruncate(handle.number, size)
 
-    def fstat(self, handle: Handle) -> Seen:
+    def fstat(self, handle: Handle) -> FileAttributes:
         return self._see(os.fstat(handle.number))
 
     def fchmod(self, handle: Handle, mode: int) -> None:
         os.fchmod(handle.number, mode)
 
-    def stat(self, path: bytes) -> Seen:
+    def stat(self, path: bytes) -> FileAttributes:
         return self._see(os.lstat(self._at(path)))
 
     @staticmethod
-    def _see(st: os.stat_result) -> Seen:
+    def _see(st: os.stat_result) -> FileAttributes:
         return see(st.st_mode, st.st_nlink, st.st_uid, st.st_gid, st.st_rdev, st.st_size, st.st_blocks)
 
     def times(self, path: bytes) -> Times:

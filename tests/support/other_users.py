@@ -1,5 +1,7 @@
 """Do something as another user: with that uid and those groups alone, and no capability."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import os
@@ -7,8 +9,10 @@ import pickle
 import struct
 import subprocess
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -128,3 +132,11 @@ def run_as(
         check=check,
         preexec_fn=instead_of_exec(argv, env, partial(become, uid, gid, groups)),
     )
+
+
+@contextmanager
+def passable_directory(mode: int = 0o755) -> Iterator[Path]:
+    """A fresh one, gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="passable-") as name:
+        Path(name).chmod(mode)
+        yield Path(name)

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.make_trees import Dir, File, HardLink, Node, Seen, Spec, Symlink, make_tree, snapshot
+from tests.support.make_trees import Dir, EntrySnapshot, File, HardLink, Spec, SpecialFile, Symlink, make_tree, snapshot
 from tests.support.real_filesystems import bind_mount, mounts, unmount
-from tests.support.store_calls import raw
+from tests.support.store_verbs import raw
 
 N_LINKED = 8
 _MOUNTED: Spec = {
@@ -19,15 +19,15 @@ _MOUNTED: Spec = {
     "sub": Dir({"deeper": {"file": "deep", "empty": {}}}, mode=0o700),
     "closed": Dir({"inside": File(b"i", mode=0)}, mode=0o555),
     "link": Symlink("sub/deeper"),
-    "fifo": Node(0o010640),
+    "fifo": SpecialFile(0o010640),
 }
 
 
-class Look(NamedTuple):
+class OutsideState(NamedTuple):
     """What of a canary must stay; with the times of change for what has no name in the orphan."""
 
-    linked: tuple[Seen, ...]
-    mounted: tuple[Seen, ...]
+    linked: tuple[EntrySnapshot, ...]
+    mounted: tuple[EntrySnapshot, ...]
     changed_ns: tuple[int, ...]
 
 
@@ -52,12 +52,12 @@ class Canary:
             finally:
                 unmount_below(self.path.parent / ".trashd")
 
-    def look(self) -> Look:
+    def look(self) -> OutsideState:
         linked = snapshot(self.path / "linked", with_times=True)
         mounted = (self.path / "mounted", self.path / "file")
         seen = tuple(one for path in mounted for one in snapshot(path, with_times=True))
         changed = tuple(os.lstat(path).st_ctime_ns for top in mounted for path in [top, *sorted(top.rglob("*"))])
-        return Look(tuple(one._replace(n_links=None, first_name=None) for one in linked), seen, changed)
+        return OutsideState(tuple(one._replace(n_links=None, first_name=None) for one in linked), seen, changed)
 
     def assert_untouched(self) -> None:
         assert self.look() == self.first

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from fusefs.core.fast_paths import FastPath
 from fusefs.mount.places.find_mounts import mounts_of, read_counters
-from tests.support.background_workers import workers
+from tests.support.background_processes import workers
 from tests.support.foreground_mount import Mounted, until
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import init
+from tests.support.store_verbs import init
 
 LIMIT_S = 100.0
 SIZE = 4 << 20

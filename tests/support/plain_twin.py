@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fusefs.linux import syscalls
 from tests.support.other_users import called_by
-from tests.support.privileges import Person
+from tests.support.privileges import Credentials
 
 MARK = "content of "
 """How the content of each file begins that counts; what else it says is different in each."""
@@ -80,8 +80,8 @@ class Twins:
 
     first: Side
     plain: Side
-    people: Mapping[str, Person]
-    hostile: Person
+    people: Mapping[str, Credentials]
+    hostile: Credentials
     may_go: set[str] = field(default_factory=set)
     seen: dict[str, set[str]] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
@@ -111,11 +111,11 @@ class Twins:
             self.made = [step for i, step in enumerate(steps) if i in done]
         return [step for i, step in enumerate(steps) if not (i in done and isinstance(step, Exchange))]
 
-    def deletable(self, asker: Person, where: str) -> set[str]:
+    def deletable(self, asker: Credentials, where: str) -> set[str]:
         """What an asker could delete at a place now."""
         return could_delete(asker, self.plain.at(where)) | could_delete(asker, self.first.at(where))
 
-    def give(self, asker: Person, where: str, number: int, *, is_swap: bool) -> None:
+    def give(self, asker: Credentials, where: str, number: int, *, is_swap: bool) -> None:
         """On the plain one: an asker gives something away, which the asker could delete now, into an own directory.
 
         is_swap  an empty directory like it is made in its place
@@ -135,7 +135,7 @@ class Twins:
         called_by(asker.be, lambda: _try_all(self.plain, [lambda _side: act()]), "the asker")
         self.note()
 
-    def take_back(self, asker: Person, number: int, where: str) -> None:
+    def take_back(self, asker: Credentials, number: int, where: str) -> None:
         """On the plain one: an asker has back what was given away."""
         called_by(asker.be, lambda: _mv(own_place(self.plain, asker, number), self.plain.at(where)), "the asker")
         self.note()
@@ -157,17 +157,17 @@ class Twins:
         return found
 
 
-def own_place(side: Side, asker: Person, number: int) -> Path:
+def own_place(side: Side, asker: Credentials, number: int) -> Path:
     """Where a plain twin's asker puts what is given away: a directory like that of a store."""
     return side.volume / ".trashd/u" / str(asker.uid) / "orphans" / str(number) / "tree"
 
 
-def make_places(side: Side, people: Mapping[str, Person]) -> None:
+def make_places(side: Side, people: Mapping[str, Credentials]) -> None:
     """On a plain twin: what a store looks like to those who are up to something, with each one's own directory."""
     for name, mode in (("", 0o755), ("u", 0o755), ("new", 0o1777), ("folders", 0o755)):
         (side.volume / ".trashd" / name).mkdir()
         (side.volume / ".trashd" / name).chmod(mode)
-    for person in (*people.values(), Person(0, 0)):
+    for person in (*people.values(), Credentials(0, 0)):
         folder = side.volume / ".trashd/u" / str(person.uid)
         for path in (folder, *(folder / part for part in _PARTS)):
             path.mkdir(mode=0o700)
@@ -216,7 +216,7 @@ def contents(side: Side) -> dict[str, int]:
     return found
 
 
-def readable(person: Person, side: Side, *, is_holder: bool) -> set[str]:
+def readable(person: Credentials, side: Side, *, is_holder: bool) -> set[str]:
     """What a user reads by going everywhere allowed, from the volume's root and, a holder, from what is held."""
     tops = [str(side.volume), *(f"/proc/self/fd/{fd}" for fd in side.held.values() if is_holder)]
 
@@ -237,7 +237,7 @@ def readable(person: Person, side: Side, *, is_holder: bool) -> set[str]:
         return look()
 
 
-def could_delete(person: Person, top: Path) -> set[str]:
+def could_delete(person: Credentials, top: Path) -> set[str]:
     """The contents at and below a path that a user could delete now, with unlink, and chmod of own directories.
 
     The way to them is not looked at: the user may have an old fd.
@@ -252,7 +252,7 @@ def could_delete(person: Person, top: Path) -> set[str]:
     return found
 
 
-def _may_unlink_in(person: Person, directory: Path, entry: Path) -> bool:
+def _may_unlink_in(person: Credentials, directory: Path, entry: Path) -> bool:
     st = directory.lstat()
     if person.uid == 0 or person.has(st.st_uid):
         return True

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from fusefs.linux.capabilities import Capability
+from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount
 from tests.support.other_users import become
+from tests.support.real_filesystems import loop_volume
 
 _CLONE_NEWUSER = 0x1000_0000
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 4, 8
@@ -28,7 +30,7 @@ OURS = (1000, 72_000, 1000)
 """A user namespace's map that knows all of them: first id in there, first id here, how many."""
 
 
-class Person(NamedTuple):
+class Credentials(NamedTuple):
     """The credentials that a process can have."""
 
     uid: int
@@ -80,32 +82,32 @@ class Person(NamedTuple):
             _be_seen()
 
 
-PEOPLE: Mapping[str, Person] = MappingProxyType(
+PEOPLE: Mapping[str, Credentials] = MappingProxyType(
     {
-        "owner": Person(HE, HE),
-        "owner in the team": Person(HE, HE, (TEAM,)),
-        "team": Person(MATE, TEAM),
-        "team besides": Person(MATE, MATE, (OTHERS, TEAM)),
-        "stranger": Person(STRANGER, STRANGER),
-        "root": Person(0, 0, is_capable=True),
-        "root without capabilities": Person(0, 0),
-        "root of all of us": Person(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), OURS)),
-        "root of himself": Person(HE, HE, maps=((0, HE, 1),)),
-        "root of others": Person(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), (1000, 74_000, 1000))),
-        "stranger with CHOWN": Person(STRANGER, STRANGER, capability=Capability.CHOWN),
-        "stranger with DAC_OVERRIDE": Person(STRANGER, STRANGER, capability=Capability.DAC_OVERRIDE),
-        "stranger with DAC_READ_SEARCH": Person(STRANGER, STRANGER, capability=Capability.DAC_READ_SEARCH),
-        "stranger with FOWNER": Person(STRANGER, STRANGER, capability=Capability.FOWNER),
-        "owner with FSETID": Person(HE, HE, capability=Capability.FSETID),
-        "team with FSETID": Person(MATE, TEAM, capability=Capability.FSETID),
-        "owner with SYS_ADMIN": Person(HE, HE, capability=Capability.SYS_ADMIN),
-        "owner with MKNOD": Person(HE, HE, capability=_CAP_MKNOD),
-        "owner with SETFCAP": Person(HE, HE, capability=Capability.SETFCAP),
+        "owner": Credentials(HE, HE),
+        "owner in the team": Credentials(HE, HE, (TEAM,)),
+        "team": Credentials(MATE, TEAM),
+        "team besides": Credentials(MATE, MATE, (OTHERS, TEAM)),
+        "stranger": Credentials(STRANGER, STRANGER),
+        "root": Credentials(0, 0, is_capable=True),
+        "root without capabilities": Credentials(0, 0),
+        "root of all of us": Credentials(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), OURS)),
+        "root of himself": Credentials(HE, HE, maps=((0, HE, 1),)),
+        "root of others": Credentials(ROOT_IN_THERE, ROOT_IN_THERE, maps=((0, ROOT_IN_THERE, 1), (1000, 74_000, 1000))),
+        "stranger with CHOWN": Credentials(STRANGER, STRANGER, capability=Capability.CHOWN),
+        "stranger with DAC_OVERRIDE": Credentials(STRANGER, STRANGER, capability=Capability.DAC_OVERRIDE),
+        "stranger with DAC_READ_SEARCH": Credentials(STRANGER, STRANGER, capability=Capability.DAC_READ_SEARCH),
+        "stranger with FOWNER": Credentials(STRANGER, STRANGER, capability=Capability.FOWNER),
+        "owner with FSETID": Credentials(HE, HE, capability=Capability.FSETID),
+        "team with FSETID": Credentials(MATE, TEAM, capability=Capability.FSETID),
+        "owner with SYS_ADMIN": Credentials(HE, HE, capability=Capability.SYS_ADMIN),
+        "owner with MKNOD": Credentials(HE, HE, capability=_CAP_MKNOD),
+        "owner with SETFCAP": Credentials(HE, HE, capability=Capability.SETFCAP),
     }
 )
 
 
-def _enter_namespace(person: Person) -> None:
+def _enter_namespace(person: Credentials) -> None:
     """Be root of a new user namespace; a process that stays outside for a moment writes its maps."""
     ready, go = os.pipe(), os.pipe()
     own = os.getpid()
@@ -134,7 +136,7 @@ def _enter_namespace(person: Person) -> None:
     _be_seen()
 
 
-def _keep_only(person: Person, capability: int) -> None:
+def _keep_only(person: Credentials, capability: int) -> None:
     _checked(_libc.prctl(_PR_SET_KEEPCAPS, ctypes.c_ulong(1), 0, 0, 0))
     os.setgroups(person.groups)
     os.setresgid(person.gid, person.gid, person.gid)
@@ -154,3 +156,50 @@ def _checked(result: int) -> None:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+FIRST, N_MAPPED = 720_000, 1000
+WAYS = ("native", "exclusive", "shared", "slow")
+"""A plain directory, and mounts of which nothing but what reaches them is new for an hour."""
+
+
+@contextmanager
+def seen_and_behind(way: str, *options: str) -> Iterator[tuple[Path, Path]]:
+    """A directory for all users: as it is used, and as it is below. options: more of the mount's"""
+    with loop_volume("ext4", 64) as volume:
+        source = volume / "source"
+        source.mkdir()
+        source.chmod(0o777)
+        if way == "native":
+            yield source, source
+            return
+        coherence = "shared" if way == "shared" else "exclusive"
+        backing = "slow" if way == "slow" else "local"
+        own = [f"coherence={coherence}", "timeout=3600", f"backing={backing}"]
+        with trashd_mount(source, options=[*own, *options], limit_s=SHARED_LIMIT_S) as mounted:
+            yield mounted.path, source
+
+
+def in_child(act: Callable[[], object], become: Callable[[], None]) -> int:
+    """The errno of an act by a process that has become a user before."""
+    pid = os.fork()
+    if pid == 0:
+        code = 255
+        try:
+            become()
+            act()
+            code = 0
+        except OSError as error:
+            code = error.errno or 255
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def keep_only(capability: Capability) -> None:
+    Credentials(HE, HE, capability=capability).be()
+
+
+def as_root_in_there() -> None:
+    """Root of a user namespace that knows a thousand users, as one of rootless containers."""
+    Credentials(FIRST, FIRST, maps=((0, FIRST, N_MAPPED),)).be()

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+import pytest
+
 # What a device of these filesystems has to have at least, mkfs's own limits.
 MIN_SIZE_MB = MappingProxyType({"ext4": 2, "xfs": 300, "btrfs": 128})
 _MKFS = MappingProxyType(
@@ -452,3 +454,15 @@ def _append(fd: int, size_bytes: int) -> None:
     if os.pwrite(fd, os.urandom(size_bytes), offset) < size_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(fd)
+
+
+ON_DISK = [
+    pytest.param("ext4", marks=pytest.mark.needs("loop")),
+    pytest.param("xfs", marks=pytest.mark.needs("loop", "xfs")),
+    pytest.param("btrfs", marks=pytest.mark.needs("loop", "btrfs")),
+]
+WITH_XFS = pytest.mark.parametrize(
+    "volume", ["tmpfs", "ext4", pytest.param("xfs", marks=pytest.mark.needs("xfs"))], indirect=True, scope="module"
+)
+"""Of tests of the mount, whose `volume` is a tmpfs or an ext4 by itself."""
+ALL_FILESYSTEMS = ["tmpfs", *ON_DISK]

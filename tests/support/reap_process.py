@@ -1,4 +1,4 @@
-"""A reap with a session of its own: stopped, killed whole or in part, and waited for to its last process."""
+"""A reap with a session of its own: stopped, killed, waited for to its last process; and what it reports."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
 from fusefs.core.names import VolumeId, make_id
 from fusefs.core.record import Method, Record
+from fusefs.core.record_decoding import decode
 from fusefs.core.report import Reaped, Report
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
@@ -25,7 +26,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.reap import NOTHING_SPECIAL, RemovalWishes, remove_contents
 from tests.support.proc_stat import all_stats
-from tests.support.store_calls import entries, reap_now
+from tests.support.store_verbs import entries, place, reap_now
 
 DONE, QUARANTINED, LOST, BROKEN = 0, 3, 10, 11
 """Exit codes of a reap that ended by itself."""
@@ -221,3 +222,28 @@ def beside(act: Callable[[int], None]) -> Iterator[Callable[[], int]]:
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(fd)
     assert code in (0, KILLED)
+
+
+def reasons(reaped: Reaped) -> dict[bytes, int]:
+    """The errno of each entry that could not be removed, without the directories above it: those are not empty."""
+    told = {failure.name: failure.errno for failure in reaped.report.failures}
+    assert reaped.report.n_failed >= len(told)
+    return {
+        name: number
+        for name, number in told.items()
+        if not any(other.startswith(name + b"/") for other in told if other != name)
+    }
+
+
+def assert_quarantined(volume: Path, reaped: Reaped) -> None:
+    """It is in quarantine, and its record says what the report says."""
+    assert state_of(volume, reaped.id) is State.QUARANTINE
+    record = decode((place(volume, reaped.id) / "record.json").read_bytes())
+    assert record.partial
+    assert {(one.name, one.errno) for one in record.failures} == {(f.name, f.errno) for f in reaped.report.failures}
+
+
+def left_in(volume: Path, identifier: str) -> set[str]:
+    """What is left of a tree: paths from it, directories that only lead there too."""
+    tree = place(volume, identifier) / "tree"
+    return {str(path.relative_to(tree)) for path in tree.rglob("*")}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.trashd_command import Done
+from tests.support.trashd_command import CommandResult
 
 RECIPES = Path(__file__).parents[2] / "docs/recipes"
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
@@ -50,7 +50,7 @@ class Step(NamedTuple):
     command: str
     said: str
 
-    def check(self, done: Done) -> None:
+    def check(self, done: CommandResult) -> None:
         """It ended well, and said what the page says. Raises  AssertionError"""
         assert done.code == 0, (self.command, done)
         said = done.out + done.err
@@ -58,7 +58,7 @@ class Step(NamedTuple):
         assert re.fullmatch(pattern, said, re.DOTALL), f"{self.command}\nsays\n{said}\nand in the recipe\n{self.said}"
 
 
-class Recipe:
+class RecipePage:
     """A page."""
 
     def __init__(self, name: str) -> None:
@@ -92,7 +92,7 @@ class Recipe:
         assert typed, f"nothing is typed below {heading}"
         return typed
 
-    def follow(self, heading: str, run: Callable[[Step], Done]) -> None:
+    def follow(self, heading: str, run: Callable[[Step], CommandResult]) -> None:
         """Type it, and hold what is said against the page. Raises  AssertionError"""
         for step in self.steps(heading):
             step.check(run(step))

@@ -17,7 +17,7 @@ from fusefs.core.inode_attributes import Attributes
 from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.oracle_subjects import KEEP, Handle, Seen, Subject, Times, see
+from tests.support.oracle_subjects import KEEP, FileAttributes, Handle, Subject, Times, see
 from tests.support.vfs_without_mount import Somebody
 
 ROOT = 1
@@ -188,7 +188,7 @@ class Player(Subject):
     def ftruncate(self, handle: Handle, size: int) -> None:
         self.vfs.attributes.setattr(handle.nodeid, Changes(size=size), handle.number, self._caller)
 
-    def fstat(self, handle: Handle) -> Seen:
+    def fstat(self, handle: Handle) -> FileAttributes:
         return self._see(handle.nodeid)
 
     def fchmod(self, handle: Handle, mode: int) -> None:
@@ -196,11 +196,11 @@ class Player(Subject):
 
     # Looking.
 
-    def stat(self, path: bytes) -> Seen:
+    def stat(self, path: bytes) -> FileAttributes:
         with self._node(path) as nodeid:
             return self._see(nodeid)
 
-    def _see(self, nodeid: int) -> Seen:
+    def _see(self, nodeid: int) -> FileAttributes:
         a = self._attributes(nodeid)
         return see(a.mode, a.nlink, a.uid, a.gid, a.rdev, a.size, a.blocks)
 

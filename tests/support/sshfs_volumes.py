@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.support.fuse_watchdog import ServedVolume, fuse_mount
+from tests.support.fuse_watchdog import FuseVolume, fuse_mount
 from tests.support.machine_capabilities import SFTP_SERVER
 from tests.support.real_filesystems import tmpfs_volume
 
@@ -14,7 +14,7 @@ _END_S = 5.0
 
 
 @contextlib.contextmanager
-def sshfs_volume(options: Sequence[str] = (), limit_s: float = 60) -> Iterator[ServedVolume]:
+def sshfs_volume(options: Sequence[str] = (), limit_s: float = 60) -> Iterator[FuseVolume]:
     """An sshfs of a tmpfs, open to all users. The server is root: what a user makes there belongs to root.
 
     options   such as dcache_timeout=0; sshfs remembers attributes for 20 s by itself
@@ -29,7 +29,7 @@ def sshfs_volume(options: Sequence[str] = (), limit_s: float = 60) -> Iterator[S
 @contextlib.contextmanager
 def sshfs_of(
     backing: Path, mount_point: Path, options: Sequence[str] = (), limit_s: float = 60
-) -> Iterator[ServedVolume]:
+) -> Iterator[FuseVolume]:
     """An sshfs of a directory that is there; a second one of it is another machine's, as far as locks go."""
     mount_point.mkdir()
     ours, theirs = socket.socketpair()
@@ -41,7 +41,7 @@ def sshfs_of(
         try:
             with fuse_mount(argv, mount_point, limit_s, stdio=ours.fileno()):
                 ours.close()  # so that the server sees the end of sshfs
-                yield ServedVolume(mount_point, backing)
+                yield FuseVolume(mount_point, backing)
         finally:
             ours.close()
             try:

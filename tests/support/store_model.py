@@ -19,14 +19,14 @@ Steps = tuple[str, ...]
 """A path from the directory that all victims are in, or from the top of a tree."""
 
 
-class Dir(NamedTuple):
+class ModelDir(NamedTuple):
     """A directory; `ino` is None in the model for one that the verb is yet to make."""
 
     ino: int | None
-    entries: Mapping[str, Node]
+    entries: Mapping[str, ModelNode]
 
 
-Node = str | Dir
+ModelNode = str | ModelDir
 """A file is its content."""
 
 
@@ -36,7 +36,7 @@ class Orphan(NamedTuple):
     parts  what a restore moved out of it, by its record
     """
 
-    tree: Node | None
+    tree: ModelNode | None
     origin: Steps | None
     retention_s: int | None
     fresh: int | None = None
@@ -47,7 +47,7 @@ class Orphan(NamedTuple):
 class World(NamedTuple):
     """Everything that there is."""
 
-    home: Dir
+    home: ModelDir
     orphans: Mapping[str, Orphan]
 
     def without(self, one: str) -> World:
@@ -61,20 +61,20 @@ class World(NamedTuple):
 # Trees
 
 
-def look_up(node: Node | None, path: Steps) -> Node | None:
+def look_up(node: ModelNode | None, path: Steps) -> ModelNode | None:
     """What is at a path, if anything is."""
     for name in path:
-        node = node.entries.get(name) if isinstance(node, Dir) else None
+        node = node.entries.get(name) if isinstance(node, ModelDir) else None
     return node
 
 
-def put(root: Dir, path: Steps, thing: Node | None) -> Dir:
+def put(root: ModelDir, path: Steps, thing: ModelNode | None) -> ModelDir:
     """The tree with something else at a path, or nothing; the directories on the way are there."""
     name, *rest = path
     entries = dict(root.entries)
     if rest:
         below = entries[name]
-        assert isinstance(below, Dir)
+        assert isinstance(below, ModelDir)
         entries[name] = put(below, tuple(rest), thing)
     elif thing is None:
         del entries[name]
@@ -83,44 +83,44 @@ def put(root: Dir, path: Steps, thing: Node | None) -> Dir:
     return root._replace(entries=entries)
 
 
-def paths_of(node: Node | None, above: Steps = ()) -> Iterator[Steps]:
-    if isinstance(node, Dir):
+def paths_of(node: ModelNode | None, above: Steps = ()) -> Iterator[Steps]:
+    if isinstance(node, ModelDir):
         for name, child in node.entries.items():
             yield (*above, name)
             yield from paths_of(child, (*above, name))
 
 
-def free_in(node: Node | None) -> list[Steps]:
+def free_in(node: ModelNode | None) -> list[Steps]:
     """The paths in a tree at which something could be made."""
-    directories = [path for path in [(), *paths_of(node)] if isinstance(look_up(node, path), Dir)]
+    directories = [path for path in [(), *paths_of(node)] if isinstance(look_up(node, path), ModelDir)]
     free = [(*path, name) for path in directories for name in NAMES if look_up(node, (*path, name)) is None]
     return [path for path in free if len(path) <= MAX_DEPTH]
 
 
-def contents_of(node: Node | None) -> list[str]:
-    if isinstance(node, Dir):
+def contents_of(node: ModelNode | None) -> list[str]:
+    if isinstance(node, ModelDir):
         return [content for child in node.entries.values() for content in contents_of(child)]
     return [] if node is None else [node]
 
 
-def inos_of(node: Node | None) -> set[int]:
+def inos_of(node: ModelNode | None) -> set[int]:
     """The inode numbers of all directories; a tmpfs gives none twice."""
     seen = (look_up(node, path) for path in [(), *paths_of(node)])
-    return {one.ino for one in seen if isinstance(one, Dir) and one.ino is not None}
+    return {one.ino for one in seen if isinstance(one, ModelDir) and one.ino is not None}
 
 
-def read(path: Path) -> Node:
+def read(path: Path) -> ModelNode:
     """A tree from the disk."""
     if not path.is_dir():
         return path.read_text()
-    return Dir(path.stat().st_ino, {name: read(path / name) for name in sorted(os.listdir(path))})
+    return ModelDir(path.stat().st_ino, {name: read(path / name) for name in sorted(os.listdir(path))})
 
 
-def is_like(expected: Node | None, seen: Node | None, *, whole: bool = True) -> bool:
+def is_like(expected: ModelNode | None, seen: ModelNode | None, *, whole: bool = True) -> bool:
     """Whether it is that tree, directories being the same inodes; whole=False: or a part of it."""
     if seen is None:
         return expected is None or not whole
-    if not (isinstance(expected, Dir) and isinstance(seen, Dir)):
+    if not (isinstance(expected, ModelDir) and isinstance(seen, ModelDir)):
         return expected == seen
     if expected.ino not in (None, seen.ino) or (whole and expected.entries.keys() != seen.entries.keys()):
         return False
@@ -132,9 +132,11 @@ def is_like(expected: Node | None, seen: Node | None, *, whole: bool = True) -> 
 
 def swapped(world: World, path: Steps, retention_s: int | None = DEFAULT_RETENTION_S) -> World | None:
     victim = look_up(world.home, path)
-    if not isinstance(victim, Dir):
+    if not isinstance(victim, ModelDir):
         return None
-    return World(put(world.home, path, Dir(None, {})), world.orphans).having(NEW, Orphan(victim, path, retention_s))
+    return World(put(world.home, path, ModelDir(None, {})), world.orphans).having(
+        NEW, Orphan(victim, path, retention_s)
+    )
 
 
 def removed(world: World, path: Steps) -> World | None:
@@ -153,12 +155,12 @@ def moved(world: World, source: Steps, target: Steps) -> World:
 def restored(world: World, one: str, to: Steps | None) -> World | None:
     orphan = world.orphans[one]
     path = orphan.origin if to is None else to
-    if path is None or orphan.tree is None or not isinstance(look_up(world.home, path[:-1]), Dir):
+    if path is None or orphan.tree is None or not isinstance(look_up(world.home, path[:-1]), ModelDir):
         return None
     there = look_up(world.home, path)
     after = World(world.home, world.orphans).without(one)
     if there is not None:
-        if to is not None or not isinstance(there, Dir) or there.ino != orphan.fresh:
+        if to is not None or not isinstance(there, ModelDir) or there.ino != orphan.fresh:
             return None
         tree, there = merged(orphan.tree, there, orphan.parts)
         orphan = orphan._replace(tree=tree)
@@ -167,17 +169,17 @@ def restored(world: World, one: str, to: Steps | None) -> World | None:
     return after._replace(home=put(world.home, path, orphan.tree))
 
 
-def merged(tree: Node, fresh: Dir, parts: tuple[Steps, ...]) -> tuple[Node, Dir]:
+def merged(tree: ModelNode, fresh: ModelDir, parts: tuple[Steps, ...]) -> tuple[ModelNode, ModelDir]:
     """Both after a restore of the whole: the tree has the parts that the fresh directory had and that have room."""
     for part in parts:
         thing = look_up(fresh, part)
-        if thing is None or look_up(tree, part) is not None or not isinstance(look_up(tree, part[:-1]), Dir):
+        if thing is None or look_up(tree, part) is not None or not isinstance(look_up(tree, part[:-1]), ModelDir):
             continue
-        assert isinstance(tree, Dir)
+        assert isinstance(tree, ModelDir)
         tree, fresh = put(tree, part, thing), put(fresh, part, None)
         for depth in range(len(part) - 1, 0, -1):
             emptied = look_up(fresh, part[:depth])
-            if isinstance(emptied, Dir) and not emptied.entries:
+            if isinstance(emptied, ModelDir) and not emptied.entries:
                 fresh = put(fresh, part[:depth], None)
     return tree, fresh
 
@@ -195,12 +197,12 @@ def restored_inside(world: World, one: str, inside: Steps, to: Steps | None) -> 
     worlds = [world]
     for depth in range(len(orphan.origin or ()) if to is None else len(path), len(path)):
         home = worlds[-1].home
-        if look_up(home, path[:depth]) is None and isinstance(look_up(home, path[: depth - 1]), Dir):
-            worlds.append(worlds[-1]._replace(home=put(home, path[:depth], Dir(None, {}))))
+        if look_up(home, path[:depth]) is None and isinstance(look_up(home, path[: depth - 1]), ModelDir):
+            worlds.append(worlds[-1]._replace(home=put(home, path[:depth], ModelDir(None, {}))))
     home = worlds[-1].home
-    if look_up(home, path) is not None or not isinstance(look_up(home, path[:-1]), Dir):
+    if look_up(home, path) is not None or not isinstance(look_up(home, path[:-1]), ModelDir):
         return [world]
-    assert isinstance(orphan.tree, Dir)
+    assert isinstance(orphan.tree, ModelDir)
     done = World(put(home, path, thing), world.orphans)
     return [*worlds, done.having(one, orphan._replace(tree=put(orphan.tree, inside, None)))]
 

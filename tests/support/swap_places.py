@@ -24,14 +24,14 @@ from tests.support.real_filesystems import (
     tmpfs_volume,
     unmount,
 )
-from tests.support.store_calls import init
+from tests.support.store_verbs import init
 from tests.support.trashd_command import done_well
 
 ALICE, BOB = 1001, 1002
 TREE: Spec = {"file": "x", "below": {"deep": "y"}}
 
 
-class Scene(NamedTuple):
+class SwapPlace(NamedTuple):
     """A directory to swap, the exit code that all commands have to have, and the user who runs them."""
 
     code: int
@@ -280,66 +280,68 @@ def btrfs() -> AbstractContextManager[Path]:
 
 
 SCENES = {
-    "a_tmpfs_without_a_store": Scene(0, lambda: placed(tmpfs_volume())),
-    "a_tmpfs_with_a_store": Scene(0, lambda: placed(tmpfs_volume(), has_store=True)),
-    "a_users_own_below_a_store_of_roots": Scene(0, of_users, ALICE),
-    "a_users_own_without_a_store": Scene(0, lambda: of_users(has_store=False), ALICE),
-    "a_users_own_that_he_may_not_write": Scene(0, lambda: of_users(modes=(0o755, 0o555)), ALICE),
-    "anothers_in_his_own_directory": Scene(3, lambda: of_users(BOB, BOB), ALICE),
-    "anothers_that_he_may_write": Scene(3, lambda: of_users(BOB, 0, (0o777, 0o777)), ALICE),
-    "anothers_without_a_store": Scene(6, lambda: of_users(BOB, BOB, has_store=False), ALICE),
-    "anothers_closed_directory": Scene(4, lambda: of_users(BOB, BOB, (0o755, 0o700)), ALICE),
-    "anothers_in_a_sticky_directory": Scene(3, lambda: of_users(BOB, 0, (0o1777, 0o777)), ALICE),
-    "his_own_in_a_sticky_directory": Scene(0, lambda: of_users(ALICE, 0, (0o1777, 0o755), has_store=False), ALICE),
-    "his_own_where_he_may_not_list": Scene(0, lambda: of_users(modes=(0o300, 0o755), has_store=False), ALICE),
-    "his_own_of_a_group_that_is_not_his": Scene(3, lambda: of_users(group=BOB), ALICE),
-    "where_nothing_may_be_executed": Scene(
+    "a_tmpfs_without_a_store": SwapPlace(0, lambda: placed(tmpfs_volume())),
+    "a_tmpfs_with_a_store": SwapPlace(0, lambda: placed(tmpfs_volume(), has_store=True)),
+    "a_users_own_below_a_store_of_roots": SwapPlace(0, of_users, ALICE),
+    "a_users_own_without_a_store": SwapPlace(0, lambda: of_users(has_store=False), ALICE),
+    "a_users_own_that_he_may_not_write": SwapPlace(0, lambda: of_users(modes=(0o755, 0o555)), ALICE),
+    "anothers_in_his_own_directory": SwapPlace(3, lambda: of_users(BOB, BOB), ALICE),
+    "anothers_that_he_may_write": SwapPlace(3, lambda: of_users(BOB, 0, (0o777, 0o777)), ALICE),
+    "anothers_without_a_store": SwapPlace(6, lambda: of_users(BOB, BOB, has_store=False), ALICE),
+    "anothers_closed_directory": SwapPlace(4, lambda: of_users(BOB, BOB, (0o755, 0o700)), ALICE),
+    "anothers_in_a_sticky_directory": SwapPlace(3, lambda: of_users(BOB, 0, (0o1777, 0o777)), ALICE),
+    "his_own_in_a_sticky_directory": SwapPlace(0, lambda: of_users(ALICE, 0, (0o1777, 0o755), has_store=False), ALICE),
+    "his_own_where_he_may_not_list": SwapPlace(0, lambda: of_users(modes=(0o300, 0o755), has_store=False), ALICE),
+    "his_own_of_a_group_that_is_not_his": SwapPlace(3, lambda: of_users(group=BOB), ALICE),
+    "where_nothing_may_be_executed": SwapPlace(
         0, lambda: of_users(has_store=False, options=("noexec", "nosuid", "nodev")), ALICE
     ),
-    "a_file": Scene(3, lambda: placed(tmpfs_volume(), lambda volume: job(volume) / "file")),
-    "what_is_missing": Scene(5, lambda: placed(tmpfs_volume(), at("missing"))),
-    "a_mount_point": Scene(3, tmpfs_volume),
-    "a_store_itself": Scene(3, lambda: placed(tmpfs_volume(), at(".trashd"), has_store=True)),
-    "a_kernels_directory": Scene(6, lambda: nullcontext(Path("/sys/class"))),  # where nothing is ever mounted
-    "a_directory_of_proc": Scene(6, lambda: nullcontext(Path("/proc/sys/kernel"))),
-    "a_control_group": Scene(6, control_group),
-    "where_no_name_may_have_a_dot": Scene(3, lambda: placed(mounted("bpf"), lambda bpf: make_tree(bpf / "job", {}))),
-    "a_lower_layer": Scene(6, lambda: placed(layers(), at("job"))),
-    "a_lower_layer_where_a_store_is": Scene(6, lambda: placed(layers(), at("job"), has_store=True)),
-    "an_upper_layer": Scene(0, lambda: placed(layers(), lambda layered: make_tree(layered / "new", TREE))),
-    "a_merged_directory_of_layers": Scene(6, lambda: placed(layers(), merged)),
-    "what_took_the_place_of_a_lower_layer": Scene(0, lambda: placed(layers(), in_place_of_a_lower_layer)),
-    "a_read_only_mount_without_a_store": Scene(11, partial(read_only_mount, has_store=False)),
-    "a_read_only_mount_with_a_store": Scene(11, partial(read_only_mount, has_store=True)),
-    "an_immutable_directory": Scene(4, partial(flagged, "log/job", IMMUTABLE)),
-    "a_directory_in_one_where_nothing_may_go": Scene(4, partial(flagged, "log", APPEND_ONLY)),
-    "an_ext4_that_is_full_and_has_a_reserve": Scene(0, partial(full_ext4, has_store=True)),
-    "an_ext4_that_is_full_without_a_store": Scene(11, partial(full_ext4, has_store=False)),
-    "an_ext4_with_room_for_a_store_alone": Scene(11, room_for_a_store_alone),
+    "a_file": SwapPlace(3, lambda: placed(tmpfs_volume(), lambda volume: job(volume) / "file")),
+    "what_is_missing": SwapPlace(5, lambda: placed(tmpfs_volume(), at("missing"))),
+    "a_mount_point": SwapPlace(3, tmpfs_volume),
+    "a_store_itself": SwapPlace(3, lambda: placed(tmpfs_volume(), at(".trashd"), has_store=True)),
+    "a_kernels_directory": SwapPlace(6, lambda: nullcontext(Path("/sys/class"))),  # where nothing is ever mounted
+    "a_directory_of_proc": SwapPlace(6, lambda: nullcontext(Path("/proc/sys/kernel"))),
+    "a_control_group": SwapPlace(6, control_group),
+    "where_no_name_may_have_a_dot": SwapPlace(
+        3, lambda: placed(mounted("bpf"), lambda bpf: make_tree(bpf / "job", {}))
+    ),
+    "a_lower_layer": SwapPlace(6, lambda: placed(layers(), at("job"))),
+    "a_lower_layer_where_a_store_is": SwapPlace(6, lambda: placed(layers(), at("job"), has_store=True)),
+    "an_upper_layer": SwapPlace(0, lambda: placed(layers(), lambda layered: make_tree(layered / "new", TREE))),
+    "a_merged_directory_of_layers": SwapPlace(6, lambda: placed(layers(), merged)),
+    "what_took_the_place_of_a_lower_layer": SwapPlace(0, lambda: placed(layers(), in_place_of_a_lower_layer)),
+    "a_read_only_mount_without_a_store": SwapPlace(11, partial(read_only_mount, has_store=False)),
+    "a_read_only_mount_with_a_store": SwapPlace(11, partial(read_only_mount, has_store=True)),
+    "an_immutable_directory": SwapPlace(4, partial(flagged, "log/job", IMMUTABLE)),
+    "a_directory_in_one_where_nothing_may_go": SwapPlace(4, partial(flagged, "log", APPEND_ONLY)),
+    "an_ext4_that_is_full_and_has_a_reserve": SwapPlace(0, partial(full_ext4, has_store=True)),
+    "an_ext4_that_is_full_without_a_store": SwapPlace(11, partial(full_ext4, has_store=False)),
+    "an_ext4_with_room_for_a_store_alone": SwapPlace(11, room_for_a_store_alone),
     **{
-        f"a_tmpfs_with_{n_inodes}_inodes": Scene(code, partial(inodes_left, n_inodes))
+        f"a_tmpfs_with_{n_inodes}_inodes": SwapPlace(code, partial(inodes_left, n_inodes))
         for n_inodes, code in ((8, 11), (18, 11), (40, 0))
     },
-    "another_project": Scene(0, partial(of_project, 7, None, volume_project=1)),
-    "a_project_inside_another_one": Scene(6, partial(of_project, 5, 7)),
-    "a_subvolume": Scene(3, lambda: placed(btrfs(), lambda top: btrfs_subvolume(top, "job"), has_store=True)),
-    "a_directory_of_a_subvolume": Scene(
+    "another_project": SwapPlace(0, partial(of_project, 7, None, volume_project=1)),
+    "a_project_inside_another_one": SwapPlace(6, partial(of_project, 5, 7)),
+    "a_subvolume": SwapPlace(3, lambda: placed(btrfs(), lambda top: btrfs_subvolume(top, "job"), has_store=True)),
+    "a_directory_of_a_subvolume": SwapPlace(
         0, lambda: placed(btrfs(), lambda top: job(btrfs_subvolume(top, "sub")), has_store=True)
     ),
-    "a_snapshot_that_is_read_only": Scene(3, read_only_snapshot),
-    "a_directory_of_a_snapshot_that_is_read_only": Scene(11, lambda: placed(read_only_snapshot(), at("job"))),
-    "a_directory_with_a_mount_inside": Scene(3, with_a_mount_inside),
-    "a_directory_mounted_elsewhere_too": Scene(0, mounted_elsewhere_too),
-    "a_part_of_a_volume_mounted_elsewhere": Scene(0, part_mounted_elsewhere),
-    "a_directory_with_a_store_inside": Scene(3, lambda: placed(tmpfs_volume(), with_a_store_inside)),
-    "a_name_of_a_store_that_is_a_file": Scene(6, lambda: placed(tmpfs_volume(), beside_a_file_with_a_stores_name)),
-    "a_store_that_has_lost_its_exchange": Scene(0, partial(through_bindfs, has_store=True)),
-    "where_all_may_write_all": Scene(6, partial(through_bindfs, "-p", "0777")),
-    "a_mount_of_ours": Scene(0, mount_of_ours),
-    "a_mount_of_ours_that_is_read_only": Scene(11, partial(mount_of_ours, "-o", "ro")),
-    "another_branch_than_the_stores": Scene(6, partial(branches, "epmfs", "other")),
-    "another_branch_where_any_will_do": Scene(0, partial(branches, "mfs", "2")),
-    "a_branch_that_is_read_only": Scene(11, partial(branches, "mfs", "2", "RO")),
-    "a_directory_on_two_branches": Scene(6, partial(branches, "mfs", "12")),
-    "branches_that_count_as_full": Scene(11, partial(branches, "epmfs", "1", minfreespace="4G")),
+    "a_snapshot_that_is_read_only": SwapPlace(3, read_only_snapshot),
+    "a_directory_of_a_snapshot_that_is_read_only": SwapPlace(11, lambda: placed(read_only_snapshot(), at("job"))),
+    "a_directory_with_a_mount_inside": SwapPlace(3, with_a_mount_inside),
+    "a_directory_mounted_elsewhere_too": SwapPlace(0, mounted_elsewhere_too),
+    "a_part_of_a_volume_mounted_elsewhere": SwapPlace(0, part_mounted_elsewhere),
+    "a_directory_with_a_store_inside": SwapPlace(3, lambda: placed(tmpfs_volume(), with_a_store_inside)),
+    "a_name_of_a_store_that_is_a_file": SwapPlace(6, lambda: placed(tmpfs_volume(), beside_a_file_with_a_stores_name)),
+    "a_store_that_has_lost_its_exchange": SwapPlace(0, partial(through_bindfs, has_store=True)),
+    "where_all_may_write_all": SwapPlace(6, partial(through_bindfs, "-p", "0777")),
+    "a_mount_of_ours": SwapPlace(0, mount_of_ours),
+    "a_mount_of_ours_that_is_read_only": SwapPlace(11, partial(mount_of_ours, "-o", "ro")),
+    "another_branch_than_the_stores": SwapPlace(6, partial(branches, "epmfs", "other")),
+    "another_branch_where_any_will_do": SwapPlace(0, partial(branches, "mfs", "2")),
+    "a_branch_that_is_read_only": SwapPlace(11, partial(branches, "mfs", "2", "RO")),
+    "a_directory_on_two_branches": SwapPlace(6, partial(branches, "mfs", "12")),
+    "branches_that_count_as_full": SwapPlace(11, partial(branches, "epmfs", "1", minfreespace="4G")),
 }

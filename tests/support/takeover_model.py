@@ -1,4 +1,4 @@
-"""The store's transactions off local filesystems as a model, for `late_calls`: each call that a server sees.
+"""The store's transactions off local filesystems as a model, for `model_checker`: each call that a server sees.
 
 Locks, leases and beats are left out, as if they never told the truth: a watcher may take a container over at any time.
 What keeps live files is the order of the calls alone. Loops go through lists that they empty: what a program goes on
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import NamedTuple
 
-from tests.support.late_calls import Answer, Call, Disk, Program, disk_of
+from tests.support.model_checker import Answer, Call, ModelDisk, Program, disk_of
 
 STATES = ("stage", "orphans", "restoring", "reaping", "quarantine")
 _N_TRIES = 4
@@ -53,7 +53,7 @@ class Rules(NamedTuple):
     asks_again: bool = True
 
 
-def volume(state: str = "") -> Disk:
+def volume(state: str = "") -> ModelDisk:
     """A volume: the victim V with the file `va` in it is at P/job, or a container A of that state has it."""
     tree: dict[str, Mapping[str, str]] = {one: {} for one in STATES}
     tree |= {"/": {"P": "P", "store": "store"}, "store": {one: one for one in STATES}, "V": {"va": "va"}, "P": {}}
@@ -537,7 +537,7 @@ def afterwards(method: str, rules: Rules) -> list[Callable[[], Program]]:
     return [watcher(state, method, f"z{number}", rules) for number in range(3) for state in ("stage", "restoring")]
 
 
-def why_stuck(disk: Disk, *, is_named: bool) -> str:
+def why_stuck(disk: ModelDisk, *, is_named: bool) -> str:
     """What these leave undone.
 
     is_named  the name is to mean something
@@ -547,7 +547,7 @@ def why_stuck(disk: Disk, *, is_named: bool) -> str:
     return next(filter(None, (_why_left(thing, disk) for thing in "VU")), "")
 
 
-def _why_left(thing: str, disk: Disk) -> str:
+def _why_left(thing: str, disk: ModelDisk) -> str:
     place = disk.place_of(thing)
     if place is None or place == ("P", "job"):
         return ""
@@ -565,14 +565,14 @@ def _why_left(thing: str, disk: Disk) -> str:
     )
 
 
-def _above(thing: str, disk: Disk) -> Iterator[str]:
+def _above(thing: str, disk: ModelDisk) -> Iterator[str]:
     """The directories that something is in, up to that of a state."""
     while thing not in STATES and (place := disk.place_of(thing)) is not None:
         thing = place[0]
         yield thing
 
 
-def why_lost(before: Disk, after: Disk, *, counts_empty: bool = True) -> str:
+def why_lost(before: ModelDisk, after: ModelDisk, *, counts_empty: bool = True) -> str:
     """What a call took from somebody.
 
     counts_empty  an empty directory of the user's is something, too

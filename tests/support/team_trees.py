@@ -19,7 +19,7 @@ from tests.support.make_trees import Dir, File, Spec, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 from tests.support.small_orphans import PINNED
-from tests.support.store_calls import assert_silent, init, own, swap
+from tests.support.store_verbs import assert_silent, init, own, swap
 
 Result = TypeVar("Result")
 ALICE, BOB, MATE, TEAM = 12001, 12002, 12003, 5000

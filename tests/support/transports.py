@@ -12,10 +12,10 @@ import pytest
 
 VARIABLE: Final = "TRASHD_TEST_URING"
 ON_RING: Final = frozenset({
-    "test_access_cases", "test_birth", "test_callers", "test_current_owner", "test_current_permissions",
-    "test_data_races", "test_direct_mounted", "test_identity", "test_incarnations", "test_inner_mounts",
-    "test_kernel_cached_answers", "test_killpriv", "test_lasting", "test_listing_race", "test_machine",
-    "test_passthrough", "test_passthrough_faults", "test_shares", "test_swap_under_load", "test_unnamed",
+    "test_access_cases", "test_birth_time", "test_callers", "test_current_owner", "test_current_permissions",
+    "test_data_races", "test_fuse_requests_mounted", "test_inode_numbers", "test_incarnations", "test_inner_mounts",
+    "test_kernel_cached_answers", "test_setid_bits", "test_validity", "test_listing_race", "test_machine",
+    "test_passthrough", "test_passthrough_faults", "test_fair_fds", "test_swap_under_load", "test_o_tmpfile_mounted",
 })  # fmt: skip
 """Of tests/mount. Others name both, in their options."""
 _NOT_ON_RING: Final = ("uring=", "--uring", "without=seam", "without=direct-requests")

@@ -20,7 +20,7 @@ from fusefs.store.locate import find_scope
 from fusefs.store.stage import SwapOptions
 from fusefs.sweep.request import Action, ActionPlace, SweepRoot, ToTrash
 from fusefs.sweep.trash_and_move import open_trash
-from tests.support.store_calls import raw
+from tests.support.store_verbs import raw
 
 _DEFAULT = SwapOptions()
 

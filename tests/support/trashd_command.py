@@ -61,7 +61,7 @@ def fast_paths_off() -> list[str]:
     return [f"{name}=off" if name in _WITH_A_WORD else f"without={name}" for name in switched_off()]
 
 
-class Done(NamedTuple):
+class CommandResult(NamedTuple):
     """How a command ended, and what it said."""
 
     code: int
@@ -73,7 +73,7 @@ class Done(NamedTuple):
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-def trashd(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b"", **variables: str) -> Done:
+def trashd(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b"", **variables: str) -> CommandResult:
     """Run `trashd WORDS`, with some environment variables added."""
     if words[:1] == ("mount",) and not {"--explain", "--help"} & set(words):
         off = fast_paths_off()
@@ -83,7 +83,7 @@ def trashd(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b
     done = subprocess.run(
         argv, cwd=cwd, input=stdin, capture_output=True, env=env, preexec_fn=instead_of_exec(argv, env), check=False
     )
-    return Done(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
+    return CommandResult(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
 
 
 def _each(options: list[str]) -> list[str]:
@@ -95,7 +95,7 @@ def environment(added: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "COLUMNS": "80", "LC_ALL": "C.UTF-8", "NO_COLOR": "1", **added}
 
 
-def done_well(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b"") -> Done:
+def done_well(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b"") -> CommandResult:
     """Run `trashd WORDS`, which has to succeed."""
     done = trashd(*words, cwd=cwd, stdin=stdin)
     assert done.code == 0, done

@@ -11,7 +11,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from tests.support.trashd_command import TRASHD, Done, environment
+from tests.support.trashd_command import TRASHD, CommandResult, environment
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _PROGRAMS = "cd|chattr|mv|nsenter|rm|systemctl|tar|trashd|ulimit|umount"
@@ -46,11 +46,11 @@ class TriedPage:
         return done.out
 
 
-def in_bash(line: str, directory: Path) -> Done:
+def in_bash(line: str, directory: Path) -> CommandResult:
     """How a line ends there, and what it says on both streams."""
     path = f"{Path(TRASHD).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", line], cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env=environment({"PATH": path}), check=False,
     )  # fmt: skip
-    return Done(done.returncode, os.fsdecode(done.stdout), "")
+    return CommandResult(done.returncode, os.fsdecode(done.stdout), "")

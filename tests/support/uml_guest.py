@@ -1,7 +1,7 @@
 """What runs in a User-Mode Linux kernel as its first process: it sets the machine up, and does what the test asks.
 
 Requests and answers are lines on a serial line, each a pickle in base64: (number, action, arguments) comes,
-(number, what, value) goes, see uml_machine.
+(number, what, value) goes, see tests/support/uml_machine.py.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class ActionDied(Exception):
     """A process in a virtual machine ended without a word; the message is its exit code."""
 
 
-class Running(Generic[T]):
+class RunningAction(Generic[T]):
     """An action under way in a virtual machine."""
 
     def __init__(self, machine: Machine, number: int) -> None:
@@ -111,7 +111,7 @@ class Machine:
         self.name, self.address, self.port = name, address, port
         self._log = folder / f"{name}.log"
         self._lock = threading.Lock()
-        self._running: dict[int, Running[Any]] = {}
+        self._running: dict[int, RunningAction[Any]] = {}
         self._number = 0
         self._has_ended = False
         ours, theirs = socket.socketpair()
@@ -133,7 +133,7 @@ class Machine:
                 env={"PATH": os.environ["PATH"], "TMPDIR": str(folder)}, start_new_session=True,
             )  # fmt: skip
         self._link = ours
-        self._up: Running[None] = self._register(0)
+        self._up: RunningAction[None] = self._register(0)
         self._reader = threading.Thread(target=self._read, name=name, daemon=True)
         self._reader.start()
 
@@ -145,13 +145,13 @@ class Machine:
         """What its kernel and its first process said."""
         return self._log.read_text(errors="replace")
 
-    def start(self, action: Callable[Concatenate[Line, P], T], *args: P.args, **kwargs: P.kwargs) -> Running[T]:
+    def start(self, action: Callable[Concatenate[Line, P], T], *args: P.args, **kwargs: P.kwargs) -> RunningAction[T]:
         """Have a process of its own in there do something; arguments and result can be pickled."""
         assert not kwargs, "by position only"
         with self._lock:
             self._number += 1
             number = self._number
-        running: Running[T] = self._register(number)
+        running: RunningAction[T] = self._register(number)
         self.send(number, f"{action.__module__}:{action.__qualname__}", args)
         return running
 
@@ -188,8 +188,8 @@ class Machine:
     def _signal(self, number: int) -> None:
         os.kill(self._process.pid, number)
 
-    def _register(self, number: int) -> Running[Any]:
-        running: Running[Any] = Running(self, number)
+    def _register(self, number: int) -> RunningAction[Any]:
+        running: RunningAction[Any] = RunningAction(self, number)
         with self._lock:
             self._running[number] = running
             if self._has_ended:

@@ -12,9 +12,9 @@ from fusefs.store.find_orphans import find_container
 from fusefs.store.pin import KeepFor, keep_by_id
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
-from tests.support.crash_scenarios import HOME, USER, Act, DyingAfter, Prepare, Scene, home
+from tests.support.crash_scenarios import HOME, USER, Act, CrashScenario, DyingAfter, Prepare, home
 from tests.support.make_trees import Dir, Spec, make_tree
-from tests.support.store_calls import DyingAt, in_child, own, reap_now, recover_all, remove, restore, swap
+from tests.support.store_verbs import DyingAt, in_child, own, reap_now, recover_all, remove, restore, swap
 
 TREE: Spec = {"a": b"first", "empty": {}, "sub": {"leaf": b"second", "b": b"third"}}
 READ_ONLY = Dir(TREE, mode=0o555)
@@ -170,48 +170,52 @@ def killed_after(prepare: Prepare, act: Act, call: str, n: int = 1) -> Prepare:
     return leave
 
 
-SWAP = Scene(make_victim, _swap, is_gapless=True)
-SWAP_FOR_OWNER = Scene(make_read_only, _swap_for_owner, uid=USER, by=0, is_gapless=True)
-SWAP_FOR_OWNER_TWICE = Scene(make_read_only, _swap_for_owner, uid=USER, by=0, exchange=False)
-SWAP_LENT = Scene(make_read_only, _swap, uid=USER, is_gapless=True)
-SWAP_TWICE = Scene(make_victim, _swap, exchange=False)
-SWAP_TWICE_LENT = Scene(make_read_only, _swap, uid=USER, exchange=False)
-REMOVE = Scene(make_victim, _remove)
-REMOVE_FILE = Scene(make_file, _remove)
-REMOVE_LENT = Scene(make_read_only, _remove, uid=USER)
-ADOPT = Scene(drop, recover)
-ADOPT_LENT = Scene(drop_read_only, recover, uid=USER)
-RESTORE = Scene(make_orphan, restore_it, is_gapless=True)
-RESTORE_LATE = Scene(write_late, restore_it, is_gapless=True)
-RESTORE_PARTS = Scene(restore_parts, restore_it, is_gapless=True, is_split=True)
-RESTORE_TWICE_PARTS = Scene(restore_parts, restore_it, exchange=False, is_split=True)
-RESTORE_PARTS_BY_ROOT = Scene(restore_parts, restore_it, uid=USER, by=0, is_gapless=True, is_split=True)
-RESTORE_FREE = Scene(leave_name_free, restore_it)
-RESTORE_TO = Scene(make_orphan, partial(restore_it, to="elsewhere"), is_gapless=True)
-RESTORE_INSIDE = Scene(make_orphan, partial(restore_it, inside=b"sub/leaf"), is_gapless=True, is_split=True)
-RESTORE_INSIDE_FREE = Scene(lose_inside, partial(restore_it, inside=b"sub/leaf"), is_split=True)
-RESTORE_LENT = Scene(make_read_only_orphan, restore_it, uid=USER, is_gapless=True)
-RESTORE_LATE_LENT = Scene(write_late_in_read_only, restore_it, uid=USER)
-RESTORE_LATE_OPENED = Scene(open_up_and_write_late, restore_it, uid=USER)
-RESTORE_TWICE_LATE_LENT = Scene(write_late_in_read_only, restore_it, uid=USER, exchange=False)
-RESTORE_FREE_LENT = Scene(leave_read_only_name_free, restore_it, uid=USER)
-RESTORE_TWICE = Scene(make_orphan, restore_it, exchange=False)
-RESTORE_TWICE_LATE = Scene(write_late, restore_it, exchange=False)
-RESTORE_BY_ROOT = Scene(make_read_only_orphan, restore_it, uid=USER, by=0, is_gapless=True)
-RESTORE_TO_BY_ROOT = Scene(make_read_only_orphan, partial(restore_it, to="elsewhere"), uid=USER, by=0, is_gapless=True)
-KEEP = Scene(make_orphan, _keep, is_gapless=True)
-KEEP_BY_ROOT = Scene(make_orphan, _keep, uid=USER, by=0, is_gapless=True)
-COUNT = Scene(make_orphan, _count, is_gapless=True)
-COUNT_BY_ROOT = Scene(make_orphan, _count, uid=USER, by=0, is_gapless=True)
-RESTORE_INSIDE_COUNTED = Scene(make_counted, partial(restore_it, inside=b"sub/leaf"), is_gapless=True, is_split=True)
-REAP = Scene(make_orphan, _reap, is_gapless=True, is_reap=True)
-REAP_BY_ROOT = Scene(make_orphan, _reap, uid=USER, by=0, is_gapless=True, is_reap=True)
-RECOVER_SWAP = Scene(killed_after(make_victim, _swap, "exchange"), recover, is_gapless=True)
-RECOVER_GIVING = Scene(killed_after(make_users, _swap_for_owner, "exchange"), recover, by=0, is_gapless=True)
-RECOVER_GAP = Scene(killed_after(make_victim, _swap, "rename"), recover, exchange=False)
-RECOVER_RESTORE = Scene(killed_after(write_late, restore_it, "exchange"), recover, is_gapless=True)
-RECOVER_RESTORE_GAP = Scene(killed_after(write_late, restore_it, "rename", 2), recover, exchange=False)
-RECOVER_REAP = Scene(killed_after(make_orphan, _reap, "unlink"), recover, is_gapless=True, is_reap=True)
+SWAP = CrashScenario(make_victim, _swap, is_gapless=True)
+SWAP_FOR_OWNER = CrashScenario(make_read_only, _swap_for_owner, uid=USER, by=0, is_gapless=True)
+SWAP_FOR_OWNER_TWICE = CrashScenario(make_read_only, _swap_for_owner, uid=USER, by=0, exchange=False)
+SWAP_LENT = CrashScenario(make_read_only, _swap, uid=USER, is_gapless=True)
+SWAP_TWICE = CrashScenario(make_victim, _swap, exchange=False)
+SWAP_TWICE_LENT = CrashScenario(make_read_only, _swap, uid=USER, exchange=False)
+REMOVE = CrashScenario(make_victim, _remove)
+REMOVE_FILE = CrashScenario(make_file, _remove)
+REMOVE_LENT = CrashScenario(make_read_only, _remove, uid=USER)
+ADOPT = CrashScenario(drop, recover)
+ADOPT_LENT = CrashScenario(drop_read_only, recover, uid=USER)
+RESTORE = CrashScenario(make_orphan, restore_it, is_gapless=True)
+RESTORE_LATE = CrashScenario(write_late, restore_it, is_gapless=True)
+RESTORE_PARTS = CrashScenario(restore_parts, restore_it, is_gapless=True, is_split=True)
+RESTORE_TWICE_PARTS = CrashScenario(restore_parts, restore_it, exchange=False, is_split=True)
+RESTORE_PARTS_BY_ROOT = CrashScenario(restore_parts, restore_it, uid=USER, by=0, is_gapless=True, is_split=True)
+RESTORE_FREE = CrashScenario(leave_name_free, restore_it)
+RESTORE_TO = CrashScenario(make_orphan, partial(restore_it, to="elsewhere"), is_gapless=True)
+RESTORE_INSIDE = CrashScenario(make_orphan, partial(restore_it, inside=b"sub/leaf"), is_gapless=True, is_split=True)
+RESTORE_INSIDE_FREE = CrashScenario(lose_inside, partial(restore_it, inside=b"sub/leaf"), is_split=True)
+RESTORE_LENT = CrashScenario(make_read_only_orphan, restore_it, uid=USER, is_gapless=True)
+RESTORE_LATE_LENT = CrashScenario(write_late_in_read_only, restore_it, uid=USER)
+RESTORE_LATE_OPENED = CrashScenario(open_up_and_write_late, restore_it, uid=USER)
+RESTORE_TWICE_LATE_LENT = CrashScenario(write_late_in_read_only, restore_it, uid=USER, exchange=False)
+RESTORE_FREE_LENT = CrashScenario(leave_read_only_name_free, restore_it, uid=USER)
+RESTORE_TWICE = CrashScenario(make_orphan, restore_it, exchange=False)
+RESTORE_TWICE_LATE = CrashScenario(write_late, restore_it, exchange=False)
+RESTORE_BY_ROOT = CrashScenario(make_read_only_orphan, restore_it, uid=USER, by=0, is_gapless=True)
+RESTORE_TO_BY_ROOT = CrashScenario(
+    make_read_only_orphan, partial(restore_it, to="elsewhere"), uid=USER, by=0, is_gapless=True
+)
+KEEP = CrashScenario(make_orphan, _keep, is_gapless=True)
+KEEP_BY_ROOT = CrashScenario(make_orphan, _keep, uid=USER, by=0, is_gapless=True)
+COUNT = CrashScenario(make_orphan, _count, is_gapless=True)
+COUNT_BY_ROOT = CrashScenario(make_orphan, _count, uid=USER, by=0, is_gapless=True)
+RESTORE_INSIDE_COUNTED = CrashScenario(
+    make_counted, partial(restore_it, inside=b"sub/leaf"), is_gapless=True, is_split=True
+)
+REAP = CrashScenario(make_orphan, _reap, is_gapless=True, is_reap=True)
+REAP_BY_ROOT = CrashScenario(make_orphan, _reap, uid=USER, by=0, is_gapless=True, is_reap=True)
+RECOVER_SWAP = CrashScenario(killed_after(make_victim, _swap, "exchange"), recover, is_gapless=True)
+RECOVER_GIVING = CrashScenario(killed_after(make_users, _swap_for_owner, "exchange"), recover, by=0, is_gapless=True)
+RECOVER_GAP = CrashScenario(killed_after(make_victim, _swap, "rename"), recover, exchange=False)
+RECOVER_RESTORE = CrashScenario(killed_after(write_late, restore_it, "exchange"), recover, is_gapless=True)
+RECOVER_RESTORE_GAP = CrashScenario(killed_after(write_late, restore_it, "rename", 2), recover, exchange=False)
+RECOVER_REAP = CrashScenario(killed_after(make_orphan, _reap, "unlink"), recover, is_gapless=True, is_reap=True)
 
 SCENES = {
     "swap": SWAP,

@@ -15,7 +15,7 @@ from fusefs.mount.tree.vfs import Vfs
 
 
 class Somebody(NamedTuple):
-    """A process; linux.caller.Caller says what of it counts."""
+    """A process; linux.fuse_caller.Caller says what of it counts."""
 
     uid: int
     gid: int

@@ -13,7 +13,7 @@ from fusefs.store.stage import SwapOptions
 from tests.support.many_files import fill
 from tests.support.service_process import QUICK, Service
 from tests.support.small_orphans import EXPIRED, orphan_in
-from tests.support.store_calls import forge, place, swap, tree_of
+from tests.support.store_verbs import forge, place, swap, tree_of
 
 SLOW = QUICK + 'max_rate = "1000/s"\n'
 """What is large takes its time, on the fastest disk too."""

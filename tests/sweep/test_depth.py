@@ -10,10 +10,10 @@ import pytest
 
 from fusefs.core.selection import Selection
 from fusefs.sweep.request import ToMove, ToTrash
-from tests.support.counted_path_bytes import PathBytes
 from tests.support.make_trees import deep_chain, remove_tree_hard
+from tests.support.nested_directories import CountedPathBytes
 from tests.support.run_sweep import sweep
-from tests.support.store_calls import entries, init, reap_now, restore
+from tests.support.store_verbs import entries, init, reap_now, restore
 
 pytestmark = pytest.mark.needs("root")
 
@@ -57,17 +57,17 @@ def files(top: Path) -> list[int]:
         os.close(above)
 
 
-def assert_way_grows_with_the_depth(volume: Path, act: Callable[[Path, PathBytes], object]) -> None:
+def assert_way_grows_with_the_depth(volume: Path, act: Callable[[Path, CountedPathBytes], object]) -> None:
     """What an action costs on a chain twice as long is about twice as much."""
     costs = []
     for n_levels in (N_LEVELS, 2 * N_LEVELS):
-        kernel = PathBytes()
+        kernel = CountedPathBytes()
         act(chain(volume / f"top{n_levels}", n_levels), kernel)
         costs.append(kernel.n_bytes)
     assert costs[1] < 3 * costs[0]
 
 
-def trash(top: Path, kernel: PathBytes) -> str:
+def trash(top: Path, kernel: CountedPathBytes) -> str:
     swept = sweep(top, FILES, ToTrash(), kernel=kernel, n_workers=1)
     assert swept.failures == ()
     assert swept.orphan is not None
@@ -79,7 +79,7 @@ def test_way_of_a_trash_grows_with_the_depth(volume: Path) -> None:
 
 
 def test_way_of_a_move_grows_with_the_depth(volume: Path) -> None:
-    def move(top: Path, kernel: PathBytes) -> None:
+    def move(top: Path, kernel: CountedPathBytes) -> None:
         there = volume / f"to-{top.name}"
         there.mkdir()
         swept = sweep(top, FILES, ToMove(bytes(there)), kernel=kernel, n_workers=1)
@@ -89,16 +89,16 @@ def test_way_of_a_move_grows_with_the_depth(volume: Path) -> None:
 
 
 def test_way_of_a_restore_grows_with_the_depth(volume: Path) -> None:
-    def put_back(top: Path, kernel: PathBytes) -> None:
-        restore(volume, trash(top, PathBytes()), kernel)
+    def put_back(top: Path, kernel: CountedPathBytes) -> None:
+        restore(volume, trash(top, CountedPathBytes()), kernel)
 
     assert_way_grows_with_the_depth(volume, put_back)
 
 
 def test_way_of_a_restore_of_one_deep_file_grows_with_the_depth(volume: Path) -> None:
-    def put_back(top: Path, kernel: PathBytes) -> None:
+    def put_back(top: Path, kernel: CountedPathBytes) -> None:
         n_levels = files(top)[-1]
-        restore(volume, trash(top, PathBytes()), kernel, inside=b"/".join([NAME] * n_levels) + b"/x")
+        restore(volume, trash(top, CountedPathBytes()), kernel, inside=b"/".join([NAME] * n_levels) + b"/x")
         assert files(top) == [n_levels, n_levels]
 
     assert_way_grows_with_the_depth(volume, put_back)
@@ -108,7 +108,7 @@ def test_way_of_a_restore_of_one_deep_file_grows_with_the_depth(volume: Path) ->
 def test_deep_chain_is_trashed_and_restored_as_it_was(volume: Path, every: int) -> None:
     top = chain(volume / "top", 2000, every)
     before = files(top)
-    orphan = trash(top, PathBytes())
+    orphan = trash(top, CountedPathBytes())
     assert files(top) == [2000]
     done = restore(volume, orphan)
     assert (done.n_left, files(top), entries(volume)) == (0, before, [])
@@ -118,7 +118,7 @@ def test_deep_chain_is_trashed_and_restored_as_it_was(volume: Path, every: int) 
 def test_deep_chain_that_is_gone_is_restored_with_its_directories(volume: Path, every: int) -> None:
     top = chain(volume / "top", 1000, every)
     before = files(top)
-    orphan = trash(top, PathBytes())
+    orphan = trash(top, CountedPathBytes())
     remove_tree_hard(top / os.fsdecode(NAME))
     deepest = before[-2]
     restore(volume, orphan, inside=b"/".join([NAME] * deepest) + b"/x")
@@ -128,6 +128,6 @@ def test_deep_chain_that_is_gone_is_restored_with_its_directories(volume: Path, 
 
 
 def test_orphan_of_a_deep_chain_is_reaped(volume: Path) -> None:
-    orphan = trash(chain(volume / "top", 2000, 70), PathBytes())
+    orphan = trash(chain(volume / "top", 2000, 70), CountedPathBytes())
     reap_now(volume, orphan)
     assert entries(volume) == []

@@ -14,7 +14,7 @@ from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.locate import find_scope
 from fusefs.sweep.request import ActionPlace, IfExists, SweepRoot, ToMove
 from fusefs.sweep.trash_and_move import open_move
-from tests.support.store_calls import init, place, raw
+from tests.support.store_verbs import init, place, raw
 from tests.support.trash_without_walk import trashing
 
 pytestmark = pytest.mark.needs("root")

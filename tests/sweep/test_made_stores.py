@@ -11,7 +11,7 @@ from fusefs.sweep.request import ToTrash
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
 from tests.support.run_sweep import ALL, give, names, sweep
-from tests.support.store_calls import init
+from tests.support.store_verbs import init
 
 pytestmark = pytest.mark.needs("root")
 

@@ -24,8 +24,8 @@ from tests.support.fuse_bad_rename import Mode, lying_volume
 from tests.support.make_trees import (
     Dir,
     HardLink,
-    Node,
     Spec,
+    SpecialFile,
     Symlink,
     make_tree,
     remove_tree_hard,
@@ -35,7 +35,7 @@ from tests.support.make_trees import (
 from tests.support.move_entries import move, pass_a_tick
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, project_quota_volume, set_project, tmpfs_volume
-from tests.support.store_calls import Before, Counting, DyingAt, FailingAt, in_child, init
+from tests.support.store_verbs import ActingBefore, Counting, DyingAt, FailingAt, in_child, init
 
 pytestmark = pytest.mark.needs("root")
 
@@ -62,8 +62,8 @@ TREE: Spec = {
     "a": Dir({"b": Dir({"file": b"deep"}, 0o2750, (ALICE, MALLORY), {"user.colour": b"blue"})}, 0o555),
     "file": b"top",
     "link": Symlink("nowhere"),
-    "fifo": Node(stat.S_IFIFO | 0o600),
-    "socket": Node(stat.S_IFSOCK | 0o600),
+    "fifo": SpecialFile(stat.S_IFIFO | 0o600),
+    "socket": SpecialFile(stat.S_IFSOCK | 0o600),
     "second": HardLink("a/b/file"),
 }
 
@@ -244,7 +244,7 @@ def test_mallory_gets_no_directory_by_exchanging_the_one_that_is_made(volume: Pa
                 os.rename(home / "secret", home / name)
 
     for call in ("openat2", "chown", "chmod", "renameat2"):
-        hook = Before(call, lambda: as_user(MALLORY, exchange))
+        hook = ActingBefore(call, lambda: as_user(MALLORY, exchange))
         move(job, home, Kernel(hook))
         for path in (home / "secret", home / "a"):
             if path.exists() and (path / "key").exists():

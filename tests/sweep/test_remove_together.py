@@ -16,7 +16,7 @@ from fusefs.sweep.remove_together import in_groups, remove_group
 from fusefs.sweep.request import SweepWishes
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import bind_mount
-from tests.support.store_calls import Before, assert_silent, init
+from tests.support.store_verbs import ActingBefore, assert_silent, init
 
 pytestmark = pytest.mark.needs("root")
 
@@ -61,7 +61,7 @@ def test_a_name_that_went_before_its_turn_is_left(top: Path) -> None:
 
 
 def test_a_name_that_went_between_its_look_and_its_rename_is_left(top: Path) -> None:
-    swept, left = removed(grouped(top, *NAMES), Before("renameat2", lambda: os.unlink(top / NAMES[0])))
+    swept, left = removed(grouped(top, *NAMES), ActingBefore("renameat2", lambda: os.unlink(top / NAMES[0])))
     assert (swept.sums.n_done, left, os.listdir(top)) == (len(NAMES) - 1, given(top, NAMES[:1]), [])
 
 

@@ -31,8 +31,8 @@ from tests.support.real_filesystems import (
     tmpfs_volume,
 )
 from tests.support.run_sweep import give
-from tests.support.store_calls import (
-    Before,
+from tests.support.store_verbs import (
+    ActingBefore,
     assert_silent,
     entries,
     forked,
@@ -141,14 +141,14 @@ def test_directory_after_what_was_in_it_joins_that(volume: Path, job: Path) -> N
 
 def test_empty_directory_that_came_with_a_part_is_kept(volume: Path, job: Path) -> None:
     (job / "sub/deep/c.log").unlink()
-    kernel = Kernel(Before("rmdir", partial((job / "sub/late").write_bytes, b"x")))
+    kernel = Kernel(ActingBefore("rmdir", partial((job / "sub/late").write_bytes, b"x")))
     gathered = gather(job, ["sub/gone", "sub"], kernel)
     assert gathered.refused == (("sub/gone", errno.ENOENT), ("sub", errno.ENOTEMPTY))
     assert (tree_of(volume, gathered.orphan) / "sub/deep").is_dir()
 
 
 def test_directory_that_stays_since_somebody_wrote_into_it_is_refused(volume: Path, job: Path) -> None:
-    kernel = Kernel(Before("rmdir", partial((job / "sub/late").write_bytes, b"x")))
+    kernel = Kernel(ActingBefore("rmdir", partial((job / "sub/late").write_bytes, b"x")))
     gathered = gather(job, ["sub/b.log", "sub"], kernel)
     assert gathered.refused == (("sub", errno.ENOTEMPTY),)
     assert files_in(job / "sub") == ["late"]

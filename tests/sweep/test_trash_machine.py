@@ -19,40 +19,40 @@ from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import Kernel
 from tests.support.crash_scenarios import wipe
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_calls import DyingAt, folder_of, in_child, init, problems, recover_all, restore
-from tests.support.store_model import Dir, Node, Steps, contents_of, free_in, look_up, paths_of, put, read
+from tests.support.store_model import ModelDir, ModelNode, Steps, contents_of, free_in, look_up, paths_of, put, read
+from tests.support.store_verbs import DyingAt, folder_of, in_child, init, problems, recover_all, restore
 from tests.support.trash_without_walk import gather
 
 pytestmark = pytest.mark.needs("root")
 
 DEATH = st.none() | st.integers(0, 150)
-EMPTY = Dir(None, {})
+EMPTY = ModelDir(None, {})
 
 
-def taken(home: Dir, paths: list[Steps]) -> Dir:
+def taken(home: ModelDir, paths: list[Steps]) -> ModelDir:
     for path in paths:
         if look_up(home, path) is not None:
             home = put(home, path, None)
     return home
 
 
-def merged(tree: Node, there: Node | None) -> tuple[Node, Node | None]:
+def merged(tree: ModelNode, there: ModelNode | None) -> tuple[ModelNode, ModelNode | None]:
     """What a restore leaves where the tree belongs, and what stays of the tree; None if nothing does."""
     if there is None:
         return tree, None
-    if not (isinstance(tree, Dir) and isinstance(there, Dir)):
+    if not (isinstance(tree, ModelDir) and isinstance(there, ModelDir)):
         return there, tree
     entries, stays = dict(there.entries), {}
     for name, child in tree.entries.items():
         entries[name], left = merged(child, there.entries.get(name))
         if left is not None:
             stays[name] = left
-    return Dir(None, entries), Dir(None, stays) if stays else None
+    return ModelDir(None, entries), ModelDir(None, stays) if stays else None
 
 
-def files(node: Node | None, above: Steps = ()) -> dict[Steps, str]:
+def files(node: ModelNode | None, above: Steps = ()) -> dict[Steps, str]:
     """The files of a tree; directories are left out, since a killed sweep may leave an orphan of empty ones."""
-    if isinstance(node, Dir):
+    if isinstance(node, ModelDir):
         return {
             path: text for name, child in node.entries.items() for path, text in files(child, (*above, name)).items()
         }
@@ -70,9 +70,9 @@ class SweepMachine(RuleBasedStateMachine):
         self.home = self.volume / "home"
         self.alive: Counter[str] = Counter()
 
-    def now(self) -> Dir:
+    def now(self) -> ModelDir:
         home = read(self.home)
-        assert isinstance(home, Dir)
+        assert isinstance(home, ModelDir)
         return home
 
     def orphans(self) -> dict[str, Path]:
@@ -116,7 +116,7 @@ class SweepMachine(RuleBasedStateMachine):
     @rule(data=st.data(), death=DEATH)
     def sweep(self, data: st.DataObject, death: int | None) -> None:
         before = self.now()
-        tops = [path for path in [(), *paths_of(before)] if isinstance(look_up(before, path), Dir)]
+        tops = [path for path in [(), *paths_of(before)] if isinstance(look_up(before, path), ModelDir)]
         top = data.draw(st.sampled_from(tops), "directory")
         inside = list(paths_of(look_up(before, top)))
         paths = data.draw(st.lists(st.sampled_from(inside), unique=True) if inside else st.just([]), "paths")

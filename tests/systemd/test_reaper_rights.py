@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.booted_systemd import TRASHD, System
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
-from tests.support.store_calls import users_own
+from tests.support.store_verbs import users_own
 from tests.systemd.machine import REAPER, SLOW, containers, fill, inside, limit, status_of, swap
 
 pytestmark = pytest.mark.needs("systemd")

@@ -45,7 +45,7 @@ class Counters:
     """
 
     def __init__(self, cells: memoryview) -> None:
-        """cells: of `core.mountstats.encode`, as numbers that can be changed; in_memory() has some of its own."""
+        """cells: of `core.mount_counters.encode`, as numbers that can be changed; in_memory() has some of its own."""
         self.cells = cells
         self._has_changed = trio.Event()
         self._rests = False

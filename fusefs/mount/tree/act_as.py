@@ -44,7 +44,7 @@ _BY_MODE = 1 << Capability.DAC_OVERRIDE | 1 << Capability.DAC_READ_SEARCH
 
 
 class RequestCaller:
-    """A linux.caller.Caller: the process whose request we answer ourselves; one object for all requests in turn."""
+    """A linux.fuse_caller.Caller: the process whose request we answer ourselves; one object for all requests."""
 
     __slots__ = ("gid", "pid", "uid", "umask")
 

@@ -34,7 +34,7 @@ from fusefs.store.user_folders import open_user
 
 _HOLD_TRASH = frozenset([DROP, *(state.value.encode() for state in State)])
 _DROPS = 0x6000_0000_0000_0000
-"""The lowest nodeid of a link; beyond any that core.inodes gives, which counts its own up from half of that."""
+"""The lowest nodeid of a link; beyond any that core.inode_table gives, which counts its own up from half of that."""
 _UID_BITS, _DIGEST_BITS = 32, 29
 _DROPS_END = _DROPS + (1 << _UID_BITS + _DIGEST_BITS)
 _PRIVATE = 0o077

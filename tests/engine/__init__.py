@@ -1,0 +1,1 @@
+"""fusefs.engine on real trees."""

@@ -1,0 +1,66 @@
+"""Where the service keeps its files: root's place is one, a user's follows the login."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir, runtime_dir, state_dir
+from tests.support.other_users import as_user, passable_directory
+
+SOMEBODY = 54321
+
+
+def test_roots_places_do_not_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() == 0:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp")
+        monkeypatch.setenv("XDG_STATE_HOME", "/tmp")
+        assert (runtime_dir(), state_dir()) == (SYSTEM_RUNTIME, b"/var/lib/trashd")
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(
+    ("variables", "runtime", "state"),
+    [
+        ({"XDG_RUNTIME_DIR": "/run/x", "XDG_STATE_HOME": "/s"}, b"/run/x/trashd", b"/s/trashd"),
+        ({"HOME": "/home/x"}, b"/home/x/.local/state/trashd/run", b"/home/x/.local/state/trashd"),
+        (
+            {"XDG_RUNTIME_DIR": "relative", "XDG_STATE_HOME": "", "HOME": "/home/x"},
+            b"/home/x/.local/state/trashd/run",
+            b"/home/x/.local/state/trashd",
+        ),
+    ],
+    ids=["as a login has it", "no login", "nonsense"],
+)
+def test_a_users_places(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], runtime: bytes, state: bytes
+) -> None:
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert as_user(SOMEBODY, lambda: (runtime_dir(), state_dir())) == (runtime, state)
+
+
+@pytest.mark.needs("root")
+def test_somebody_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(FileNotFoundError):
+        as_user(SOMEBODY, state_dir)
+
+
+def test_a_directory_is_made_with_all_above_it(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path / "a" / "b")
+    assert make_dir(path) == path == make_dir(path)
+    assert os.path.isdir(path)
+
+
+@pytest.mark.needs("root")
+def test_a_users_directory_is_his_alone() -> None:
+    with passable_directory(0o1777) as place:
+        path = os.fsencode(place / "his")
+        as_user(SOMEBODY, lambda: make_dir(path))
+        assert os.stat(path).st_mode & 0o777 == 0o700

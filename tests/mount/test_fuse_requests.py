@@ -1,0 +1,375 @@
+"""Requests that we answer ourselves: each has one answer, whatever goes wrong; and all others reach pyfuse3."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import socket
+import struct
+import subprocess
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import Opcode
+from fusefs.linux.fd import Fd
+from fusefs.mount.bridge.reply_patching import ReplyPatching
+from fusefs.mount.requests.fuse_operations import PART
+from fusefs.mount.requests.fuse_requests import FuseRequests
+from fusefs.mount.tree.act_as import RequestCaller
+from tests.support.acls import ACCESS
+from tests.support.fake_dev_fuse import FuseReply, Later, a_broken, a_real
+from tests.support.real_filesystems import unmount
+
+MIB = 1 << 20
+LIMIT_S = 60.0
+MNT_FORCE = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+BODIES: dict[Opcode, bytes] = {
+    Opcode.LOOKUP: b"name\0",
+    Opcode.FORGET: bytes(8),
+    Opcode.GETATTR: bytes(16),
+    Opcode.SETATTR: bytes(88),
+    Opcode.READLINK: b"",
+    Opcode.SYMLINK: b"name\0target\0",
+    Opcode.MKNOD: bytes(16) + b"name\0",
+    Opcode.LINK: bytes(8) + b"name\0",
+    Opcode.STATFS: b"",
+    Opcode.FSYNC: bytes(16),
+    Opcode.ACCESS: bytes(8),
+    Opcode.SETXATTR: bytes(8) + b"user.name\0",
+    Opcode.LISTXATTR: bytes(8),
+    Opcode.REMOVEXATTR: b"user.name\0",
+    Opcode.MKDIR: bytes(8) + b"name\0",
+    Opcode.UNLINK: b"name\0",
+    Opcode.RMDIR: b"name\0",
+    Opcode.RENAME: bytes(8) + b"old\0new\0",
+    Opcode.OPEN: bytes(8),
+    Opcode.READ: bytes(40),
+    Opcode.WRITE: bytes(40),
+    Opcode.RELEASE: bytes(24),
+    Opcode.GETXATTR: bytes(8) + b"user.name\0",
+    Opcode.FLUSH: bytes(24),
+    Opcode.OPENDIR: bytes(8),
+    Opcode.RELEASEDIR: bytes(24),
+    Opcode.FSYNCDIR: bytes(16),
+    Opcode.CREATE: bytes(16) + b"name\0",
+    Opcode.BATCH_FORGET: struct.pack("=II", 1, 0) + bytes(16),
+    Opcode.READDIRPLUS: bytes(40),
+    Opcode.RENAME2: bytes(16) + b"old\0new\0",
+    Opcode.FALLOCATE: bytes(32),
+    Opcode.LSEEK: bytes(24),
+    Opcode.COPY_FILE_RANGE: bytes(56),
+    Opcode.COPY_FILE_RANGE_64: bytes(56),
+    Opcode.STATX: bytes(24),
+    Opcode.TMPFILE: bytes(16) + b"/\0",
+}
+NAMED = (b"a\0", b"b\0")
+OTHER = 28
+"""A request that is left for libfuse."""
+LATER = {
+    "FSYNCDIR": (Opcode.FSYNCDIR, bytes(16)),
+    "BATCH_FORGET": (Opcode.BATCH_FORGET, struct.pack("=II", 2 * PART, 0) + bytes(16 * 2 * PART)),
+}
+"""What runs in a task of its own."""
+
+
+def test_every_request_that_we_know_is_tried_here() -> None:
+    assert BODIES.keys() == set(Opcode) - {Opcode.INTERRUPT}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("opcode", sorted(BODIES.keys() - {Opcode.OPENDIR}))
+def test_error_of_the_kernel_goes_to_who_asked(opcode: Opcode, number: int) -> None:
+    with a_broken(OSError(number, "refused")) as kernel:
+        assert kernel.asked(opcode, BODIES[opcode]).error == number
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_error_of_what_takes_longer_goes_to_who_asked(name: str) -> None:
+    with a_broken(OSError(errno.ENOSPC, "refused")) as kernel:
+        assert kernel.asked(*LATER[name]).error == errno.ENOSPC
+
+
+@pytest.mark.allows_warnings
+@pytest.mark.parametrize("error", [KeyError("a bug"), OSError("no errno"), ValueError("embedded null byte")])
+@pytest.mark.parametrize(
+    "asked", [*BODIES.items(), *LATER.values()], ids=lambda asked: f"{asked[0].name}-{len(asked[1])}"
+)
+def test_bug_is_told_as_eio_and_in_the_log(
+    asked: tuple[Opcode, bytes], error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    with a_broken(error) as kernel:
+        if asked[0] is Opcode.OPENDIR:
+            assert kernel.asked(*asked).error == errno.ENOSYS
+            return
+        assert kernel.asked(*asked).error == errno.EIO
+    has_logged = any(record.levelno == logging.ERROR for record in caplog.records)
+    assert has_logged is not isinstance(error, OSError)
+
+
+@pytest.mark.allows_warnings
+@pytest.mark.parametrize("opcode", sorted(BODIES.keys() - {Opcode.OPENDIR, Opcode.LOOKUP, Opcode.UNLINK, Opcode.RMDIR}))
+def test_a_request_that_is_cut_short_is_answered(opcode: Opcode) -> None:
+    with a_real() as (kernel, _vfs, _path):
+        assert kernel.asked(opcode).error or opcode in (Opcode.GETATTR, Opcode.STATX, Opcode.STATFS)
+
+
+@pytest.mark.parametrize("opcode", [26, 28, 38, 41])
+@pytest.mark.parametrize("size", [0, 8, 70_000])
+def test_what_we_do_not_know_is_left_for_libfuse_as_it_came(opcode: int, size: int) -> None:
+    body = bytes(number % 251 for number in range(size))
+    with a_real() as (kernel, _vfs, _path):
+        unique = kernel.send(opcode, body)
+        assert kernel.serve() is False
+        left = os.read(kernel.session.fileno(), 2 * MIB)
+        assert struct.unpack_from("=IIQ", left) == (40 + size, opcode, unique)
+        assert left[40:] == body
+        answer = struct.pack("=IiQ", 20, 0, unique) + b"done"
+        os.write(kernel.session.fileno(), answer)
+        kernel.replies.replied()
+        assert kernel.told() == FuseReply(unique, 0, b"done")
+
+
+@pytest.mark.parametrize("opcode", [7, 19, 31, 37, 39, 40, 48, 50, 54, 4711])
+def test_what_nobody_knows_is_refused(opcode: int) -> None:
+    with a_real() as (kernel, _vfs, _path):
+        assert kernel.asked(opcode, bytes(64)).error == errno.ENOSYS
+
+
+def test_requests_that_we_know_and_others_in_turn_get_their_own_answers() -> None:
+    with a_real() as (kernel, _vfs, path):
+        (path / "a").touch()
+        for _ in range(50):
+            assert kernel.asked(Opcode.LOOKUP, b"a\0").error == 0
+            unique = kernel.send(OTHER)
+            assert kernel.serve() is False
+            assert os.read(kernel.session.fileno(), MIB)[8:16] == unique.to_bytes(8, "little")
+            os.write(kernel.session.fileno(), struct.pack("=IiQ", 16, -errno.EPERM, unique))
+            kernel.replies.replied()
+            assert kernel.told() == FuseReply(unique, errno.EPERM, b"")
+
+
+def test_an_interruption_is_left_to_nobody() -> None:
+    """libfuse would not know the request that it is about, and remember it until its next answer."""
+    with a_real() as (kernel, _vfs, _path):
+        kernel.send(Opcode.INTERRUPT, bytes(8))
+        assert kernel.serve() is True
+        assert kernel.told() is None
+        assert kernel.serve() is None
+
+
+def test_what_libfuse_says_in_two_messages_arrives_as_two() -> None:
+    """Before an answer it may say EAGAIN of an interrupted request that it does not know."""
+    with a_real() as (kernel, _vfs, _path):
+        kernel.send(OTHER)
+        assert kernel.serve() is False
+        os.read(kernel.session.fileno(), MIB)
+        for unique, error, body in ((3, errno.EAGAIN, b""), (2, 0, b"x" * 2000)):
+            os.write(kernel.session.fileno(), struct.pack("=IiQ", 16 + len(body), -error, unique) + body)
+        kernel.replies.replied()
+        assert kernel.told() == FuseReply(3, errno.EAGAIN, b"")
+        assert kernel.told() == FuseReply(2, 0, b"x" * 2000)
+
+
+def test_when_nothing_is_asked_nobody_waits() -> None:
+    with a_real() as (kernel, _vfs, _path):
+        assert kernel.serve() is None
+
+
+def test_the_gate_may_change_its_mind_between_any_two_requests() -> None:
+    with a_real() as (kernel, _vfs, path):
+        (path / "a").touch()
+        lock = kernel.requests._lock
+        for number in range(20):
+            unique = kernel.send(Opcode.LOOKUP, b"a\0")
+            lock.is_slow = bool(number % 2)
+            assert kernel.serve() is not lock.is_slow
+            if lock.is_slow:  # it is there yet
+                assert os.get_blocking(kernel.session.fileno())
+                assert os.read(kernel.session.fileno(), MIB)[8:16] == unique.to_bytes(8, "little")
+                assert kernel.told() is None
+            else:
+                told = kernel.told()
+                assert told is not None
+                assert (told.unique, told.error) == (unique, 0)
+
+
+def test_what_is_remembered_of_a_slow_filesystem_is_answered_without_pyfuse3() -> None:
+    with a_real() as (kernel, vfs, path):
+        (path / "a").touch()
+        os.setxattr(path / "a", "user.a", b"1")
+        lock, asking = kernel.requests._lock, RequestCaller()
+        lock.is_slow = True
+        ask_acl = struct.pack("=II", 100, 0) + ACCESS.encode() + b"\0"
+
+        def left_for_others(opcode: Opcode, body: bytes, nodeid: int) -> bool:
+            kernel.send(opcode, body, nodeid)
+            if kernel.serve():
+                assert kernel.told() is not None
+                return False
+            os.read(kernel.session.fileno(), MIB)
+            kernel.replies.replied()
+            return True
+
+        assert left_for_others(Opcode.LOOKUP, b"a\0", 1)
+        nodeid = lock.run(vfs.lookups.lookup, 1, b"a", asking).nodeid
+        assert kernel.asked(Opcode.LOOKUP, b"a\0").error == 0
+        node = vfs.nodes.get(nodeid)
+        assert node is not None
+        assert node.nlookup == 2
+        assert kernel.asked(Opcode.GETATTR, bytes(16), nodeid).error == 0
+        assert left_for_others(Opcode.GETXATTR, ask_acl, nodeid)
+        assert lock.run(kernel.requests._answers._xattrs.find, nodeid, ACCESS.encode(), asking) == errno.ENODATA
+        assert kernel.asked(Opcode.GETXATTR, ask_acl, nodeid).error == errno.ENODATA
+        assert left_for_others(Opcode.GETXATTR, struct.pack("=II", 100, 0) + b"user.a\0", nodeid)
+        assert left_for_others(Opcode.OPEN, bytes(8), nodeid)
+
+
+def test_references_are_counted_as_the_kernel_counts_them() -> None:
+    with a_real() as (kernel, vfs, path):
+        (path / "a").touch()
+        for _ in range(3):
+            nodeid = struct.unpack_from("=Q", kernel.asked(Opcode.LOOKUP, b"a\0").body)[0]
+        made = struct.unpack_from("=Q", kernel.asked(Opcode.MKDIR, struct.pack("=II", 0o755, 0o22) + b"d\0").body)[0]
+        assert len(vfs.nodes) == 3
+        kernel.send(Opcode.FORGET, struct.pack("=Q", 2), nodeid)
+        assert kernel.serve() is True
+        assert len(vfs.nodes) == 3
+        kernel.send(Opcode.BATCH_FORGET, struct.pack("=IIQQQQ", 2, 0, nodeid, 1, made, 1))
+        assert kernel.serve() is True
+        assert kernel.told() is None
+        assert len(vfs.nodes) == 1
+
+
+@pytest.mark.parametrize("n_forgotten", [PART, PART + 1, 20_000])
+def test_many_are_forgotten_without_an_answer(n_forgotten: int) -> None:
+    with a_real() as (kernel, vfs, path):
+        (path / "a").touch()
+        nodeid = struct.unpack_from("=Q", kernel.asked(Opcode.LOOKUP, b"a\0").body)[0]
+        pairs = struct.pack("=QQ", 1 << 50, 1) * (n_forgotten - 1) + struct.pack("=QQ", nodeid, 1)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            kernel.end.setsockopt(socket.SOL_SOCKET, option, 2 * MIB)
+        kernel.send(Opcode.BATCH_FORGET, struct.pack("=II", n_forgotten, 0) + pairs)
+        assert kernel.serve() is True
+        assert kernel.told() is None
+        assert len(vfs.nodes) == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 8192, 100_000])
+def test_what_is_written_is_what_is_read(size: int) -> None:
+    data = (bytes(range(251)) * (size // 251 + 1))[:size]
+    with a_real() as (kernel, _vfs, _path):
+        body = kernel.asked(Opcode.CREATE, struct.pack("=IIII", os.O_RDWR, 0o100644, 0o22, 0) + b"f\0").body
+        fh = struct.unpack_from("=Q", body, 128)[0]
+        written = kernel.asked(Opcode.WRITE, struct.pack("=QQI20x", fh, 0, len(data)) + data)
+        assert written == FuseReply(written.unique, 0, struct.pack("=II", len(data), 0))
+        assert kernel.asked(Opcode.READ, struct.pack("=QQI20x", fh, 0, MIB)).body == data
+        assert kernel.asked(Opcode.RELEASE, struct.pack("=QQQ", fh, 0, 0)).error == 0
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_nobody_else_can_answer_is_answered_of_a_slow_filesystem_too(is_slow: bool) -> None:
+    """One ENOSYS, and the kernel would never ask again."""
+    with a_real(opens_directories=False) as (kernel, _vfs, path):
+        made = [kernel.asked(Opcode.CREATE, struct.pack("=IIII", os.O_RDWR, 0o100644, 0, 0) + name) for name in NAMED]
+        nodeid = struct.unpack_from("=Q", made[0].body)[0]
+        one, other = (struct.unpack_from("=Q", told.body, 128)[0] for told in made)
+        kernel.requests._lock.is_slow = is_slow
+        assert kernel.asked(Opcode.FALLOCATE, struct.pack("=QQQII", one, 0, MIB, 0, 0)).error == 0
+        assert (path / "a").stat().st_size == MIB
+        assert kernel.asked(Opcode.LSEEK, struct.pack("=QQII", one, MIB, os.SEEK_DATA, 0)).error == errno.ENXIO
+        assert kernel.asked(Opcode.LSEEK, struct.pack("=QQII", one, 9, os.SEEK_HOLE, 0)).body == struct.pack("=Q", MIB)
+        copied = kernel.asked(Opcode.COPY_FILE_RANGE, struct.pack("=7Q", one, 0, 0, other, 5, 7, 0))
+        assert copied.body == struct.pack("=II", 7, 0)
+        copied = kernel.asked(Opcode.COPY_FILE_RANGE_64, struct.pack("=7Q", one, 0, 0, other, 20, 3 * MIB, 0))
+        assert copied.body == struct.pack("=Q", MIB)
+        assert (path / "b").stat().st_size == MIB + 20
+        told = kernel.asked(Opcode.STATX, bytes(24), nodeid).body
+        assert struct.unpack_from("=I", told, 32)[0] & 0x7FF == 0x7FF
+        assert struct.unpack_from("=Q", told, 32 + 40)[0] == MIB
+
+
+@pytest.mark.parametrize(
+    "opcode",
+    [
+        *(Opcode.FALLOCATE, Opcode.COPY_FILE_RANGE, Opcode.COPY_FILE_RANGE_64, Opcode.TMPFILE),
+        *(Opcode.FSYNC, Opcode.FSYNCDIR),
+    ],
+)
+def test_what_may_take_long_is_done_while_others_are_answered(opcode: Opcode) -> None:
+    later = Later()
+    with a_broken(OSError(errno.ENOSPC, "refused"), later) as kernel:
+        unique = kernel.send(opcode, BODIES[opcode])
+        assert kernel.serve() is True
+        assert kernel.asked(Opcode.LOOKUP, BODIES[Opcode.LOOKUP]).error == errno.ENOSPC
+        later.tasks.pop().act(False)
+        assert kernel.told() == FuseReply(unique, errno.ENOSPC, b"")
+
+
+def test_a_copy_is_made_in_pieces_that_nobody_waits_long_for() -> None:
+    with a_real() as (kernel, _vfs, path):
+        made = [kernel.asked(Opcode.CREATE, struct.pack("=IIII", os.O_RDWR, 0o100644, 0, 0) + name) for name in NAMED]
+        one, other = (struct.unpack_from("=Q", told.body, 128)[0] for told in made)
+        os.truncate(path / "a", 65 * MIB)
+        body = struct.pack("=7Q", one, 0, 0, other, 0, 65 * MIB, 0)
+        assert kernel.asked(Opcode.COPY_FILE_RANGE_64, body).body == struct.pack("=Q", 64 * MIB)
+        assert (path / "b").stat().st_size == 64 * MIB
+
+
+def test_a_value_is_told_and_its_size_and_that_there_is_no_room() -> None:
+    with a_real() as (kernel, _vfs, path):
+        os.setxattr(path, "user.a", b"value")
+        assert kernel.asked(Opcode.GETXATTR, struct.pack("=II", 0, 0) + b"user.a\0").body == struct.pack("=II", 5, 0)
+        assert kernel.asked(Opcode.GETXATTR, struct.pack("=II", 5, 0) + b"user.a\0").body == b"value"
+        assert kernel.asked(Opcode.GETXATTR, struct.pack("=II", 4, 0) + b"user.a\0").error == errno.ERANGE
+        assert kernel.asked(Opcode.GETXATTR, struct.pack("=II", 5, 0) + b"user.b\0").error == errno.ENODATA
+
+
+# A kernel, and ourselves as its daemon.
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.parametrize("flags", ["<", ">"])
+def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_real() as (_kernel, vfs, path), tempfile.TemporaryDirectory() as point, ExitStack() as stack:
+        device = stack.enter_context(Fd(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)))
+        options = f"fd={int(device)},rootmode=40000,user_id=0,group_id=0".encode()
+        assert _libc.mount(b"test", os.fsencode(point), b"fuse", ctypes.c_ulong(0), options) == 0
+        stack.callback(unmount, Path(point))
+        replies = ReplyPatching(device)
+        stack.callback(replies.close)
+        later = Later()
+        requests = FuseRequests(vfs, replies, later, opens_directories=True)
+        unique = struct.unpack_from("=Q", os.read(device, MIB), 8)[0]
+        init_out = struct.pack("=IIIIHHIIHHI28x", 7, 31, 0, 0, 12, 9, MIB, 1, 256, 0, 0)
+        os.write(device, struct.pack("=IiQ", 16 + len(init_out), 0, unique) + init_out)
+        name = "there" if flags == "<" else "new"
+        (path / "there").touch()
+        opened = vfs.passthrough.opened
+
+        def abort_meanwhile(*args: Any) -> int:
+            _libc.umount2(os.fsencode(point), MNT_FORCE)
+            return opened(*args)
+
+        monkeypatch.setattr(vfs.passthrough, "opened", abort_meanwhile)
+        client = subprocess.Popen(["sh", "-c", f"true {flags}{point}/{name}"], stderr=subprocess.DEVNULL)
+        while client.poll() is None:
+            if requests.serve() is False:
+                if not replies._patch:
+                    break
+                request = os.read(device, MIB)
+                os.write(device, wire.refusal(struct.unpack_from("=Q", request, 8)[0], errno.ENOSYS))
+                replies.replied()
+        for task in later.tasks:
+            task.act(False)
+        assert client.wait(LIMIT_S)
+        assert len(vfs.handles) == 0

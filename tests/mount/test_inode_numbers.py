@@ -1,0 +1,293 @@
+"""Inode numbers are the backing ones, and a node is one incarnation of an inode, even if its number is reused (I9)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from fusefs.core.inode_table import NodeId
+from fusefs.linux.syscalls import RENAME_EXCHANGE, handle_of
+from fusefs.mount.bridge.pyfuse3_loop import own_number
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.validity import NOTHING, EntryParam
+from tests.support.foreground_mount import trashd_mount, until
+from tests.support.make_trees import Spec, make_tree
+from tests.support.open_files import opened
+from tests.support.oracle import Oracle
+from tests.support.real_filesystems import gives_numbers_again, loop_volume, sync
+
+pytestmark = pytest.mark.needs("root", "fuse", "loop")
+
+OLD, NEW = b"A" * 10_000, b"B of another size"
+N_TRIES = 200
+
+
+def numbers(top: Path) -> dict[str, int]:
+    """Inode numbers of a tree, by path."""
+    return {str(path.relative_to(top)): path.lstat().st_ino for path in (top, *top.rglob("*"))}
+
+
+TREE: Spec = {"a": {"b": {"c": "1", "d": {}}}, "e": "2", "f": {"g": {}}}
+
+
+def test_numbers_are_the_backing_ones_over_forget_and_remount() -> None:
+    with loop_volume("ext4") as volume:
+        source = make_tree(volume / "source", TREE)
+        there = numbers(source)
+        for _ in range(2):
+            with trashd_mount(source) as mounted:
+                assert numbers(mounted.path) == there
+                mounted.forget_all()
+                assert numbers(mounted.path) == there
+
+
+def test_links_are_one_file_over_forget(oracle: Oracle) -> None:
+    s = oracle.mounted
+    s.put(b"a", b"one")
+    s.mkdir(b"d")
+    s.link(b"a", b"d/b")
+    for _ in range(2):
+        assert s.ino(b"a") == s.ino(b"d/b")
+        assert s.stat(b"a").n_links == 2
+        oracle.mount.forget_all()
+    with opened(s.top + b"/a", os.O_WRONLY) as fd:
+        os.pwrite(fd, b"two", 0)
+    assert s.get(b"d/b") == b"two"
+
+
+def made_with_number(make: Callable[[bytes], None], look: Callable[[bytes], int], wanted: int) -> bytes | None:
+    """Make files until one has an inode number; its name, or None where the filesystem won't (tmpfs)."""
+    for i in range(N_TRIES):
+        name = b"new%d" % i
+        make(name)
+        if look(name) == wanted:
+            return name
+    return None
+
+
+@contextmanager
+def suppress_stale() -> Iterator[None]:
+    """Of what was removed behind the mount, while it was not open, nothing is known any more."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+
+
+def test_new_file_with_the_number_of_a_reaped_one_is_itself(oracle: Oracle, volume: Path) -> None:
+    """The law of I9: A written through the mount, its directory swapped and reaped, B made with A's number."""
+    s, behind = oracle.mounted, oracle.behind["mount"]
+    s.mkdir(b"victim")
+    s.put(b"victim/A", OLD)
+    assert s.get(b"victim/A") == OLD  # in the page cache now
+    old = behind.ino(b"victim/A")
+    with opened(s.top + b"/victim/A", os.O_PATH) as holder:  # keeps the node, and no blocks
+        s.mkdir(b"fresh")
+        s.rename(b"fresh", b"victim", RENAME_EXCHANGE)
+        shutil.rmtree(behind.top + b"/fresh")  # as the reaper does, on the backing path
+        name = made_with_number(lambda n: s.put(b"victim/" + n, NEW), lambda n: behind.ino(b"victim/" + n), old)
+        if name is None:
+            assert not gives_numbers_again(volume)
+            return
+        new = b"victim/" + name
+        assert s.get(new) == NEW
+        assert s.stat(new) == behind.stat(new)
+        with suppress_stale():
+            assert os.stat(holder).st_ino != s.ino(new)
+        with pytest.raises(OSError, match=r"Stale|No such"):
+            os.open(f"/proc/self/fd/{holder}", os.O_RDONLY)
+        s.put(new, b"again")
+        assert behind.get(new) == b"again"
+
+    def has_its_number() -> bool:
+        oracle.mount.forget_all()
+        assert s.get(new) == b"again"
+        return s.ino(new) == old
+
+    assert until(has_its_number)  # the kernel may ask for the new one before it tells that the old one is forgotten
+
+
+def test_new_file_with_the_number_of_an_unlinked_one_is_itself(oracle: Oracle, volume: Path) -> None:
+    """The law of I9 with unlink through the mount: a process that holds the old name's node is told of the old one."""
+    s, behind = oracle.mounted, oracle.behind["mount"]
+    s.put(b"A", OLD, 0o600)
+    s.get(b"A")
+    old = behind.ino(b"A")
+    with opened(s.top + b"/A", os.O_PATH) as holder:
+        s.unlink(b"A")
+        name = made_with_number(lambda n: s.put(n, NEW), behind.ino, old)
+        seen = os.stat(holder)
+        assert (seen.st_nlink, seen.st_size, seen.st_mode & 0o777) == (0, len(OLD), 0o600)
+        if name is None:
+            assert not gives_numbers_again(volume)
+            return
+        assert s.get(name) == NEW
+        assert s.stat(name) == behind.stat(name)
+        assert s.ino(name) != seen.st_ino
+
+
+class Busy:
+    """A tree on a machine that interrupts processes; what was just made may have its number at the third look."""
+
+    def __init__(self) -> None:
+        self.n_looks = 0
+
+    def renumbered(self, known: EntryParam) -> EntryParam:
+        time.sleep(0.05)
+        self.n_looks += 1
+        return known if self.n_looks < 3 else known._replace(nodeid=NodeId(known.attributes.ino))
+
+    def lacks_its_number(self, known: EntryParam) -> bool:
+        return known.nodeid != known.attributes.ino
+
+
+def test_a_busy_machine_costs_a_new_file_no_number() -> None:
+    references: Any = Busy()
+    known = EntryParam(NodeId(1 << 62), NOTHING._replace(ino=7), 1.0)
+    assert trio.run(own_number, TablesLock(), references, known).nodeid == 7
+
+
+def test_old_file_keeps_its_content_for_who_has_it_open(oracle: Oracle) -> None:
+    s, behind = oracle.mounted, oracle.behind["mount"]
+    s.mkdir(b"victim")
+    s.put(b"victim/A", OLD)
+    with opened(s.top + b"/victim/A", os.O_RDWR) as fd:
+        s.mkdir(b"fresh")
+        s.rename(b"fresh", b"victim", RENAME_EXCHANGE)
+        shutil.rmtree(behind.top + b"/fresh")
+        for i in range(20):
+            s.put(b"victim/%d" % i, NEW)
+        assert os.pread(fd, 20_000, 0) == OLD
+        os.pwrite(fd, b"still", 0)
+        assert os.pread(fd, 10, 0) == b"stillAAAAA"
+        assert os.fstat(fd).st_size == len(OLD)
+        assert all(s.get(b"victim/%d" % i) == NEW for i in range(20))
+
+
+def test_new_directory_with_the_number_of_an_old_one_is_empty(oracle: Oracle) -> None:
+    s, behind = oracle.mounted, oracle.behind["mount"]
+    s.mkdir(b"d")
+    s.put(b"d/file", OLD)
+    old = behind.ino(b"d")
+    with opened(s.top + b"/d", os.O_PATH) as holder:
+        s.unlink(b"d/file")
+        s.rmdir(b"d")
+        name = made_with_number(s.mkdir, behind.ino, old)
+        if name is not None:
+            assert s.listdir(name) == []
+            s.put(name + b"/file", NEW)
+            assert s.get(name + b"/file") == NEW
+        assert os.stat(holder).st_nlink == 0
+        with pytest.raises(FileNotFoundError):
+            os.stat("file", dir_fd=holder)
+
+
+def test_many_generations_of_one_name(oracle: Oracle) -> None:
+    """Made and removed again and again, each time with the numbers of those before."""
+    s = oracle.mounted
+    with opened(s.top, os.O_RDONLY) as top:
+        for i in range(100):
+            s.put(b"file", b"%d" % i * i)
+            held = os.open("file", os.O_PATH, dir_fd=top)
+            assert s.get(b"file") == b"%d" % i * i
+            if i % 2:
+                s.unlink(b"file")
+            else:
+                s.put(b"new")
+                s.rename(b"new", b"file")
+                s.unlink(b"file")
+            assert os.stat(held).st_nlink == 0
+            os.close(held)
+
+
+def test_removed_cwd_has_no_links(oracle: Oracle) -> None:
+    for s in (oracle.native, oracle.mounted):
+        s.mkdir(b"d")
+        with opened(s.top + b"/d", os.O_RDONLY | os.O_DIRECTORY) as cwd:
+            s.rmdir(b"d")
+            assert os.stat(cwd).st_nlink == 0
+            with pytest.raises(FileNotFoundError):
+                os.stat("x", dir_fd=cwd)
+            with pytest.raises(FileNotFoundError):
+                os.mkdir("x", dir_fd=cwd)
+            with pytest.raises(FileNotFoundError):
+                os.open("x", os.O_CREAT | os.O_WRONLY, dir_fd=cwd)
+            assert os.listdir(cwd) == []
+
+
+def free_blocks(top: bytes) -> int:
+    sync(Path(os.fsdecode(top)))
+    return os.statvfs(top).f_bfree
+
+
+@pytest.mark.parametrize("how", ["unlinked", "replaced", "reaped"])
+def test_deleted_file_gives_its_blocks_back_while_the_kernel_knows_it(oracle: Oracle, how: str) -> None:
+    """Pitfall 10: no fd of the daemon's holds what is not open."""
+    s, behind = oracle.mounted, oracle.behind["mount"]
+    s.mkdir(b"d")
+    s.mkdir(b"fresh")
+    before = free_blocks(behind.top)
+    s.put(b"d/file", bytes(4 << 20))
+    s.get(b"d/file")
+    assert before - free_blocks(behind.top) >= 500
+    with opened(s.top + b"/d/file", os.O_PATH):
+        match how:
+            case "unlinked":
+                s.unlink(b"d/file")
+            case "replaced":
+                s.put(b"new")
+                s.rename(b"new", b"d/file")
+            case _:
+                s.rename(b"fresh", b"d", RENAME_EXCHANGE)
+                shutil.rmtree(behind.top + b"/fresh")
+        assert until(lambda: before - free_blocks(behind.top) < 50)  # the handle's release comes by itself
+
+
+def test_unlinked_file_gives_its_blocks_back_at_its_close(oracle: Oracle) -> None:
+    s, behind = oracle.mounted, oracle.behind["mount"]
+    before = free_blocks(behind.top)
+    s.put(b"file", bytes(4 << 20))
+    handle = s.open(b"file", os.O_RDWR)
+    s.unlink(b"file")
+    assert before - free_blocks(behind.top) >= 500
+    assert s.pread(handle, 5, 0) == bytes(5)
+    s.close(handle)
+    assert until(lambda: before - free_blocks(behind.top) < 50)
+
+
+def test_directory_moved_behind_the_mount_is_reached_by_who_knows_it(oracle: Oracle) -> None:
+    """The store moves what it adopts on the backing path: holders of the old tree keep it."""
+    s, behind = oracle.mounted, oracle.behind["mount"]
+    s.mkdir(b"d")
+    s.mkdir(b"d/sub")
+    s.put(b"d/sub/file", b"old")
+    with opened(s.top + b"/d/sub", os.O_RDONLY | os.O_DIRECTORY) as holder:
+        os.mkdir(behind.top + b"/store")
+        behind.rename(b"d", b"store/d")
+        oracle.mount.forget_all()
+        assert os.listdir(holder) == ["file"]
+        with os.fdopen(os.open("file", os.O_RDONLY, dir_fd=holder), "rb") as file:
+            assert file.read() == b"old"
+        os.close(os.open("made", os.O_CREAT | os.O_WRONLY, dir_fd=holder))
+        assert behind.listdir(b"store/d/sub") == [b"file", b"made"]
+
+
+@pytest.mark.rests_on("seam")
+def test_no_file_has_a_handle_that_would_be_the_next_ones(oracle: Oracle) -> None:
+    """The kernel would make it of the nodeid: a process that kept one (an NFS server does) got another file by it."""
+    s = oracle.mounted
+    s.put(b"file")
+    s.mkdir(b"d")
+    for path in (b"", b"/file", b"/d"):
+        with opened(s.top + path, os.O_RDONLY) as fd:
+            assert not handle_of(fd)

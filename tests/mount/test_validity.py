@@ -1,0 +1,295 @@
+"""Attributes of directories: believed for long while nothing changes in there, and never after a change."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.inode_table import Node, NodeId
+from fusefs.linux import syscalls
+from fusefs.linux.fd import Fd
+from fusefs.linux.statx import look_at
+from fusefs.mount.tree.validity import AttrTimeouts, EntryParam
+from fusefs.mount.tree.vfs import Vfs
+from tests.support.background_processes import workers
+from tests.support.foreground_mount import fresh_mount
+from tests.support.transports import by_ring
+from tests.support.vfs_without_mount import Somebody, vfs_at
+
+HOUR_S, SECOND_S = 3600.0, 1.0
+ROOT = 1
+ME = Somebody(0, 0, 1, 0)
+N_CHANGES = 400
+
+
+class Device:
+    """A socket for /dev/fuse, and what the kernel is told by it."""
+
+    def __init__(self, timeouts: AttrTimeouts) -> None:
+        self._end, self._session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._end.setblocking(False)
+        timeouts.connect(self._session.fileno())
+
+    def close(self) -> None:
+        self._end.close()
+        self._session.close()
+
+    def voided(self) -> list[int]:
+        """The nodes whose attributes are to be asked for again, since the last time."""
+        found = []
+        with suppress(BlockingIOError):
+            while True:
+                size, code, _unique, nodeid, first, _length = struct.unpack("=IiQQqq", self._end.recv(1 << 12))
+                assert (size, code, first) == (40, 2, -1)
+                found.append(nodeid)
+        return found
+
+
+class Tree:
+    """A tree without a mount: `top/sub`, which the kernel was told of."""
+
+    def __init__(self, vfs: Vfs, path: Path) -> None:
+        self.vfs = vfs
+        self.path = path
+        self.device = Device(vfs.timeouts)
+        self.top = vfs.lookups.lookup(ROOT, b"top", ME).nodeid
+        self.sub = vfs.lookups.lookup(self.top, b"sub", ME).nodeid
+
+    def tell(self, *nodeids: int) -> list[float]:
+        """For how long the kernel believes what these are."""
+        return [self.vfs.timeouts.lifetimes(self.vfs.lookups.getattr(nodeid, ME))[1] for nodeid in nodeids]
+
+    def asks_again(self, *nodeids: int) -> bool:
+        """Whether these, which lasted, do so no more."""
+        told = self.device.voided()
+        return sorted(told) == sorted(nodeids) and all(left_s <= SECOND_S for left_s in self.tell(*nodeids))
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
+    """Time stands still."""
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    (tmp_path / "top/sub").mkdir(parents=True)
+    (tmp_path / "top/file").touch()
+    (tmp_path / "top/link").symlink_to("file")
+    with vfs_at(tmp_path, max_fds=1000, timeout_s=HOUR_S) as vfs:
+        tree = Tree(vfs, tmp_path)
+        assert tree.tell(ROOT, tree.top, tree.sub) == [HOUR_S] * 3
+        yield tree
+        tree.device.close()
+
+
+CHANGES_IN_TOP: dict[str, Callable[[Vfs, int], object]] = {
+    "create": lambda vfs, top: vfs.names.create(top, b"new", 0o644, os.O_WRONLY, ME),
+    "mknod": lambda vfs, top: vfs.names.mknod(top, b"new", 0o100644, 0, ME),
+    "mkdir": lambda vfs, top: vfs.names.mkdir(top, b"new", 0o755, ME),
+    "symlink": lambda vfs, top: vfs.names.symlink(top, b"new", b"target", ME),
+    "link": lambda vfs, top: vfs.names.link(vfs.lookups.lookup(top, b"file", ME).nodeid, top, b"new", ME),
+    "unlink": lambda vfs, top: vfs.names.unlink(top, b"file", ME),
+    "rmdir": lambda vfs, top: vfs.names.rmdir(top, b"sub", ME),
+    "rename": lambda vfs, top: vfs.names.rename(top, b"file", top, b"new", 0, ME),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_IN_TOP.values(), ids=CHANGES_IN_TOP)
+def test_the_kernel_hears_of_a_change_before_its_answer(tree: Tree, change: Callable[[Vfs, int], object]) -> None:
+    change(tree.vfs, tree.top)
+    assert tree.asks_again(tree.top)
+    assert tree.tell(ROOT) == [HOUR_S]
+
+
+def test_what_is_moved_and_where_from_and_where_to_are_new(tree: Tree) -> None:
+    tree.vfs.names.rename(tree.top, b"sub", ROOT, b"sub", 0, ME)
+    assert tree.asks_again(ROOT, tree.top, tree.sub)
+
+
+def test_a_file_that_is_moved_is_new_to_whom_it_was_told(tree: Tree) -> None:
+    """Its time of change is. What was made a moment ago, and not looked at, costs nothing."""
+    file = tree.vfs.lookups.lookup(tree.top, b"file", ME).nodeid
+    for old, new in ((b"file", b"new"), (b"new", b"file")):
+        tree.vfs.names.rename(tree.top, old, tree.top, new, 0, ME)
+        assert file in tree.device.voided()
+        tree.vfs.names.rename(tree.top, new, tree.top, old, 0, ME)
+        assert not tree.device.voided()
+        tree.vfs.names.rename(tree.top, old, tree.top, new, 0, ME)
+        tree.vfs.lookups.getattr(file, ME)
+    tree.vfs.names.rename(tree.top, b"file", tree.top, b"link", syscalls.RENAME_EXCHANGE, ME)
+    assert tree.device.voided() == [file]
+    tree.vfs.names.create(tree.top, b"made", 0o644, os.O_WRONLY, ME)
+    tree.vfs.names.rename(tree.top, b"made", tree.top, b"done", 0, ME)
+    assert not tree.device.voided()
+
+
+def container(tree: Tree) -> int:
+    """With a directory in it, `tree`."""
+    (tree.path / ".trashd/u/0/orphans/id/tree").mkdir(parents=True)
+    at: int = ROOT
+    for name in (b".trashd", b"u", b"0", b"orphans", b"id"):
+        at = tree.vfs.lookups.lookup(at, name, ME).nodeid
+    return at
+
+
+@pytest.mark.parametrize("is_exchanged_back", [False, True], ids=["renamed", "exchanged"])
+def test_what_comes_back_from_a_store_is_looked_at_anew(tree: Tree, *, is_exchanged_back: bool) -> None:
+    """A reaper may have worked on it behind the mount, on any directory in it."""
+    orphan = container(tree)
+    tree.vfs.names.rename(orphan, b"tree", ROOT, b"top", syscalls.RENAME_EXCHANGE, ME)
+    tree.device.voided()
+    if is_exchanged_back:
+        tree.vfs.names.rename(ROOT, b"top", orphan, b"tree", syscalls.RENAME_EXCHANGE, ME)
+    else:
+        tree.vfs.names.rename(orphan, b"tree", ROOT, b"elsewhere", 0, ME)
+    assert tree.sub in tree.device.voided()
+    assert tree.tell(tree.sub) == [HOUR_S]
+
+
+def test_a_swap_and_its_restore_make_nothing_of_others_void(tree: Tree) -> None:
+    """However many directories are known: untouched ones are not asked for again."""
+    others = [tree.vfs.names.mkdir(ROOT, b"%d" % number, 0o755, ME).nodeid for number in range(100)]
+    assert tree.tell(*others) == [HOUR_S] * len(others)
+    orphan = container(tree)
+    for _ in range(2):
+        tree.vfs.names.rename(orphan, b"tree", ROOT, b"top", syscalls.RENAME_EXCHANGE, ME)
+        assert not set(tree.device.voided()) & set(others)
+
+
+def test_a_change_that_is_made_but_not_seen_is_heard_of(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_args: object) -> None:
+        raise OSError(5, "refused")
+
+    monkeypatch.setattr(tree.vfs.lookups, "see", fails)
+    with pytest.raises(OSError, match="refused"):
+        tree.vfs.names.mkdir(tree.top, b"new", 0o755, ME)
+    assert tree.asks_again(tree.top)
+
+
+def test_many_changes_in_a_row_cost_one_notice(tree: Tree) -> None:
+    for number in range(10):
+        tree.vfs.names.mknod(tree.top, b"new%d" % number, 0o100644, 0, ME)
+        tree.tell(tree.top)
+    assert tree.device.voided() == [tree.top]
+
+
+def test_it_lasts_again_when_nothing_has_changed_for_a_second(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree.vfs.names.unlink(tree.top, b"file", ME)
+    later_s = time.monotonic() + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    assert tree.tell(tree.top) == [HOUR_S]
+    assert tree.device.voided() == [tree.top]
+    tree.vfs.names.unlink(tree.top, b"link", ME)
+    assert tree.asks_again(tree.top)
+
+
+def test_an_extended_attribute_makes_answers_void(tree: Tree) -> None:
+    xattrs = tree.vfs.xattrs
+    file = tree.vfs.lookups.lookup(tree.top, b"file", ME).nodeid
+    xattrs.set(file, b"user.name", b"value", ME)
+    xattrs.remove(file, b"user.name", ME)
+    xattrs.set(tree.top, b"user.name", b"value", ME)
+    assert tree.device.voided() == [file, file, tree.top]
+
+
+def test_reading_a_link_makes_answers_void(tree: Tree) -> None:
+    link = tree.vfs.lookups.lookup(tree.top, b"link", ME).nodeid
+    tree.vfs.attributes.readlink(link, ME)
+    assert tree.device.voided() == [link]
+
+
+def test_a_node_that_has_ended_is_nobodys(tree: Tree) -> None:
+    sub = tree.vfs.access.node(tree.sub)
+    tree.vfs.references.forget(tree.sub, 1)
+    tree.vfs.timeouts.changed(sub)
+    assert tree.device.voided() == []
+
+
+def known_of(path: Path, **changes: object) -> EntryParam:
+    with Fd(os.open(path, os.O_PATH)) as fd:
+        return EntryParam(NodeId(2), look_at(fd), HOUR_S)._replace(**changes)  # type: ignore[arg-type]
+
+
+def test_without_a_session_nothing_of_a_directory_lasts(tmp_path: Path) -> None:
+    timeouts, known = AttrTimeouts(), known_of(tmp_path)
+    assert timeouts.lifetimes(known) == (HOUR_S, SECOND_S)
+    timeouts.changed(Node(NodeId(2), (1, b"x"), known.attributes))
+    timeouts.renew(Node(NodeId(2), (1, b"x"), known.attributes))
+
+
+def test_what_else_does_not_last(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "twice").touch()
+    (tmp_path / "other").hardlink_to(tmp_path / "twice")
+    timeouts = AttrTimeouts()
+    assert timeouts.lifetimes(known_of(tmp_path / "file")) == (HOUR_S, HOUR_S)
+    assert timeouts.lifetimes(known_of(tmp_path / "twice")) == (HOUR_S, SECOND_S)
+    assert timeouts.lifetimes(known_of(tmp_path / "file", is_steady=False)) == (HOUR_S, 0)
+    assert timeouts.lifetimes(known_of(tmp_path, timeout_s=0.5)) == (0.5, 0.5)
+    entry_s, attr_s = timeouts.lifetimes(known_of(tmp_path, timeout_s=0, is_fickle=True))
+    assert entry_s == 0 < attr_s < 0.1
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.parametrize("coherence", ["exclusive", "shared"])
+def test_who_looked_during_a_change_does_not_believe_it(coherence: str) -> None:
+    """Two look all the time while one changes names: in the end both see what is there."""
+    with fresh_mount(f"coherence={coherence}") as mount:
+        seen, behind = mount.path / "top", mount.backing / "top"
+        (seen / "sub").mkdir(parents=True)
+
+        def looks() -> None:
+            while True:
+                os.stat(seen)
+                with suppress(FileNotFoundError):
+                    os.stat(seen / "sub")
+
+        with workers([looks, looks]):
+            for number in range(N_CHANGES):
+                match number % 4:
+                    case 0:
+                        (seen / "new").touch()
+                    case 1:
+                        (seen / "sub").rename(seen / "other")
+                    case 2:
+                        (seen / "new").unlink()
+                    case 3:
+                        (seen / "other").rename(seen / "sub")
+                if number % 100 == 99:
+                    assert told(seen) == told(behind)
+                    assert told(seen / "sub") == told(behind / "sub")
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.parametrize("transport", ["uring=off", by_ring("uring=on")])
+def test_who_looked_at_a_file_while_it_was_renamed_does_not_believe_it(transport: str) -> None:
+    """The kernel asks again after a rename; the next one may come before that is answered."""
+    with fresh_mount(transport) as mount:
+        names = [(mount.path / f"{number}", mount.path / f"{number}.new") for number in range(20)]
+        for one, _ in names:
+            one.touch()
+
+        def looks() -> None:
+            while True:
+                for path in random.choice(names):
+                    with suppress(FileNotFoundError):
+                        path.stat()
+
+        for _ in range(20):
+            with workers([looks, looks]):
+                for one, other in names:
+                    one.rename(other)
+                    time.sleep(0.0001)  # until it is looked at
+                    other.rename(one)
+            assert [told(one) for one, _ in names] == [told(mount.backing / one.name) for one, _ in names]
+
+
+def told(path: Path) -> tuple[int, ...]:
+    seen = path.stat()
+    return seen.st_mode, seen.st_nlink, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns

@@ -1,0 +1,1 @@
+"""fusefs.plan on real trees."""

@@ -1,0 +1,1 @@
+"""fusefs.service as people run it, and in parts."""

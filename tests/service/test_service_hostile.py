@@ -1,0 +1,309 @@
+"""What Mallory writes and plants: the service and her own child make nothing of it that she could not, none waits."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.service_status import VolumePhase
+from fusefs.store.stage import SwapOptions
+from tests.support.hostile_volume import ALICE, MALLORY, Shared
+from tests.support.make_trees import Dir, File, Spec, deep_chain, make_tree, weird_names
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount
+from tests.support.service_process import QUICK, service
+from tests.support.small_orphans import EXPIRED
+from tests.support.small_orphans import PINNED as KEPT
+from tests.support.store_verbs import assert_silent, forge, place, swap
+from tests.support.trashd_command import trashd
+from tests.support.volume_under_service import events_in
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
+
+# Forged records
+
+
+BAD_TIMES: dict[str, list[object]] = {
+    "retention_s": [-1, 1 << 63, 1 << 80, 1e400, "0", []],
+    "created_ns": [-1, 1 << 80, None],
+}
+Forgery = str | bytes | Mapping[str, object]
+NO_RECORDS: list[Forgery] = [
+    "mkfifo -m 600 record.json",
+    "mknod -m 600 record.json c 1 5",  # /dev/zero: reading it never ends
+    f"{sys.executable} -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"record.json\")'",
+    'ln -s "$1" record.json',
+    'ln "$1" record.json',
+    "mv saved record.json; truncate -s 1G record.json",
+    "mkdir record.json",
+    "",
+    *(b"", b"[]", b"[" * 60_000, b"\xff", b"{" + b" " * 65_600 + b"}"),
+    *({"origin": origin} for origin in ("../canary/job", "/etc", "a/../../etc", "%2e%2e/x")),
+    *({"id": text} for text in ("20200101T000000.000Z-other-00000000", "\x1b[2J", "../../canary")),
+    {"volume": "0" * 32},
+    *({key: time} for key, times in BAD_TIMES.items() for time in times),
+    {"format": 2},
+    {"note": "\n" * 65_000},
+]
+"""Made by a shell, which is told a file of root's; as a text; or as a record with other fields."""
+
+
+def plant(shared: Shared, identifier: str, forgery: Forgery) -> None:
+    record, secret = place(shared.volume, identifier) / "record.json", shared.volume / "canary/secret"
+    saved = record.rename(record.parent / "saved")
+    match forgery:
+        case bytes():
+            record.write_bytes(forgery)
+        case Mapping():
+            forge(saved.rename(record), **forgery)
+        case _:
+            subprocess.run(["sh", "-euc", forgery, "sh", secret], cwd=record.parent, check=True)
+    for path in record.parent.iterdir():
+        if not path.is_symlink() and not path.samefile(secret):
+            os.chown(path, MALLORY, MALLORY)
+
+
+def test_forged_records_are_kept_and_hold_nobody_up(shared: Shared) -> None:
+    forged = [shared.throw(MALLORY, f"job{n}") for n in range(len(NO_RECORDS))]
+    for identifier, forgery in zip(forged, NO_RECORDS, strict=True):
+        plant(shared, identifier, forgery)
+    honest = [shared.throw(uid, "honest") for uid in (MALLORY, ALICE)]
+    with shared.served() as running:
+        running.until(lambda: all(map(shared.is_gone, honest)))
+        running.until_phase(shared.volume, VolumePhase.IDLE)
+        running.until(lambda: running.volume(shared.volume).n_orphans == len(forged))
+        later = shared.throw(ALICE, "later")
+        running.until(lambda: shared.is_gone(later))
+    for identifier in forged:
+        tree = shared.folder(MALLORY) / "orphans" / identifier / "tree"
+        assert (tree / "a").read_text() == "1", identifier
+
+
+def test_records_forged_while_the_service_watches_are_kept(shared: Shared) -> None:
+    forged = [shared.throw(MALLORY, f"job{n}", KEPT) for n in range(len(NO_RECORDS))]
+    with shared.served() as running:
+        running.until_phase(shared.volume, VolumePhase.IDLE)
+        aside = shared.home(MALLORY)
+        for identifier, forgery in zip(forged, NO_RECORDS, strict=True):
+            plant(shared, identifier, forgery)
+            container = place_in_orphans(shared, identifier)
+            container.rename(aside / identifier)
+            (aside / identifier).rename(container)
+        later = [shared.throw(uid, "later") for uid in (MALLORY, ALICE)]
+        running.until(lambda: all(map(shared.is_gone, later)))
+    for identifier in forged:
+        assert (place_in_orphans(shared, identifier) / "tree/a").read_text() == "1"
+
+
+def place_in_orphans(shared: Shared, identifier: str) -> Path:
+    return shared.folder(MALLORY) / "orphans" / identifier
+
+
+FOR_EVER: list[dict[str, object]] = [
+    {"retention_s": (1 << 63) - 1},
+    {"retention_s": (1 << 63) - 1, "created_ns": (1 << 63) - 1},
+    {"retention_s": 100 * 365 * 86_400, "created_ns": 0},
+]
+
+
+def test_a_record_may_promise_any_time_that_can_be_written(shared: Shared) -> None:
+    kept = [shared.throw(MALLORY, f"job{n}") for n in range(len(FOR_EVER))]
+    for identifier, fields in zip(kept, FOR_EVER, strict=True):
+        forge(place(shared.volume, identifier) / "record.json", **fields)
+    from_the_future, alices = shared.throw(MALLORY), shared.throw(ALICE)
+    forge(place(shared.volume, from_the_future) / "record.json", retention_s=1, created_ns=(1 << 63) - 1)
+    with shared.served() as running:
+        running.until(lambda: shared.is_gone(alices))
+        running.until(lambda: shared.is_gone(from_the_future))  # its age counts from the first sight
+        assert all(shared.is_in(identifier, "orphans") for identifier in kept)
+    assert_silent(shared.volume)
+
+
+def test_a_record_that_tells_another_uid_gives_nobody_more_rights(shared: Shared) -> None:
+    identifier = shared.throw(MALLORY)
+    container = place(shared.volume, identifier)
+    forge(container / "record.json", uid=0, owner=0)
+    make_tree(container / "tree/roots", Dir({"precious": File(b"root's")}, mode=0o755))
+    with shared.served() as running:
+        running.until(lambda: shared.is_in(identifier, "quarantine"))
+    left = shared.folder(MALLORY) / "quarantine" / identifier / "tree/roots/precious"
+    assert left.read_bytes() == b"root's"
+
+
+POINTERS = [
+    *(b"/etc", b"..", b"../..", b"home-12001", b".trashd/u/12001", b"canary", b"canary/job", b"a\0b"),
+    *(b"\x1b[2J", b"x" * 70_000, b"lower", b"lower/../lower"),
+]
+
+
+def test_forged_pointers_lead_to_nothing_of_others(shared: Shared) -> None:
+    """A store of hers at the place that a pointer tells is no store that root's service trusts for Alice."""
+    kept, thrown = shared.throw(ALICE, "kept", KEPT), shared.throw(MALLORY)
+    pointers = shared.folder(MALLORY) / "pointers"
+    for n, text in enumerate(POINTERS):
+        (pointers / f"{n:032x}").write_bytes(text)
+        os.chown(pointers / f"{n:032x}", MALLORY, MALLORY)
+    (pointers / "link").symlink_to("/etc/passwd")
+    os.mkfifo(pointers / "fifo")
+    (shared.volume / "lower").symlink_to("home-12001")
+    with shared.served() as running:
+        running.until(lambda: shared.is_gone(thrown))
+        later = shared.throw(MALLORY, "later")
+        running.until(lambda: shared.is_gone(later))
+    assert (place(shared.volume, kept) / "tree/a").read_text() == "1"
+
+
+# Planted folders
+
+
+PLANTED = [
+    'mkdir -p "$1/orphans/20200101T000000.000Z-x-00000000" "$1/drop"',
+    'echo mine >"$1"',
+    'ln -s ../../canary "$1"',
+    'mkfifo -m 666 "$1"',
+]
+
+
+def test_planted_folders_keep_the_service_from_nobody(shared: Shared) -> None:
+    victims = range(13_000, 13_000 + len(PLANTED))
+    for uid, script in zip(victims, PLANTED, strict=True):
+        planting = ["sh", "-euc", script, "sh", shared.folder(uid)]
+        as_user(MALLORY, lambda planting=planting: subprocess.run(planting, check=True) and None)  # type: ignore[misc]
+        make_tree(shared.home(uid), Dir(owner=(uid, uid)))
+    early = [shared.throw(uid) for uid in victims]
+    with shared.served() as running:
+        running.until(lambda: all(map(shared.is_gone, early)))
+        running.until_phase(shared.volume, VolumePhase.IDLE)
+        late = [shared.throw(uid) for uid in victims]
+        running.until(lambda: all(map(shared.is_gone, late)))
+
+
+def test_hundreds_of_planted_folders_hold_nobody_up(shared: Shared) -> None:
+    def plant_many() -> None:
+        users = shared.volume / ".trashd/new"
+        for uid in range(300):
+            make_tree(users / f"{MALLORY}.{uid:012x}", {"orphans": {}, "drop": {"x": {}}})
+            (users / f"{20_000 + uid}").mkdir()
+            (users / f"{30_000 + uid}").symlink_to("../../canary")
+            (users / f"-{uid}\x1b\n").write_text("")
+
+    as_user(MALLORY, plant_many)
+    with shared.served() as running:
+        thrown = [shared.throw(uid) for uid in (ALICE, MALLORY)]
+        running.until(lambda: running.volume(shared.volume).n_reaped == len(thrown))
+        assert all(map(shared.is_gone, thrown))
+        assert running.volume(shared.volume).n_users == 3  # root, Alice, Mallory
+
+
+# Her own folder, ruined
+
+
+def _close(path: Path) -> None:
+    path.chmod(0)
+
+
+def _replace_by_link(path: Path) -> None:
+    path.rename(path.with_name(f"was-{path.name}"))
+    path.symlink_to("/etc")
+
+
+def _replace_by_file(path: Path) -> None:
+    path.rename(path.with_name(f"was-{path.name}"))
+    path.write_text("")
+
+
+PARTS = ["orphans", "reaping", "drop", "stage", "quarantine", "restoring", "reserve", "pointers"]
+
+
+@pytest.mark.parametrize("ruin", [_close, _replace_by_link, _replace_by_file])
+def test_a_ruined_folder_is_nobody_elses_trouble(shared: Shared, ruin: Callable[[Path], None]) -> None:
+    """One user for each part of a folder."""
+    parts = [*PARTS, ""] if ruin is _close else PARTS
+    for uid, part in enumerate(parts, 13_000):
+        make_tree(shared.home(uid), Dir(owner=(uid, uid)))
+        shared.throw(uid)
+        as_user(uid, partial(ruin, shared.folder(uid) / part))
+    with shared.served() as running:
+        for name in ("early", "late"):
+            alices = shared.throw(ALICE, name)
+            running.until(partial(shared.is_gone, alices))
+        assert running.volume(shared.volume).phase is not VolumePhase.BROKEN
+
+
+def test_a_folder_ruined_and_mended_is_served_again(shared: Shared) -> None:
+    mallorys = shared.throw(MALLORY, options=KEPT)
+    orphans = shared.folder(MALLORY) / "orphans"
+    with shared.served() as running:
+        running.until_phase(shared.volume, VolumePhase.IDLE)
+        as_user(MALLORY, lambda: _replace_by_link(orphans))
+        alices = shared.throw(ALICE)
+        running.until(lambda: shared.is_gone(alices))
+        orphans.unlink()
+        orphans.with_name("was-orphans").rename(orphans)
+        forge(orphans / mallorys / "record.json", retention_s=0)
+        running.reload()
+        running.until(lambda: shared.is_gone(mallorys))
+
+
+# Trees and names
+
+
+def test_a_tree_of_thirty_thousand_levels_is_reaped_and_holds_nobody_up(shared: Shared) -> None:
+    def act() -> str:
+        return str(swap(deep_chain(shared.home(MALLORY) / "deep", 30_000), options=EXPIRED).id)
+
+    deep = as_user(MALLORY, act)
+    with shared.served() as running:
+        alices = shared.throw(ALICE)
+        running.until(lambda: shared.is_gone(alices))
+        running.until(lambda: shared.is_gone(deep), 90)
+
+
+HOSTILE = [name.decode("utf-8", "surrogateescape") for name in weird_names() if b"/" not in name]
+
+
+def counts(shared: Shared) -> Counter[str]:
+    return Counter(event["event"] for event in events_in(shared.base))
+
+
+def test_no_name_of_anybodys_reaches_a_terminal_or_breaks_a_line(shared: Shared) -> None:
+    volume = shared.volume.parent / "vol\x1b[31m\nume\u202e"
+    volume.mkdir()
+    textfile = shared.base / "trashd.prom"
+    stays: Spec = {name: File(b"", owner=(0, 0)) for name in HOSTILE}
+    with bind_mount(shared.volume, volume):
+        ids = [shared.throw(MALLORY, name, SwapOptions(0, note="\x1b]0;x\x07\n" * 20)) for name in HOSTILE]
+        stuck = shared.throw(MALLORY, "stuck\x1b[2J\n", spec={"closed\x1b[2J\nx": {}})
+        make_tree(place(shared.volume, stuck) / "tree/roots\x1b[2J\n\u202e", Dir(stays))
+        for name in HOSTILE:
+            path = make_tree(shared.folder(MALLORY) / "drop" / name, Dir({"a": "1"}, owner=(MALLORY, MALLORY)))
+            assert path.exists()
+        config = f'{QUICK}[metrics]\ntextfile = "{textfile}"\n'
+        with service(shared.base, volume, config=config) as running:
+            running.until(lambda: all(map(shared.is_gone, ids)) and shared.is_in(stuck, "quarantine"))
+            running.until(lambda: not any((shared.folder(MALLORY) / "drop").iterdir()))
+            running.until(lambda: counts(shared) >= Counter(reaped=len(HOSTILE), dropped=len(HOSTILE), quarantined=1))
+            running.until_phase(volume, VolumePhase.IDLE)
+            told = [trashd("status", *words) for words in ((), ("--json",))]
+            metrics = textfile.read_bytes()
+            running.stop()
+        log, audit = running.log.read_bytes(), (shared.base / "audit").read_bytes()
+        assert [one.code for one in told] == [0, 0]
+        texts = [log, audit, metrics, *(one.out.encode() for one in told)]
+    for text in texts:
+        assert text
+        assert not set(text) & (set(range(32)) - {10}), text
+        assert "\u202e".encode() not in text
+    assert all(re.match(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S", line) for line in log.splitlines()), log
+    assert counts(shared)["dropped"] == len(HOSTILE)
+    assert {one["origin"] for one in events_in(shared.base) if one["event"] == "reaped"} == {
+        os.path.join(volume, shared.home(MALLORY).name, name) for name in HOSTILE
+    }

@@ -1,0 +1,204 @@
+"""Keep: an orphan's term is its record's; only orphans have one, and only their owner's process writes it."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fusefs.core.durations import DURATION_MAX_S
+from fusefs.core.errors import Busy, NotFound, NotPermitted, Refused
+from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
+from fusefs.core.orphan_age import started
+from fusefs.core.policy import KnownOrphan, RetentionRules, due_at_s
+from fusefs.core.record import Record
+from fusefs.core.record_decoding import decode
+from fusefs.linux.clocks import moment
+from fusefs.linux.kernel import Kernel
+from fusefs.store.find_orphans import find_container
+from fusefs.store.pin import KeepFor, PinnedOrphan, Term, UsualTerm, keep_by_id
+from fusefs.store.stage import SwapOptions
+from tests.support.make_trees import make_tree, snapshot
+from tests.support.other_users import as_user
+from tests.support.small_orphans import OTHER, TREE, orphan_in, orphan_of
+from tests.support.store_verbs import DyingAt, calls_of, entries, in_child, place, reap_now, restore, swap
+
+pytestmark = pytest.mark.needs("root")
+
+S = 1_000_000_000
+PINNED: Term = KeepFor(None)
+
+
+def record_in(volume: Path, identifier: str) -> Record:
+    return decode((place(volume, identifier) / "record.json").read_bytes())
+
+
+def keep(volume: Path, identifier: str, term: Term = PINNED, kernel: Kernel | None = None) -> PinnedOrphan:
+    kernel = kernel or Kernel()
+    return keep_by_id(kernel, [bytes(volume)], find_container(kernel, [bytes(volume)], identifier), term)
+
+
+@pytest.mark.quick("keep")
+def test_pinned_orphan_is_kept_until_released(volume: Path) -> None:
+    identifier = orphan_in(volume, options=SwapOptions(retention_s=5)).id
+    assert keep(volume, identifier) == PinnedOrphan(identifier, None, None)
+    (entry,) = entries(volume)
+    assert (entry.state, entry.expires_ns) == (State.ORPHANS, None)
+
+
+def test_only_the_record_changes_and_only_its_term(volume: Path) -> None:
+    identifier = orphan_in(volume, options=SwapOptions(note="a note")).id
+    tree = place(volume, identifier) / "tree"
+    before, record = snapshot(tree, with_times=True), record_in(volume, identifier)
+    keep(volume, identifier)
+    assert snapshot(tree, with_times=True) == before
+    assert record_in(volume, identifier) == record._replace(retention_s=None)
+
+
+def test_kept_for_a_time_it_is_due_so_long_from_now(volume: Path) -> None:
+    identifier = orphan_in(volume, options=SwapOptions(retention_s=1)).id
+    before_ns = time.time_ns()
+    kept = keep(volume, identifier, KeepFor(3600))
+    assert kept.expires_ns is not None
+    assert before_ns + 3599 * S <= kept.expires_ns <= time.time_ns() + 3602 * S
+
+
+def test_released_it_has_the_usual_term(volume: Path) -> None:
+    identifier = orphan_in(volume, options=SwapOptions(retention_s=None)).id
+    assert keep(volume, identifier, UsualTerm()).retention_s == DEFAULT_RETENTION_S
+
+
+def test_kept_for_just_the_usual_term_is_not_taken_for_nothing_asked(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    record = record_in(volume, identifier)
+    created_ns = record.created_ns
+
+    class Frozen(Kernel):
+        def now_ns(self) -> int:
+            return created_ns
+
+        def boot_ns(self) -> int:
+            return record.boot_ns or 0
+
+    kept = keep(volume, identifier, KeepFor(DEFAULT_RETENTION_S), Frozen())
+    due_s = due_at_s(
+        KnownOrphan(identifier, created_ns, kept.retention_s), RetentionRules(retention_s=600), started(created_ns, 0)
+    )
+    assert due_s is not None
+    assert due_s > DEFAULT_RETENTION_S - 600
+
+
+@pytest.mark.parametrize("ahead_s", [40 * 86_400, -40 * 86_400])
+def test_kept_so_long_from_now_whatever_the_clock_was_set_to(volume: Path, ahead_s: int) -> None:
+    identifier = orphan_in(volume).id
+
+    class Set(Kernel):
+        def now_ns(self) -> int:
+            return super().now_ns() + ahead_s * 10**9
+
+    keep(volume, identifier, KeepFor(3 * 86_400), Set())
+    for kernel in (Kernel(), Set()):
+        now = moment(kernel)
+        expires_ns = record_in(volume, identifier).expires_ns(now)
+        assert expires_ns is not None
+        assert expires_ns - now.wall_ns >= 3 * 86_400 * 10**9
+
+
+def test_longest_term_fits_a_record(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    assert keep(volume, identifier, KeepFor(DURATION_MAX_S)).retention_s == DURATION_MAX_S
+    assert entries(volume)[0].problem == ""
+
+
+def test_term_that_it_has_already_writes_nothing(volume: Path) -> None:
+    identifier = orphan_in(volume, options=SwapOptions(retention_s=None)).id
+    assert "write" not in calls_of(lambda kernel: keep(volume, identifier, PINNED, kernel))
+
+
+def test_kept_orphan_is_restored_as_any_other(volume: Path) -> None:
+    job = make_tree(volume / "job", TREE)
+    before = snapshot(job)
+    identifier = swap(job).id
+    keep(volume, identifier)
+    restore(volume, identifier)
+    assert snapshot(job) == before
+
+
+@pytest.mark.parametrize(
+    ("state", "told", "way"), [("reaping", "being reaped already", "trashd restore"), ("quarantine", "quarantine", "")]
+)
+def test_what_is_no_orphan_any_more_can_not_be_kept_and_that_is_said(
+    volume: Path, state: str, told: str, way: str
+) -> None:
+    orphan = place(volume, orphan_in(volume).id)
+    orphan.rename(orphan.parents[1] / state / orphan.name)
+    with pytest.raises(Refused, match=told) as caught:
+        keep(volume, orphan.name)
+    assert way in caught.value.hint
+
+
+def test_what_is_gone_is_not_found(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    entry = find_container(Kernel(), [bytes(volume)], identifier)
+    reap_now(volume, identifier)
+    with pytest.raises(NotFound):
+        keep_by_id(Kernel(), [bytes(volume)], entry, PINNED)
+
+
+def test_lock_on_a_record_pins_it_as_long_as_it_is_held(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    with (place(volume, identifier) / "record.json").open("rb") as record:
+        fcntl.flock(record, fcntl.LOCK_SH)
+        assert reap_now(volume, identifier).lost == "busy"
+        with pytest.raises(Busy):
+            keep(volume, identifier)
+    assert reap_now(volume, identifier).lost is None
+
+
+def test_root_keeps_a_users_orphan_with_his_hands(volume: Path) -> None:
+    identifier = orphan_of(OTHER, volume, SwapOptions()).id
+    assert keep(volume, identifier).expires_ns is None
+    assert (place(volume, identifier) / "record.json").stat().st_uid == OTHER
+
+
+def test_nobody_keeps_somebody_elses(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    entry = find_container(Kernel(), [bytes(volume)], identifier)
+    with pytest.raises((NotFound, NotPermitted)):
+        as_user(OTHER, partial(keep_by_id, Kernel(), [bytes(volume)], entry, PINNED))
+    assert record_in(volume, identifier).retention_s == DEFAULT_RETENTION_S
+
+
+def test_killed_at_any_call_it_is_an_orphan_with_the_old_term_or_the_new(volume: Path) -> None:
+    identifier = orphan_in(volume).id
+    n_calls = len(calls_of(lambda kernel: keep(volume, identifier, PINNED, kernel)))
+    for number in range(n_calls):
+        keep(volume, identifier, UsualTerm())
+        assert in_child(partial(keep, volume, identifier, PINNED, Kernel(DyingAt(number)))) == DyingAt.EXIT_CODE
+        (entry,) = entries(volume)
+        assert (entry.state, entry.problem) == (State.ORPHANS, "")
+        assert record_in(volume, identifier).retention_s in (None, DEFAULT_RETENTION_S)
+
+
+def left_by_a_killed_keep(volume: Path) -> str:
+    """The id of an orphan with an unfinished record beside its own."""
+    identifier = orphan_in(volume).id
+    number = list(calls_of(lambda kernel: keep(volume, identifier, PINNED, kernel))).index("create") + 1
+    keep(volume, identifier, UsualTerm())
+    in_child(partial(keep, volume, identifier, PINNED, Kernel(DyingAt(number))))
+    assert (place(volume, identifier) / "record.json.new").exists()
+    return identifier
+
+
+@pytest.mark.parametrize("act", [keep, restore, reap_now])
+def test_what_a_killed_keep_left_goes_with_the_next_work_on_the_orphan(
+    volume: Path, act: Callable[[Path, str], object]
+) -> None:
+    identifier = left_by_a_killed_keep(volume)
+    act(volume, identifier)
+    assert list((volume / ".trashd").glob("u/0/*/*/record.json.new")) == []
+    assert {entry.id for entry in entries(volume)} == ({identifier} if act is keep else set())

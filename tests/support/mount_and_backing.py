@@ -1,0 +1,126 @@
+"""A directory seen through a mount, compared with the backing one: no answer may be older than the last change."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
+from tests.support.make_trees import Dir, Spec, make_tree, snapshot
+from tests.support.oracle_subjects import outcome
+from tests.support.other_users import as_user
+from tests.support.real_filesystems import bind_mount, volume_of
+
+
+class Sides(NamedTuple):
+    """One directory twice: as the mount shows it, and behind it."""
+
+    seen: Path
+    behind: Path  # where looking leaves no trace: the time of access stays
+
+    def below(self, name: str) -> Sides:
+        """A directory or file in it."""
+        return Sides(self.seen / name, self.behind / name)
+
+    def assert_alike(self, paths: Iterable[str]) -> None:
+        """All that can be known of these paths is right; names that are not there must be missing.
+
+        Path by path: to follow a link changes its time of access, and to read a file. So those are looked at twice.
+        """
+        paths = list(paths)
+        for look in (_attributes, _inside, _attributes):
+            unlike = {
+                path: f"{seen}\n  instead of: {right}"
+                for path in paths
+                if (seen := outcome(look, self.seen / path)) != (right := outcome(look, self.behind / path))
+            }
+            assert not unlike, "\n".join(f"{path}: {how}" for path, how in unlike.items())
+
+    def warm(self, paths: Iterable[str]) -> None:
+        """Have it all remembered, wherever anything is."""
+        paths = list(paths)
+        for look in (_inside, _attributes):
+            for path in paths:
+                outcome(look, self.seen / path)
+
+
+def _attributes(path: Path) -> tuple[object, ...]:
+    """All but the inode's number."""
+    return told(os.lstat(path))
+
+
+def told(st: os.stat_result) -> tuple[object, ...]:
+    """What a stat tells: a directory's blocks are its filesystem's own business."""
+    n_blocks = 0 if stat.S_ISDIR(st.st_mode) else st.st_blocks
+    owner = st.st_nlink, st.st_uid, st.st_gid, st.st_rdev
+    return stat.filemode(st.st_mode), *owner, st.st_size, n_blocks, st.st_atime_ns, st.st_mtime_ns, st.st_ctime_ns
+
+
+def _inside(path: Path) -> tuple[object, ...]:
+    """Extended attributes, and names, target or content."""
+    names = sorted(os.listxattr(path, follow_symlinks=False))
+    xattrs = [(name, os.getxattr(path, name, follow_symlinks=False)) for name in names]
+    match stat.S_IFMT(os.lstat(path).st_mode):
+        case stat.S_IFDIR:
+            return xattrs, sorted(os.listdir(path))
+        case stat.S_IFREG:
+            return xattrs, path.read_bytes()
+        case stat.S_IFLNK:
+            return xattrs, os.readlink(path)
+        case _:
+            return xattrs, None
+
+
+@contextmanager
+def sides(
+    source: Path, options: Iterable[str], *, backing: Path | None = None, limit_s: float = SHARED_LIMIT_S
+) -> Iterator[tuple[Mounted, Sides]]:
+    """A mount of a directory, on a directory beside it, and its two sides.
+
+    backing  the same directory below, where the one that is mounted has a FUSE daemon of its own to leave traces
+    """
+    behind = source.with_name(source.name + "-behind")
+    behind.mkdir()
+    with (
+        trashd_mount(source, options=list(options), limit_s=limit_s) as mounted,
+        bind_mount(source if backing is None else backing, behind, ["noatime"]),
+    ):
+        yield mounted, Sides(mounted.path, behind)
+
+
+@contextmanager
+def sides_on(fs_type: str, options: Iterable[str]) -> Iterator[tuple[Mounted, Sides]]:
+    """A mount of a directory on a fresh volume (see volume_of), and its two sides."""
+    with volume_of(fs_type) as volume, sides(volume / "source", options) as both:
+        yield both
+
+
+ALICE, NOGROUP = 4711, 65534
+TREE: Spec = {"results": "x", "deep": {"er": "y"}}
+STAGED = ".trashd/u/0/stage"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Callable[[], str]]:
+    """A directory that a process has open: where the kernel has it now."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield lambda: os.readlink(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+def both(mount: Mounted, path: Path) -> tuple[Path, Path]:
+    """A path in the mount, and the backing one."""
+    return path, mount.backing / path.relative_to(mount.path)
+
+
+def hers(mount: Mounted, mode: int = 0o755) -> Path:
+    path = mount.path / "home" / "job"
+    as_user(ALICE, lambda: make_tree(path, Dir({"results": "hers"}, mode=mode)) and None)
+    snapshot(path)
+    return path

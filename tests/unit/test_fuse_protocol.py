@@ -1,0 +1,468 @@
+"""The kernel's messages, against its structs as linux/fuse.h has them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import c_int32, c_int64, c_uint32, c_uint64
+from struct import Struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import Opcode
+from fusefs.core.inode_attributes import Attributes
+
+
+class InHeader(ctypes.Structure):
+    _fields_ = (
+        ("len", c_uint32), ("opcode", c_uint32), ("unique", c_uint64), ("nodeid", c_uint64), ("uid", c_uint32),
+        ("gid", c_uint32), ("pid", c_uint32), ("total_extlen", ctypes.c_uint16), ("padding", ctypes.c_uint16),
+    )  # fmt: skip
+
+
+class OutHeader(ctypes.Structure):
+    _fields_ = (("len", c_uint32), ("error", c_int32), ("unique", c_uint64))
+
+
+class Attr(ctypes.Structure):
+    _fields_ = (
+        ("ino", c_uint64), ("size", c_uint64), ("blocks", c_uint64),
+        ("atime", c_uint64), ("mtime", c_uint64), ("ctime", c_uint64),
+        ("atimensec", c_uint32), ("mtimensec", c_uint32), ("ctimensec", c_uint32),
+        ("mode", c_uint32), ("nlink", c_uint32), ("uid", c_uint32), ("gid", c_uint32), ("rdev", c_uint32),
+        ("blksize", c_uint32), ("flags", c_uint32),
+    )  # fmt: skip
+
+
+class EntryOut(ctypes.Structure):
+    _fields_ = (
+        ("nodeid", c_uint64), ("generation", c_uint64), ("entry_valid", c_uint64), ("attr_valid", c_uint64),
+        ("entry_valid_nsec", c_uint32), ("attr_valid_nsec", c_uint32), ("attr", Attr),
+    )  # fmt: skip
+
+
+class AttrOut(ctypes.Structure):
+    _fields_ = (("attr_valid", c_uint64), ("attr_valid_nsec", c_uint32), ("dummy", c_uint32), ("attr", Attr))
+
+
+class OpenOut(ctypes.Structure):
+    _fields_ = (("fh", c_uint64), ("open_flags", c_uint32), ("backing_id", c_int32))
+
+
+class WriteOut(ctypes.Structure):
+    _fields_ = (("size", c_uint32), ("padding", c_uint32))
+
+
+class Dirent(ctypes.Structure):
+    _fields_ = (("ino", c_uint64), ("off", c_uint64), ("namelen", c_uint32), ("type", c_uint32))
+
+
+class WriteIn(ctypes.Structure):
+    _fields_ = (
+        ("fh", c_uint64), ("offset", c_uint64), ("size", c_uint32), ("write_flags", c_uint32),
+        ("lock_owner", c_uint64), ("flags", c_uint32), ("padding", c_uint32),
+    )  # fmt: skip
+
+
+class ReadIn(ctypes.Structure):
+    _fields_ = (
+        ("fh", c_uint64), ("offset", c_uint64), ("size", c_uint32), ("read_flags", c_uint32),
+        ("lock_owner", c_uint64), ("flags", c_uint32), ("padding", c_uint32),
+    )  # fmt: skip
+
+
+class CreateIn(ctypes.Structure):
+    _fields_ = (("flags", c_uint32), ("mode", c_uint32), ("umask", c_uint32), ("open_flags", c_uint32))
+
+
+class OpenIn(ctypes.Structure):
+    _fields_ = (("flags", c_uint32), ("open_flags", c_uint32))
+
+
+class MkdirIn(ctypes.Structure):
+    _fields_ = (("mode", c_uint32), ("umask", c_uint32))
+
+
+class RenameIn(ctypes.Structure):
+    _fields_ = (("newdir", c_uint64),)
+
+
+class Rename2In(ctypes.Structure):
+    _fields_ = (("newdir", c_uint64), ("flags", c_uint32), ("padding", c_uint32))
+
+
+class FsyncIn(ctypes.Structure):
+    _fields_ = (("fh", c_uint64), ("fsync_flags", c_uint32), ("padding", c_uint32))
+
+
+class GetxattrIn(ctypes.Structure):
+    _fields_ = (("size", c_uint32), ("padding", c_uint32))
+
+
+class FallocateIn(ctypes.Structure):
+    _fields_ = (
+        ("fh", c_uint64), ("offset", c_uint64), ("length", c_uint64), ("mode", c_uint32), ("padding", c_uint32),
+    )  # fmt: skip
+
+
+class LseekIn(ctypes.Structure):
+    _fields_ = (("fh", c_uint64), ("offset", c_uint64), ("whence", c_uint32), ("padding", c_uint32))
+
+
+class LseekOut(ctypes.Structure):
+    _fields_ = (("offset", c_uint64),)
+
+
+class CopyFileRangeIn(ctypes.Structure):
+    _fields_ = (
+        ("fh_in", c_uint64), ("off_in", c_uint64), ("nodeid_out", c_uint64), ("fh_out", c_uint64),
+        ("off_out", c_uint64), ("len", c_uint64), ("flags", c_uint64),
+    )  # fmt: skip
+
+
+class CopyFileRangeOut(ctypes.Structure):
+    _fields_ = (("bytes_copied", c_uint64),)
+
+
+class SxTime(ctypes.Structure):
+    _fields_ = (("tv_sec", c_int64), ("tv_nsec", c_uint32), ("reserved", c_int32))
+
+
+class StatxStruct(ctypes.Structure):
+    _fields_ = (
+        ("mask", c_uint32), ("blksize", c_uint32), ("attributes", c_uint64), ("nlink", c_uint32), ("uid", c_uint32),
+        ("gid", c_uint32), ("mode", ctypes.c_uint16), ("spare0", ctypes.c_uint16), ("ino", c_uint64),
+        ("size", c_uint64), ("blocks", c_uint64), ("attributes_mask", c_uint64),
+        ("atime", SxTime), ("btime", SxTime), ("ctime", SxTime), ("mtime", SxTime),
+        ("rdev_major", c_uint32), ("rdev_minor", c_uint32), ("dev_major", c_uint32), ("dev_minor", c_uint32),
+        ("spare2", c_uint64 * 14),
+    )  # fmt: skip
+
+
+class StatxOut(ctypes.Structure):
+    _fields_ = (
+        ("attr_valid", c_uint64), ("attr_valid_nsec", c_uint32), ("flags", c_uint32), ("spare", c_uint64 * 2),
+        ("stat", StatxStruct),
+    )  # fmt: skip
+
+
+class ForgetIn(ctypes.Structure):
+    _fields_ = (("nlookup", c_uint64),)
+
+
+class ReleaseIn(ctypes.Structure):
+    _fields_ = (("fh", c_uint64), ("flags", c_uint32), ("release_flags", c_uint32), ("lock_owner", c_uint64))
+
+
+class BatchForgetIn(ctypes.Structure):
+    _fields_ = (("count", c_uint32), ("dummy", c_uint32))
+
+
+class ForgetOne(ctypes.Structure):
+    _fields_ = (("nodeid", c_uint64), ("nlookup", c_uint64))
+
+
+NANO = 1_000_000_000
+NODEIDS = st.integers(1, (1 << 64) - 1)
+WORDS = st.integers(0, (1 << 32) - 1)
+TIMES_NS = st.integers(-(1 << 62), 1 << 62)
+NAMES = st.binary(min_size=1, max_size=255).filter(lambda name: b"\0" not in name and b"/" not in name)
+TIMEOUTS_S = st.floats(0, 1e9)
+ATTRIBUTES = st.builds(
+    Attributes,
+    dev=NODEIDS, ino=NODEIDS, mode=st.integers(0, 0o177777), nlink=WORDS, uid=WORDS, gid=WORDS, rdev=NODEIDS,
+    size=st.integers(0, (1 << 63) - 1), blocks=st.integers(0, (1 << 54) - 1), blksize=WORDS,
+    atime_ns=TIMES_NS, mtime_ns=TIMES_NS, ctime_ns=TIMES_NS, btime_ns=TIMES_NS,
+)  # fmt: skip
+
+
+def request_of(opcode: int, *parts: ctypes.Structure | bytes, unique: int = 6, nodeid: int = 1) -> bytes:
+    """As the kernel writes it."""
+    body = b"".join(map(bytes, parts))
+    size = ctypes.sizeof(InHeader) + len(body)
+    return bytes(InHeader(size, opcode, unique, nodeid, 1000, 100, 4711, 0, 0)) + body
+
+
+def body_of(message: bytes | bytearray) -> bytes:
+    """What follows the head, which must be that of an answer of this length, and no error."""
+    head = OutHeader.from_buffer_copy(message)
+    assert (head.len, head.error) == (len(message), 0)
+    return bytes(message[ctypes.sizeof(OutHeader) :])
+
+
+def tells(attr: Attr, ino: int, seen: Attributes) -> bool:
+    """Whether the kernel takes a fuse_attr for these attributes: times are signed for it, device numbers short."""
+    seconds = [ctypes.c_int64(word).value for word in (attr.atime, attr.mtime, attr.ctime)]
+    nanoseconds = [attr.atimensec, attr.mtimensec, attr.ctimensec]
+    times_ns = tuple(s * NANO + ns for s, ns in zip(seconds, nanoseconds, strict=True))
+    assert all(ns < NANO for ns in nanoseconds)
+    plain = (attr.ino, attr.mode, attr.nlink, attr.uid, attr.gid, attr.size, attr.blocks, attr.blksize, attr.flags)
+    wanted = (ino, seen.mode, seen.nlink, seen.uid, seen.gid, seen.size, seen.blocks, seen.blksize, 0)
+    return (
+        plain == wanted
+        and attr.rdev == seen.rdev & 0xFFFFFFFF
+        and times_ns == (seen.atime_ns, seen.mtime_ns, seen.ctime_ns)
+    )
+
+
+def is_near(seconds: int, ns: int, timeout_s: float) -> bool:
+    """Whether it is the time, to the microsecond as far as a float can tell."""
+    return ns < NANO and abs(seconds + ns / NANO - timeout_s) <= max(1e-6, timeout_s * 1e-12)
+
+
+# Requests.
+
+
+@given(opcode=WORDS, unique=NODEIDS, nodeid=NODEIDS)
+def test_the_head_of_a_request_is_read(opcode: int, unique: int, nodeid: int) -> None:
+    request = request_of(opcode, unique=unique, nodeid=nodeid)
+    assert wire.read_head(request) == (40, opcode, unique, nodeid, 1000, 100, 4711)
+    assert len(request) == wire.REQUEST_HEAD_SIZE
+
+
+@pytest.mark.parametrize(
+    ("struct", "body", "fields"),
+    [
+        (wire.FORGET_IN, ForgetIn(7), (7,)),
+        (wire.MKDIR_IN, MkdirIn(0o1777, 0o22), (0o1777, 0o22)),
+        (wire.RENAME_IN, RenameIn(7), (7,)),
+        (wire.RENAME2_IN, Rename2In(7, 2, 99), (7, 2)),
+        (wire.OPEN_IN, OpenIn(0o100002, 99), (0o100002,)),
+        (wire.CREATE_IN, CreateIn(0o2, 0o100644, 0o22, 99), (0o2, 0o100644, 0o22)),
+        (wire.FSYNC_IN, FsyncIn(7, 1, 99), (7, 1)),
+        (wire.WRITE_IN, WriteIn(7, 1 << 40, 9, 99, 99, 8, 99), (7, 1 << 40, 9, 8)),
+        (wire.GETXATTR_IN, GetxattrIn(255, 99), (255,)),
+        (wire.FALLOCATE_IN, FallocateIn(7, 1 << 40, 9, 3, 99), (7, 1 << 40, 9, 3)),
+        (wire.LSEEK_IN, LseekIn(7, (1 << 64) - 5, 4, 99), (7, -5, 4)),
+        (wire.COPY_IN, CopyFileRangeIn(7, 1 << 40, 99, 8, 1 << 41, 1 << 63, 99), (7, 1 << 40, 8, 1 << 41, 1 << 63)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_numbers_of_a_request_are_read_and_all_of_them_is_passed(
+    struct: Struct, body: ctypes.Structure, fields: tuple[int, ...]
+) -> None:
+    assert struct.unpack_from(request_of(1, body), wire.REQUEST_HEAD_SIZE) == fields
+    assert struct.size == ctypes.sizeof(body)
+
+
+def test_what_follows_in_a_request_to_read_or_release_is_not_read() -> None:
+    read = request_of(Opcode.READ, ReadIn(7, 1 << 40, 1 << 20, 99, 99, 99, 99))
+    assert wire.READ_IN.unpack_from(read, wire.REQUEST_HEAD_SIZE) == (7, 1 << 40, 1 << 20)
+    release = request_of(Opcode.RELEASE, ReleaseIn(7, 99, 99, 99))
+    assert wire.HANDLE_IN.unpack_from(release, wire.REQUEST_HEAD_SIZE) == (7,)
+
+
+@given(name=NAMES)
+def test_any_name_comes_through(name: bytes) -> None:
+    assert wire.name(request_of(Opcode.LOOKUP, name + b"\0")) == name
+    assert wire.names(request_of(Opcode.MKDIR, MkdirIn(), name + b"\0"), wire.MKDIR_IN) == [name]
+
+
+@given(old=NAMES, new=NAMES)
+def test_two_names_come_apart(old: bytes, new: bytes) -> None:
+    request = memoryview(request_of(Opcode.RENAME2, Rename2In(), old + b"\0" + new + b"\0"))
+    assert wire.names(request, wire.RENAME2_IN) == [old, new]
+
+
+@given(forgotten=st.lists(st.tuples(NODEIDS, NODEIDS), max_size=200))
+def test_all_that_is_forgotten_is_read(forgotten: list[tuple[int, int]]) -> None:
+    ones = b"".join(bytes(ForgetOne(nodeid, n)) for nodeid, n in forgotten)
+    request = request_of(Opcode.BATCH_FORGET, BatchForgetIn(len(forgotten), 0), ones)
+    assert wire.forgotten(request) == ones
+    assert wire.forgotten(memoryview(request)) == ones
+
+
+@pytest.mark.parametrize("opcode", [Opcode.READDIRPLUS, Opcode.FSYNCDIR])
+@pytest.mark.parametrize("fh", [0, 7])
+def test_a_directory_without_a_handle_is_told_from_one_with(opcode: Opcode, fh: int) -> None:
+    assert wire.is_ours_alone(opcode, request_of(opcode, ReadIn(fh))) is (fh == 0)
+
+
+@pytest.mark.parametrize("opcode", [Opcode.READ, Opcode.RELEASE, Opcode.LOOKUP])
+def test_nothing_else_lacks_a_handle(opcode: Opcode) -> None:
+    assert not wire.is_ours_alone(opcode, request_of(opcode, ReadIn(0)))
+
+
+@pytest.mark.parametrize("opcode", [43, 46, 47, 51, 52, 53])
+@pytest.mark.parametrize("fh", [0, 7])
+def test_what_pyfuse3_does_not_know_is_ours_alone(opcode: int, fh: int) -> None:
+    assert wire.is_ours_alone(opcode, request_of(opcode, ReadIn(fh)))
+
+
+# Answers.
+
+
+@given(unique=NODEIDS, error=st.integers(1, 133))
+def test_a_refusal_is_an_errno_below_zero(unique: int, error: int) -> None:
+    head = OutHeader.from_buffer_copy(wire.refusal(unique, error))
+    assert (head.len, head.error, head.unique) == (16, -error, unique)
+
+
+@given(unique=NODEIDS, body=st.binary(max_size=50))
+def test_a_body_comes_after_its_head(unique: int, body: bytes) -> None:
+    message = wire.head(unique, len(body)) + body
+    assert body_of(message) == body
+    assert OutHeader.from_buffer_copy(message).unique == unique
+
+
+@given(unique=NODEIDS)
+def test_an_answer_gets_the_number_of_its_request_and_keeps_the_rest(unique: int) -> None:
+    message = wire.write_answer()
+    wire.put_written(message, 4096)
+    before = body_of(message)
+    wire.put_number(message, wire.NUMBER_AT, unique)
+    assert OutHeader.from_buffer_copy(message).unique == unique
+    assert body_of(message) == before
+
+
+@given(nodeid=NODEIDS, ino=NODEIDS, seen=ATTRIBUTES, entry_s=TIMEOUTS_S, attr_s=TIMEOUTS_S)
+def test_an_entry_is_what_the_kernel_reads(
+    nodeid: int, ino: int, seen: Attributes, entry_s: float, attr_s: float
+) -> None:
+    message = wire.entry_answer()
+    wire.put_entry(message, nodeid, ino, seen, entry_s, attr_s)
+    entry = EntryOut.from_buffer_copy(body_of(message))
+    assert len(body_of(message)) == ctypes.sizeof(EntryOut)
+    assert (entry.nodeid, entry.generation) == (nodeid, 0)
+    assert tells(entry.attr, ino, seen)
+    assert is_near(entry.entry_valid, entry.entry_valid_nsec, entry_s)
+    assert is_near(entry.attr_valid, entry.attr_valid_nsec, attr_s)
+
+
+@given(ino=NODEIDS, seen=ATTRIBUTES, attr_s=TIMEOUTS_S)
+def test_attributes_are_what_the_kernel_reads(ino: int, seen: Attributes, attr_s: float) -> None:
+    message = wire.attr_answer()
+    wire.put_attr(message, ino, seen, attr_s)
+    answer = AttrOut.from_buffer_copy(body_of(message))
+    assert len(body_of(message)) == ctypes.sizeof(AttrOut)
+    assert tells(answer.attr, ino, seen)
+    assert is_near(answer.attr_valid, answer.attr_valid_nsec, attr_s)
+
+
+def time_ns(told: SxTime) -> int:
+    assert (told.tv_nsec < NANO, told.reserved) == (True, 0)
+    return int(told.tv_sec * NANO + told.tv_nsec)
+
+
+@given(ino=NODEIDS, seen=ATTRIBUTES, attr_s=TIMEOUTS_S)
+def test_attributes_with_a_birth_are_what_the_kernel_reads(ino: int, seen: Attributes, attr_s: float) -> None:
+    rdev = seen.rdev & 0xFFFFFFFF
+    message = wire.statx_answer()
+    wire.put_statx(message, ino, seen._replace(rdev=rdev), attr_s)
+    answer = StatxOut.from_buffer_copy(body_of(message))
+    told = answer.stat
+    assert len(body_of(message)) == ctypes.sizeof(StatxOut)
+    assert is_near(answer.attr_valid, answer.attr_valid_nsec, attr_s)
+    assert told.mask == (0xFFF if seen.btime_ns else 0x7FF)
+    plain = (told.ino, told.mode, told.nlink, told.uid, told.gid, told.size, told.blocks, told.blksize)
+    assert plain == (ino, seen.mode, seen.nlink, seen.uid, seen.gid, seen.size, seen.blocks, seen.blksize)
+    assert (told.rdev_major, told.rdev_minor) == (os.major(rdev), os.minor(rdev))
+    times_ns = tuple(map(time_ns, (told.atime, told.mtime, told.ctime, told.btime)))
+    assert times_ns == (seen.atime_ns, seen.mtime_ns, seen.ctime_ns, seen.btime_ns)
+    unused = (answer.flags, told.attributes, told.attributes_mask, told.dev_major, told.dev_minor)
+    assert not any((*unused, *answer.spare, *told.spare2))
+
+
+@given(offset=st.integers(0, (1 << 63) - 1))
+def test_where_data_begins_is_what_the_kernel_reads(offset: int) -> None:
+    assert LseekOut.from_buffer_copy(wire.LSEEK_OUT.pack(offset)).offset == offset
+    assert wire.LSEEK_OUT.size == ctypes.sizeof(LseekOut)
+
+
+@given(n=WORDS)
+def test_how_much_was_copied_is_what_either_kernel_reads(n: int) -> None:
+    assert WriteOut.from_buffer_copy(wire.COPY_OUT.pack(n)).size == n
+    assert CopyFileRangeOut.from_buffer_copy(wire.COPY_64_OUT.pack(n)).bytes_copied == n
+    assert wire.COPY_OUT.size == ctypes.sizeof(WriteOut)
+    assert wire.COPY_64_OUT.size == ctypes.sizeof(CopyFileRangeOut)
+
+
+@given(name=NAMES, offset=NODEIDS, nodeid=NODEIDS, ino=NODEIDS, seen=ATTRIBUTES, entry_s=TIMEOUTS_S, attr_s=TIMEOUTS_S)
+def test_an_entry_of_a_listing_is_what_the_kernel_reads(
+    name: bytes, offset: int, nodeid: int, ino: int, seen: Attributes, entry_s: float, attr_s: float
+) -> None:
+    message = wire.direntplus(name, offset, nodeid, ino, seen, entry_s, attr_s)
+    entry = EntryOut.from_buffer_copy(message)
+    dirent = Dirent.from_buffer_copy(message, ctypes.sizeof(EntryOut))
+    assert entry.nodeid == nodeid
+    assert tells(entry.attr, ino, seen)
+    assert (dirent.ino, dirent.off, dirent.namelen, dirent.type) == (ino, offset, len(name), seen.mode >> 12)
+    name_at = ctypes.sizeof(EntryOut) + ctypes.sizeof(Dirent)
+    assert message[name_at:] == name.ljust((len(name) + 7) // 8 * 8, b"\0")
+
+
+@given(name=NAMES, offset=NODEIDS, ino=NODEIDS, kind=st.integers(0, 15))
+def test_a_name_alone_is_an_entry_without_a_node(name: bytes, offset: int, ino: int, kind: int) -> None:
+    message = wire.dirent_alone(name, offset, ino, kind)
+    assert not any(message[: ctypes.sizeof(EntryOut)])
+    dirent = Dirent.from_buffer_copy(message, ctypes.sizeof(EntryOut))
+    assert (dirent.ino, dirent.off, dirent.namelen, dirent.type) == (ino, offset, len(name), kind)
+    assert len(message) % 8 == 0
+
+
+@given(timeout_s=TIMEOUTS_S)
+def test_what_is_missing_has_no_node_and_is_missing_for_a_time(timeout_s: float) -> None:
+    message = wire.entry_answer()
+    wire.put_missing(message, timeout_s)
+    entry = EntryOut.from_buffer_copy(body_of(message))
+    assert (entry.nodeid, entry.attr_valid, entry.attr_valid_nsec) == (0, 0, 0)
+    assert not any(bytes(entry.attr))
+    assert is_near(entry.entry_valid, entry.entry_valid_nsec, timeout_s)
+
+
+def test_nothing_of_the_answer_before_is_left_in_the_next_one() -> None:
+    full = Attributes(*[0x7FFF] * 14)
+    message = wire.entry_answer()
+    wire.put_entry(message, 2**63, 2**63, full, 1.5, 1.5)
+    wire.put_missing(message, 0)
+    assert not any(body_of(message))
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "told"),
+    [(0, (0, 0)), (0.01, (0, 10_000_000)), (1.0, (1, 0)), (1.5, (1, NANO // 2)), (1e9, (10**9, 0))],
+)
+def test_a_timeout_is_told_in_seconds_and_ns(timeout_s: float, told: tuple[int, int]) -> None:
+    message = wire.attr_answer()
+    wire.put_attr(message, 1, Attributes(*[0] * 14), timeout_s)
+    answer = AttrOut.from_buffer_copy(body_of(message))
+    assert (answer.attr_valid, answer.attr_valid_nsec) == told
+
+
+def test_a_time_before_1970_is_so_many_seconds_before_and_a_fraction_after() -> None:
+    seen = Attributes(*[0] * 14)._replace(mtime_ns=-1, atime_ns=-NANO, ctime_ns=-3 * NANO // 2)
+    message = wire.attr_answer()
+    wire.put_attr(message, 1, seen, 0)
+    attr = AttrOut.from_buffer_copy(body_of(message)).attr
+    assert (ctypes.c_int64(attr.mtime).value, attr.mtimensec) == (-1, NANO - 1)
+    assert (ctypes.c_int64(attr.atime).value, attr.atimensec) == (-1, 0)
+    assert (ctypes.c_int64(attr.ctime).value, attr.ctimensec) == (-2, NANO // 2)
+
+
+@given(fh=st.integers(0, (1 << 63) - 1), flags=WORDS, backing_id=st.integers(0, (1 << 31) - 1))
+def test_a_handle_is_told_at_the_end_of_either_answer(fh: int, flags: int, backing_id: int) -> None:
+    for message in (wire.open_answer(), wire.create_answer()):
+        wire.put_opened(message, fh, flags, backing_id)
+        opened = OpenOut.from_buffer_copy(message, len(message) - ctypes.sizeof(OpenOut))
+        assert (opened.fh, opened.open_flags, opened.backing_id) == (fh, flags, backing_id)
+        assert wire.handle_in(message) == fh
+
+
+def test_what_is_made_is_an_entry_and_a_handle_that_do_not_overlap() -> None:
+    message = wire.create_answer()
+    wire.put_opened(message, 2**63 - 1, 2**32 - 1, 2**31 - 1)
+    wire.put_entry(message, 5, 6, Attributes(*[7] * 14), 8, 9)
+    body = body_of(message)
+    assert len(body) == ctypes.sizeof(EntryOut) + ctypes.sizeof(OpenOut)
+    assert EntryOut.from_buffer_copy(body).nodeid == 5
+    assert OpenOut.from_buffer_copy(body, ctypes.sizeof(EntryOut)).fh == 2**63 - 1
+
+
+def test_the_other_answers_are_as_long_as_the_kernel_wants_them() -> None:
+    assert len(body_of(wire.open_answer())) == ctypes.sizeof(OpenOut)
+    assert len(body_of(wire.write_answer())) == ctypes.sizeof(WriteOut)
+    assert body_of(wire.answer()) == b""
+    assert wire.GETXATTR_OUT.size == ctypes.sizeof(WriteOut)

@@ -1,0 +1,397 @@
+"""The table of nodes: a nodeid means one incarnation of one inode (I7, I9), and where each lies is known."""
+
+from __future__ import annotations
+
+import stat
+import tracemalloc
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import ROOT, InodeTable, Node, NodeId, NodeZone, SourceKey
+
+DEVICE = 8
+
+
+def seen(ino: int, *, dev: int = DEVICE, mode: int = stat.S_IFREG | 0o644, nlink: int = 1) -> Attributes:
+    return Attributes(dev, ino, mode, nlink, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 7)
+
+
+def source(ino: int, generation: int = 0, dev: int = DEVICE) -> SourceKey:
+    return (dev, b"%d:%d" % (ino, generation))
+
+
+def table() -> InodeTable:
+    return InodeTable(source(2), seen(2, mode=stat.S_IFDIR | 0o755), lambda above, _name: above)
+
+
+def known(nodes: InodeTable, ino: int, generation: int = 0, name: bytes = b"a") -> Node:
+    """A node that the kernel was told of once."""
+    node = nodes.learn(source(ino, generation), seen(ino), nodes.root, name)
+    node.nlookup += 1
+    return node
+
+
+def test_nodeid_is_the_inode_number() -> None:
+    assert known(table(), 12).nodeid == 12
+
+
+def test_root_is_one_whatever_its_inode_number() -> None:
+    nodes = table()
+    assert nodes.root.nodeid == ROOT
+    assert nodes.find(source(2)) is nodes.root
+
+
+def test_a_node_is_seen_in_attributes_of_its_own_incarnation_alone() -> None:
+    node = known(table(), 12)
+    assert node.is_seen_in(seen(12, mode=stat.S_IFREG | 0o600, nlink=3))
+    assert not node.is_seen_in(seen(13))
+    assert not node.is_seen_in(seen(12, dev=DEVICE + 1))
+    assert not node.is_seen_in(seen(12)._replace(btime_ns=8))
+
+
+def bytes_of_a_node() -> float:
+    """With its name, its handle and its places in the tables."""
+    names = [b"file-%06d.txt" % number for number in range(10_000)]
+    tracemalloc.start()
+    try:
+        nodes, n_before = table(), tracemalloc.get_traced_memory()[0]
+        for ino, name in enumerate(names, 1 << 40):
+            nodes.learn(
+                (DEVICE, b"%020d" % ino), seen(ino)._replace(btime_ns=ino << 10), nodes.root, bytes(bytearray(name))
+            )
+        n_bytes = tracemalloc.get_traced_memory()[0] - n_before
+    finally:
+        tracemalloc.stop()
+    return n_bytes / len(names)
+
+
+def test_a_node_takes_few_bytes() -> None:
+    """A million of them is what a listing may leave behind. Other threads allocate too, now and then: several tries."""
+    assert any(bytes_of_a_node() <= 450 for _ in range(3))
+
+
+def test_forget_to_zero_drops_the_node() -> None:
+    nodes = table()
+    node = known(nodes, 12)
+    assert nodes.forget(node, 1)
+    assert nodes.get(node.nodeid) is None
+    assert nodes.find(source(12)) is None
+
+
+def test_forget_of_less_than_all_keeps_it() -> None:
+    nodes = table()
+    node = known(nodes, 12)
+    node.nlookup += 2
+    assert not nodes.forget(node, 2)
+    assert nodes.get(node.nodeid) is node
+
+
+def test_open_handle_keeps_a_node_that_the_kernel_forgot() -> None:
+    nodes = table()
+    node = known(nodes, 12)
+    node.n_open = 1
+    assert not nodes.forget(node, 1)
+    assert nodes.get(node.nodeid) is node
+
+
+def test_root_is_never_forgotten() -> None:
+    nodes = table()
+    assert not nodes.forget(nodes.root, 5)
+    assert nodes.get(ROOT) is nodes.root
+
+
+def test_reused_inode_number_gets_another_nodeid_while_the_first_is_known() -> None:
+    nodes = table()
+    old, new = known(nodes, 12, 0), known(nodes, 12, 1)
+    assert old is not new
+    assert (old.nodeid, new.nodeid >= 1 << 62) == (12, True)
+    nodes.forget(old, 1)
+    assert nodes.get(new.nodeid) is new
+    assert known(nodes, 12, 2).nodeid == 12
+
+
+def test_inode_number_of_another_device_is_not_the_nodeid() -> None:
+    nodes = table()
+    node = nodes.learn(source(12, dev=9), seen(12, dev=9), nodes.root, b"mounted")
+    assert node.nodeid >= 1 << 62
+
+
+def test_file_with_the_inode_number_one_is_not_the_root() -> None:
+    assert known(table(), 1).nodeid >= 1 << 62
+
+
+def test_hard_links_share_a_node_and_it_is_found_by_either_name() -> None:
+    nodes = table()
+    node = nodes.learn(source(12), seen(12, nlink=2), nodes.root, b"a")
+    assert nodes.learn(source(12), seen(12, nlink=2), nodes.root, b"b") is node
+    assert list(node.places()) == [(nodes.root, b"b"), (nodes.root, b"a")]
+    nodes.take_away(node, nodes.root, b"b")
+    assert list(node.places()) == [(nodes.root, b"a")]
+    nodes.take_away(node, nodes.root, b"a")
+    assert list(node.places()) == []
+
+
+def test_what_has_one_link_has_one_name() -> None:
+    nodes = table()
+    node = known(nodes, 12, name=b"a")
+    assert known(nodes, 12, name=b"b") is node
+    assert list(node.places()) == [(nodes.root, b"b")]
+
+
+def test_names_of_a_file_with_very_many_are_not_all_remembered() -> None:
+    nodes = table()
+    for number in range(1000):
+        node = nodes.learn(source(12), seen(12, nlink=1000), nodes.root, b"%d" % number)
+    assert next(node.places()) == (nodes.root, b"999")
+    assert len(list(node.places())) < 20
+
+
+def test_detached_node_tells_what_it_was_and_its_number_is_not_given_away() -> None:
+    nodes = table()
+    node = known(nodes, 12)
+    nodes.detach(node, seen(12))
+    assert node.last is not None
+    assert node.last.nlink == 0
+    assert nodes.get(NodeId(12)) is node
+    assert known(nodes, 12).nodeid != 12, "the same inode number, even the same handle, is somebody else by now"
+
+
+def test_a_directory_is_never_seen_to_lie_in_itself() -> None:
+    """What was moved behind the mount: `mv a/b b; mv a b/a`. A walk up must come to an end."""
+    nodes = table()
+    directory = stat.S_IFDIR | 0o755
+    a = nodes.learn(source(12), seen(12, mode=directory), nodes.root, b"a")
+    b = nodes.learn(source(13), seen(13, mode=directory), a, b"b")
+    nodes.learn(source(12), seen(12, mode=directory), b, b"a")
+    assert (a.parent, b.parent) == (b, None)
+    nodes.learn(source(13), seen(13, mode=directory), nodes.root, b"b")
+    assert (a.parent, b.parent) == (b, nodes.root)
+    nodes.learn(source(13), seen(13, mode=directory), b, b"mounted in itself")
+    assert b.parent is nodes.root
+
+
+class Incarnations(RuleBasedStateMachine):
+    """Files come, go and get old numbers again; the kernel looks, opens and forgets as it likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes = table()
+        self.generation = dict.fromkeys(range(10, 14), 0)
+        self.meant: dict[NodeId, tuple[int, int]] = {}
+
+    @rule(ino=st.integers(10, 13), name=st.sampled_from([b"a", b"b"]))
+    def look(self, ino: int, name: bytes) -> None:
+        node = known(self.nodes, ino, self.generation[ino], name)
+        incarnation = (ino, self.generation[ino])
+        assert self.meant.setdefault(node.nodeid, incarnation) == incarnation
+
+    @rule(ino=st.integers(10, 13))
+    def delete_behind(self, ino: int) -> None:
+        self.generation[ino] += 1
+
+    @rule(ino=st.integers(10, 13))
+    def delete_through(self, ino: int) -> None:
+        node = self.nodes.find(source(ino, self.generation[ino]))
+        if node is not None and not node.n_open:
+            self.nodes.detach(node, seen(ino))
+        self.generation[ino] += 1
+
+    @precondition(lambda self: self.meant)
+    @rule(data=st.data(), n_open=st.sampled_from([-1, 1]))
+    def open_or_close(self, data: st.DataObject, n_open: int) -> None:
+        node = self.nodes.get(data.draw(st.sampled_from(sorted(self.meant))))
+        assert node is not None
+        node.n_open = max(node.n_open + n_open, 0)
+        if self.nodes.drop_unused(node):
+            del self.meant[node.nodeid]
+
+    @precondition(lambda self: self.meant)
+    @rule(data=st.data(), n=st.integers(1, 3))
+    def forget(self, data: st.DataObject, n: int) -> None:
+        node = self.nodes.get(data.draw(st.sampled_from(sorted(self.meant))))
+        assert node is not None
+        if self.nodes.forget(node, min(n, node.nlookup)):
+            del self.meant[node.nodeid]
+
+    @invariant()
+    def nodes_are_those_that_somebody_knows(self) -> None:
+        assert len(self.nodes) == len(self.meant) + 1
+        for nodeid in self.meant:
+            node = self.nodes.get(nodeid)
+            assert node is not None
+            assert node.nlookup > 0 or node.n_open > 0
+
+
+TestIncarnations = Incarnations.TestCase
+
+
+_DIRECTORY = Attributes(8, 1, stat.S_IFDIR | 0o755, 2, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 7)
+_NAMES = st.sampled_from([b"a", b"b", b"store", b"trash"])
+
+
+def zone_in(above: NodeZone, name: bytes) -> NodeZone:
+    """`store` is a store wherever it is, and `trash` in it holds trash."""
+    if name == b"store":
+        return above if above is NodeZone.TRASH else NodeZone.STORE
+    return NodeZone.TRASH if name == b"trash" and above is not NodeZone.OUTSIDE else above
+
+
+class Asked:
+    """`zone_in`, and how often it was asked."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __call__(self, above: NodeZone, name: bytes) -> NodeZone:
+        self.n += 1
+        return zone_in(above, name)
+
+
+def learn(nodes: InodeTable, ino: int, parent: Node, name: bytes, *, nlink: int = 2, is_file: bool = False) -> Node:
+    mode = stat.S_IFREG if is_file else stat.S_IFDIR
+    return nodes.learn((8, b"%d" % ino), _DIRECTORY._replace(ino=ino, mode=mode, nlink=nlink), parent, name)
+
+
+def chain(nodes: InodeTable, parent: Node, depth: int, ino: int = 10) -> list[Node]:
+    """Directories one in the other."""
+    found = [parent]
+    for number in range(depth):
+        found.append(learn(nodes, ino + number, found[-1], b"d"))
+    return found[1:]
+
+
+def cost(nodes: InodeTable, asked: Asked, several: Sequence[Node]) -> int:
+    before = asked.n
+    for node in several:
+        nodes.zone_of(node)
+    return asked.n - before
+
+
+def test_where_a_node_lies_is_found_out_once() -> None:
+    nodes = InodeTable((8, b"1"), _DIRECTORY, asked := Asked())
+    deep = chain(nodes, nodes.root, 20_000)
+    assert cost(nodes, asked, deep[::-1]) == len(deep)
+    assert cost(nodes, asked, deep) == 0
+    learn(nodes, 9, deep[-1], b"new")
+    assert cost(nodes, asked, [learn(nodes, 9, deep[-1], b"new")]) == 1
+
+
+def test_renaming_a_directory_outside_of_stores_makes_nobody_find_out_anew() -> None:
+    nodes = InodeTable((8, b"1"), _DIRECTORY, asked := Asked())
+    deep = chain(nodes, nodes.root, 1000)
+    cost(nodes, asked, deep)
+    nodes.move(deep[500], (deep[499], b"d"), (nodes.root, b"top"))
+    assert cost(nodes, asked, deep) == 0
+
+
+def test_all_in_a_directory_that_is_dropped_or_taken_back_follows_it() -> None:
+    nodes = InodeTable((8, b"1"), _DIRECTORY, zone_in)
+    store = learn(nodes, 5, nodes.root, b"store")
+    trash = learn(nodes, 6, store, b"trash")
+    deep = chain(nodes, nodes.root, 1000)
+    assert nodes.zone_of(deep[-1]) is NodeZone.OUTSIDE
+    nodes.move(deep[0], (nodes.root, b"d"), (trash, b"x"))
+    assert nodes.zone_of(deep[-1]) is NodeZone.TRASH
+    nodes.move(deep[0], (trash, b"x"), (nodes.root, b"d"))
+    assert nodes.zone_of(deep[-1]) is NodeZone.OUTSIDE
+
+
+def test_removing_a_deep_tree_in_a_store_costs_each_level_the_same() -> None:
+    nodes = InodeTable((8, b"1"), _DIRECTORY, asked := Asked())
+    deep = chain(nodes, learn(nodes, 6, learn(nodes, 5, nodes.root, b"store"), b"trash"), 1000)
+    cost(nodes, asked, deep)
+    before = asked.n
+    for node, parent in zip(deep[:0:-1], deep[-2::-1], strict=True):
+        nodes.take_away(node, parent, b"d")
+        nodes.detach(node, _DIRECTORY)
+        assert nodes.zone_of(node) is nodes.zone_of(parent) is NodeZone.TRASH
+    assert asked.n == before
+
+
+class Moves(RuleBasedStateMachine):
+    """Directories and a file with two names are looked up, moved, swapped and removed, through the mount and behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes = InodeTable((8, b"1"), _DIRECTORY, zone_in)
+        self.known = [self.nodes.root]
+        self.was: dict[Node, NodeZone] = {}
+
+    def walked(self, node: Node) -> NodeZone:
+        """By all that are above it."""
+        if node.parent is None:
+            return self.was.get(node, NodeZone.OUTSIDE)
+        return zone_in(self.walked(node.parent), node.name)
+
+    def note(self) -> None:
+        """What loses its name in the next step lies where it lay."""
+        self.was.update({node: self.walked(node) for node in self.known})
+
+    def one(self, data: st.DataObject) -> Node:
+        return data.draw(st.sampled_from(self.known))
+
+    def is_above(self, node: Node, other: Node) -> bool:
+        at: Node | None = other
+        while at is not None and at is not node:
+            at = at.parent
+        return at is node
+
+    @rule(data=st.data(), name=_NAMES, ino=st.integers(10, 18), is_file=st.booleans())
+    def look(self, data: st.DataObject, name: bytes, ino: int, is_file: bool) -> None:
+        """What is found may have been moved there behind the mount."""
+        parent = self.one(data)
+        if parent.is_directory:
+            self.note()
+            is_file &= ino > 15
+            node = learn(self.nodes, ino + 10 * is_file, parent, name, is_file=is_file)
+            if node not in self.known:
+                self.known.append(node)
+
+    @rule(data=st.data(), name=_NAMES)
+    def rename(self, data: st.DataObject, name: bytes) -> None:
+        node, to = self.one(data), self.one(data)
+        if node.parent is not None and to.is_directory and not self.is_above(node, to):
+            self.note()
+            self.nodes.move(node, (node.parent, node.name), (to, name))
+
+    @rule(data=st.data())
+    def exchange(self, data: st.DataObject) -> None:
+        a, b = self.one(data), self.one(data)
+        if a.parent is None or b.parent is None or self.is_above(a, b) or self.is_above(b, a):
+            return
+        self.note()
+        old, new = (a.parent, a.name), (b.parent, b.name)
+        self.nodes.move(b, new, old)
+        self.nodes.move(a, old, new)
+
+    @rule(data=st.data(), is_last=st.booleans())
+    def remove(self, data: st.DataObject, is_last: bool) -> None:
+        node = self.one(data)
+        if node.parent is not None:
+            self.note()
+            self.nodes.take_away(node, node.parent, node.name)
+            if is_last:
+                self.nodes.detach(node, _DIRECTORY)
+                self.known.remove(node)
+
+    @rule(data=st.data())
+    def ask(self, data: st.DataObject) -> None:
+        """Of one alone: of the others it is not known where they lie, until they are asked."""
+        node = self.one(data)
+        assert self.nodes.zone_of(node) is self.walked(node)
+
+    @rule()
+    def ask_all(self) -> None:
+        for node in self.known:
+            assert self.nodes.zone_of(node) is self.walked(node)
+
+    @invariant()
+    def nothing_lies_in_itself(self) -> None:
+        for node in self.known:
+            assert node.parent is None or not self.is_above(node, node.parent)
+
+
+TestMoves = Moves.TestCase

@@ -1,0 +1,1 @@
+"""fusefs.waiting on real trees."""
