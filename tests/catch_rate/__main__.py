@@ -136,7 +136,7 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "ARGS")}
 
 
-def tests_of(package: str) -> list[str]:
+def list_package_tests(package: str) -> list[str]:
     """Name the directories of a package's tests."""
     return list(ELSEWHERE.get(package, (f"tests/{package}",)))
 
@@ -148,7 +148,7 @@ def judge(copy: TreeCopy, fault: Fault, options: argparse.Namespace) -> Verdict:
     own = find_test(fault)
     suspects = [(own, True)] if own else []
     if not options.own:
-        suspects.append((tests_of(fault.package()), False))
+        suspects.append((list_package_tests(fault.package()), False))
     notes = [] if own else ["its own test is gone"]
     caught_by, is_caught_by_own = None, False
     try:

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from tests.catch_rate.__main__ import main, tests_of
+from tests.catch_rate.__main__ import list_package_tests, main
 from tests.catch_rate.faults import ROOT, Fault, NotThere, find_test, read_faults
 
 FAULTS = read_faults()
@@ -17,7 +17,7 @@ def test_a_fault_can_be_made_and_its_own_test_is_there(fault: Fault) -> None:
 
 def test_no_two_faults_have_one_name_and_each_package_has_its_tests() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
-    assert all((ROOT / directory).is_dir() for fault in FAULTS for directory in tests_of(fault.package()))
+    assert all((ROOT / directory).is_dir() for fault in FAULTS for directory in list_package_tests(fault.package()))
 
 
 def test_a_fault_whose_text_is_not_there_once_is_refused() -> None:
