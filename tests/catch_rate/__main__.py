@@ -18,25 +18,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.catch_rate.faults import ROOT, Fault, NotThere, missing_tests, read_faults
+from tests.catch_rate.faults import ROOT, Fault, NotThere, find_test, read_faults
 
 SELECTION: tuple[str, ...] = ()
 EVERY = ("--every",)
 """The options of pytest for what `make test` and `make every` run."""
-TESTS_OF = {
+ELSEWHERE = {
     "browse": ("tests/cli",),
-    "cli": ("tests/cli",),
     "core": ("tests/unit",),
-    "engine": ("tests/reaper", "tests/sweep"),
     "linux": ("tests/linux", "tests/mount"),
-    "mount": ("tests/mount",),
-    "plan": ("tests/sweep", "tests/cli"),
-    "reaper": ("tests/reaper",),
-    "service": ("tests/reaper",),
     "store": ("tests/store", "tests/crash"),
-    "sweep": ("tests/sweep", "tests/cli"),
-    "waiting": ("tests/reaper", "tests/cli"),
 }
+"""The tests of packages that have no directory of their name, or others beside it."""
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", re.MULTILINE)
 _PASSED, _NO_TESTS = 0, 5
 
@@ -63,7 +56,7 @@ class Verdict(NamedTuple):
         """Write the cell of the table."""
         if self.caught_by is None:
             return f"NOT CAUGHT: {self.note}"
-        return f"{'own' if self.is_own else 'other'}: {self.caught_by}"
+        return f"{'own' if self.is_own else 'other'}: {self.caught_by.removeprefix('tests/')}".replace("|", "\\|")
 
 
 class TreeCopy:
@@ -143,15 +136,19 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "ARGS")}
 
 
+def list_package_tests(package: str) -> list[str]:
+    """Name the directories of a package's tests."""
+    return list(ELSEWHERE.get(package, (f"tests/{package}",)))
+
+
 def judge(copy: TreeCopy, fault: Fault, options: argparse.Namespace) -> Verdict:
     """Find the test that catches a fault. Raises  NotThere"""
     began_s = time.monotonic()
     chosen = EVERY if options.every else SELECTION
-    missing = set(missing_tests(fault, ROOT))
-    own = [test for test in fault.tests if test not in missing]
+    own = find_test(fault)
     suspects = [(own, True)] if own else []
     if not options.own:
-        suspects.append((list(TESTS_OF[fault.package()]), False))
+        suspects.append((list_package_tests(fault.package()), False))
     notes = [] if own else ["its own test is gone"]
     caught_by, is_caught_by_own = None, False
     try:

@@ -1,6 +1,8 @@
 """Faults that were mended, as replacements of text in files of today: faults.toml."""
 
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -19,7 +21,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wrong       what went wrong for users, one sentence
     mended      the commit that mended it
     file        of the product; `old` is in it exactly once, and `new` in its place is the fault again
-    tests       of the mend, node ids or files
+    test        of the mend, the name of its function: a module may get another name
     is_some_cases  only some cases of the mend's parametrized test fail
     """
 
@@ -29,7 +31,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str
     old: str
     new: str
-    tests: tuple[str, ...]
+    test: str
     is_some_cases: bool = False
 
     def package(self) -> str:
@@ -53,11 +55,16 @@ def read_faults() -> list[Fault]:
     return msgspec.toml.decode(LIST.read_bytes(), type=_Document).fault
 
 
-def missing_tests(fault: Fault, root: Path) -> Iterator[str]:
-    """Find the tests of the mend that are no longer there."""
-    for test in fault.tests:
-        file, _, name = test.partition("::")
-        function = name.partition("[")[0]
-        path = root / file
-        if not path.is_file() or (function and f"def {function}(" not in path.read_text(encoding="utf-8")):
-            yield test
+@cache
+def _files_of_tests() -> dict[str, list[str]]:
+    """Find the modules that have a test of each name."""
+    files = defaultdict[str, list[str]](list)
+    for path in sorted(ROOT.glob("tests/*/test_*.py")):
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
+            files[name].append(str(path.relative_to(ROOT)))
+    return files
+
+
+def find_test(fault: Fault) -> list[str]:
+    """Return the node ids of the mend's test; none if it is gone."""
+    return [f"{file}::{fault.test}" for file in _files_of_tests().get(fault.test, ())]
