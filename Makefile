@@ -5,7 +5,7 @@ NATIVE = hatch_build.py $(wildcard fusefs/*/native/*.[ch])
 
 SANITIZERS = address,undefined
 
-.PHONY: setup native demo test every quick without-native lint coverage fmt bench simulate docs schema changelog dist release fast-paths uring man site install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize clean
+.PHONY: setup native demo test every flaky quick without-native lint coverage fmt bench simulate docs schema changelog dist release fast-paths uring man site install-system packages deb-bundled rpm tarball suites soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize clean
 
 setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -17,6 +17,8 @@ fast-paths: setup; @for path in $(or $(FAST_PATHS),$(shell $(PYTHON) -c "from fu
 uring: setup; @TRASHD_TEST_URING=on .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 every: setup; @.ci/pytest --every $(or $(ARGS),--numprocesses=3 --dist=worksteal)
+# The tests that ARGS selects, ten times beside a load: make flaky ARGS='--times 20 tests/reaper -k held'
+flaky: setup; @$(PYTHON) -m tests.flaky --numprocesses=2 $(ARGS)
 quick: setup; @.ci/pytest -m quick tests/unit tests/linux $$(grep -rl --include='*.py' 'mark[.]quick(' tests) $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 without-native: setup; @TRASHD_NATIVE=0 .ci/pytest tests/linux tests/sweep tests/reaper $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy && $(PYTHON) hatch_build.py --lint

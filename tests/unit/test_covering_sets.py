@@ -1,0 +1,51 @@
+"""The cases that `make test` runs have every pair of parameters that all cases have."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.covering_sets import EVERY_CASE, choose_pairwise, share_of
+
+Case = dict[str, int]
+
+
+def pairs_of(cases: list[Case]) -> set[frozenset[tuple[str, int]]]:
+    return {frozenset(pair) for case in cases for pair in combinations(case.items(), 2)}
+
+
+def full_product(*sizes: int) -> list[Case]:
+    return [{f"axis {i}": value for i, value in enumerate(row)} for row in product(*map(range, sizes))]
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=60))
+def test_chosen_cases_have_all_pairs_of_all_cases(rows: list[list[int]]) -> None:
+    cases = [{f"axis {i}": value for i, value in enumerate(row)} for row in rows]
+    assert pairs_of([cases[number] for number in choose_pairwise(cases)]) == pairs_of(cases)
+
+
+def test_four_axes_of_three_values_need_far_fewer_cases_than_their_product() -> None:
+    assert len(choose_pairwise(full_product(3, 3, 3, 3))) <= 12
+
+
+def test_every_case_of_two_axes_is_chosen() -> None:
+    assert len(choose_pairwise(full_product(6, 7))) == 42
+
+
+def test_axes_that_change_together_are_one() -> None:
+    cases = [case | {"twin": case["axis 0"]} for case in full_product(3, 4)]
+    assert len(choose_pairwise(cases)) == 12
+
+
+def test_a_case_that_must_run_is_chosen() -> None:
+    assert 26 in choose_pairwise(full_product(3, 3, 3), kept=[26])
+
+
+def test_the_cases_of_a_test_share_every_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(EVERY_CASE, raising=False)
+    moments = list(range(10))
+    shares = [share_of(moments, number, 3) for number in range(3)]
+    assert sorted(moment for share in shares for moment in share) == moments
