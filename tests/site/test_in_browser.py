@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.chromium import Tab, browser
 
-pytestmark = [pytest.mark.needs("chromium"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.every, pytest.mark.needs("chromium"), pytest.mark.timeout(600)]
 
 WIDE, NARROW = (1280, 900), (360, 740)
 PICTURED = (

@@ -38,6 +38,7 @@ from tests.support.store_verbs import (
     users_own,
 )
 from tests.support.two_users_store import ALICE, BOB
+from tests.support.user_homes import forget_stores
 
 pytestmark = pytest.mark.needs("root")
 
@@ -74,12 +75,18 @@ def _hers(volume: Path) -> None:
     as_user(ALICE, begin)
 
 
+def wipe(volume: Path) -> None:
+    """Remove all, and forget the stores, or each command looks for those before it."""
+    forget_stores()
+    for path in volume.iterdir():
+        shutil.rmtree(path)
+
+
 @pytest.mark.parametrize("begin", [_copied, _hers])
 def test_whatever_call_fails_is_told_as_what_it_is_and_the_next_command_finishes(begin: Callable[[Path], None]) -> None:
     with tmpfs_volume() as volume:
         for n in range(0, 2000, 1 if runs_every_case() else 17):
-            for path in volume.iterdir():
-                shutil.rmtree(path)
+            wipe(volume)
             begin(volume)
             before, volume_id = {path.name for path in volume.glob(".trashd/*/*/orphans/*")}, id_of(volume)
             hook, n_fds, told = FailingAt(n, errno.EIO), len(os.listdir("/proc/self/fd")), errno.EIO
@@ -138,8 +145,7 @@ def test_taking_over_killed_at_any_call_strands_nothing() -> None:
     with tmpfs_volume() as volume:
         _hers(volume)
         for n in changing(numbered_calls(partial(init, volume))):
-            for path in volume.iterdir():
-                shutil.rmtree(path)
+            wipe(volume)
             _hers(volume)
             [identifier] = as_user(ALICE, lambda: ids(volume))
             code = in_child(lambda n=n: init(volume, Kernel(DyingAt(n))))  # type: ignore[misc]

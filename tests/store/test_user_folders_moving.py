@@ -11,6 +11,7 @@ from tests.support.interrupted_command import command_as
 from tests.support.make_trees import Dir, make_tree
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import entries, init
+from tests.support.user_homes import forget_stores
 
 pytestmark = pytest.mark.needs("root")
 
@@ -26,6 +27,7 @@ VOLUME = tmpfs_volume
 
 def set_up(volume: Path, n: int) -> tuple[Path, str]:
     """A store of root's in which Alice made her own folder, and the id of what she threw away."""
+    forget_stores()
     base = make_tree(volume / f"{n}", {"alice": Dir(owner=(ALICE.uid, ALICE.gid))})
     init(base)
     make_tree(base / "alice/job", Dir({"a": "1"}, owner=(ALICE.uid, ALICE.gid)))

@@ -46,6 +46,7 @@ from tests.support.store_verbs import (
     users_own,
 )
 from tests.support.two_users_store import ALICE, BOB, alices_volume, shared_store, throw
+from tests.support.user_homes import forget_stores
 
 pytestmark = pytest.mark.needs("root")
 
@@ -407,6 +408,7 @@ def test_what_bob_does_while_root_looks_keeps_nobody_from_being_registered(
 @contextmanager
 def looked_at() -> Iterator[tuple[Path, str]]:
     """A store in which root has not looked at Bob and Zoe, and the id of Bob's orphan."""
+    forget_stores()
     with shared_store(alice=ALICE, zoe=ZOE, bob=BOB) as volume:
         for uid, name in ((BOB, "bob"), (ZOE, "zoe")):
             as_user(uid, partial(swap_new, volume / name / "job"))

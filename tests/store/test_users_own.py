@@ -49,6 +49,7 @@ from tests.support.store_verbs import (
     swap,
 )
 from tests.support.trashd_command import TRASHD, environment, trashd
+from tests.support.user_homes import forget_stores
 
 pytestmark = pytest.mark.needs("root")
 
@@ -275,6 +276,7 @@ def test_an_exchange_that_is_killed_anywhere_leaves_one_store(shared: Path) -> N
     """What a user had put there; tests/store/test_set_aside.py has the one with a user's store."""
 
     def begin() -> None:
+        forget_stores()
         for path in shared.iterdir():
             path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
         planted_others(shared / ".trashd")

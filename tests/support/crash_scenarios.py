@@ -22,7 +22,7 @@ from fusefs.linux import syscalls
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import VOLUME, WATCH_PREFIXES, Volume, decode_volume, encode_volume
 from tests.support.asked_directly import asked_directly
-from tests.support.covering_sets import runs_every_case
+from tests.support.covering_sets import runs_every_case, share_of
 from tests.support.make_trees import EntrySnapshot, snapshot
 from tests.support.other_users import as_user, become
 from tests.support.store_verbs import (
@@ -260,10 +260,15 @@ def end_of(body: Callable[[], object]) -> int:
     return in_child(guard)
 
 
-def deaths(scene: CrashScenario, volume: Path) -> Iterator[tuple[int, VolumeContents]]:
-    """The volume after the act was killed before its n-th call, for every n that matters; the last time it was not."""
+def deaths(scene: Scene, volume: Path, case: int = 0, n_cases: int = 1) -> Iterator[tuple[int, Before]]:
+    """The volume after the act was killed before its n-th call, for every n that matters; the last time it was not.
+
+    Args:
+        case: one of `n_cases`, which share the calls.
+    """
     scene.set_up(volume)
-    numbers = changing(scene.calls(volume))
+    *before_end, end_number = changing(scene.calls(volume))
+    numbers = [*share_of(before_end, case, n_cases), end_number]
     for n in numbers:
         before = scene.set_up(volume)
         end = in_child if scene.by is None else end_of
