@@ -1,7 +1,9 @@
 """Rules for every test: hypothesis profiles, what the machine must offer, no WARNING but a declared one."""
 
+import importlib
 import logging
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import fusefs
 from tests.support import machine_capabilities
 from tests.support.cheap_forks import Growth, ease_forks
 from tests.support.covering_sets import EVERY_CASE, choose_pairwise, split_axes
@@ -169,8 +172,15 @@ def _long_first(items: list[pytest.Item], n_workers: int) -> list[pytest.Item]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.items and not session.config.option.collectonly:
+        _import_product()
         ease_forks()
         session.config.stash[GROWTH] = Growth()
+
+
+def _import_product() -> None:
+    """Import all modules of fusefs, so that no forked command has to."""
+    for module in pkgutil.walk_packages(fusefs.__path__, "fusefs."):
+        importlib.import_module(module.name)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -260,7 +260,7 @@ def end_of(body: Callable[[], object]) -> int:
     return in_child(guard)
 
 
-def deaths(scene: Scene, volume: Path, case: int = 0, n_cases: int = 1) -> Iterator[tuple[int, Before]]:
+def deaths(scene: CrashScenario, volume: Path, case: int = 0, n_cases: int = 1) -> Iterator[tuple[int, VolumeContents]]:
     """The volume after the act was killed before its n-th call, for every n that matters; the last time it was not.
 
     Args:
