@@ -16,6 +16,7 @@ from tests.support import transports
 from tests.support.background_mounts import workbench
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.fuse_watchdog import device_for_all
+from tests.support.machine_capabilities import why_missing
 from tests.support.oracle import DIRECT, Arena, Oracle, Way, arena_on
 from tests.support.passthrough_files import LIMIT_S, stored_volume
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
@@ -34,19 +35,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of some modules over either transport, unless this run has one for all."""
-    name = metafunc.module.__name__.rpartition(".")[2]
-    if name in transports.OVER_BOTH and transports.VARIABLE not in os.environ:
-        metafunc.parametrize("transport", transports.BOTH, indirect=True, scope="module")
-
-
 @pytest.fixture(scope="module", autouse=True)
 def transport(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Mounts are over the transport that the test's parameter names; without one over that of this run."""
+    """Mounts of the modules that are about the native core are over io_uring, where this machine has it."""
+    name = request.module.__name__.rpartition(".")[2]
     with pytest.MonkeyPatch.context() as patch:
-        if hasattr(request, "param"):
-            patch.setenv(transports.VARIABLE, request.param)
+        if name in transports.ON_RING and transports.VARIABLE not in os.environ and why_missing("fuse_uring") is None:
+            patch.setenv(transports.VARIABLE, "on")
         yield
 
 

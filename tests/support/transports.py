@@ -1,6 +1,6 @@
-"""The transport of a test's mounts: /dev/fuse, which users' mounts have, or io_uring.
+"""Over what the mounts of a test get their messages: /dev/fuse, as users' mounts do, or io_uring.
 
-Only over io_uring the native core answers: the tests of OVER_BOTH are about it, or about what it shares with Python.
+The native core answers over io_uring only: the modules of ON_RING are about it, or about what it shares with Python.
 TRASHD_TEST_URING=on has every mount of a run over io_uring (make uring), =off has none.
 """
 
@@ -11,18 +11,13 @@ from typing import Final
 import pytest
 
 VARIABLE: Final = "TRASHD_TEST_URING"
-OVER_BOTH: Final = frozenset({
+ON_RING: Final = frozenset({
     "test_access_cases", "test_birth_time", "test_callers", "test_current_owner", "test_current_permissions",
     "test_data_races", "test_fuse_requests_mounted", "test_inode_numbers", "test_incarnations", "test_inner_mounts",
     "test_kernel_cached_answers", "test_setid_bits", "test_validity", "test_listing_race", "test_machine",
     "test_passthrough", "test_passthrough_faults", "test_fair_fds", "test_swap_under_load", "test_o_tmpfile_mounted",
 })  # fmt: skip
 """Of tests/mount. Others name both, in their options."""
-BOTH: Final = (
-    pytest.param("off", id="over /dev/fuse"),
-    pytest.param("on", id="over io_uring", marks=pytest.mark.needs("fuse_uring")),
-)
-"""Values of VARIABLE."""
 _NOT_ON_RING: Final = ("uring=", "--uring", "without=seam", "without=direct-requests")
 """What decides it otherwise, or what io_uring does not go with, among the words of a mount."""
 
