@@ -34,7 +34,7 @@ def test_unlinks_in_c_through_all_mounts_leave_nothing() -> None:
         nodes.make_one(made.source / nodes.VICTIM, 100)
         nodes.unlink_in_c(made, 3, 100)
         assert list((made.source / nodes.VICTIM).iterdir()) == []
-        assert min(one.n_messages["unlink"] for one in made.each) > 0
+        assert sum(one.n_messages.get("unlink", 0) for one in made.each) == 100
 
 
 @MPI

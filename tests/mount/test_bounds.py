@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.foreground_mount import EXECUTED, Mounted, trashd_mount, until
+from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.many_files import fill
 from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.trashd_command import EXECUTED
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -24,11 +24,11 @@ import trio.testing
 from fusefs.mount.bridge import pyfuse3_loop
 from tests.support.background_mounts import ended
 from tests.support.busy_clients import ask_for_missing_names, hammered, one_file
-from tests.support.foreground_mount import EXECUTED, Mounted, has_begun, trashd_mount, until
+from tests.support.foreground_mount import Mounted, has_begun, trashd_mount, until
 from tests.support.fuse_waiting import N_WORKERS, Waiting, waiting_mount
 from tests.support.fuse_watchdog import fuse_mount
 from tests.support.proc_stat import status_of
-from tests.support.trashd_command import done_well
+from tests.support.trashd_command import EXECUTED, done_well
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

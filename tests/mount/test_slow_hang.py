@@ -23,12 +23,12 @@ from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import ended
 from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.busy_clients import work
-from tests.support.foreground_mount import EXECUTED, SHARED_LIMIT_S, Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.open_files import waits_in_the_kernel
 from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import mount_of, tmpfs_volume
-from tests.support.trashd_command import TRASHD, trashd
+from tests.support.trashd_command import EXECUTED, TRASHD, trashd
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
 

@@ -16,7 +16,7 @@ from tests.support.real_filesystems import tmpfs_volume
 from tests.support.service_process import Service, service
 from tests.support.small_orphans import many_orphans, orphan_in
 from tests.support.store_verbs import init
-from tests.support.trashd_command import done_well
+from tests.support.trashd_command import EXECUTED, done_well
 from tests.support.volume_under_service import SLOW, audited, begin_large, outwait
 
 pytestmark = pytest.mark.needs("root")
@@ -121,12 +121,12 @@ def pss_kib(pid: int) -> int:
 def test_very_many_orphans_need_little_memory(base: Path) -> None:
     with tmpfs_volume("1g", ["nr_inodes=500k"]) as volume:
         init(volume)
-        with service(base, volume) as running:
+        with service(base, volume, command=EXECUTED) as running:
             outwait(running, volume)
             few_kib = peak_of(running.process.pid)
             running.stop()
         many_orphans(volume, MANY, retention_s=3600)
-        with service(base, volume) as running:
+        with service(base, volume, command=EXECUTED) as running:
             running.until(lambda: running.volume(volume).n_orphans == MANY)
             outwait(running, volume)
             assert peak_of(running.process.pid) - few_kib < MORE_KIB

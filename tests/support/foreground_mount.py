@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,8 +29,6 @@ from tests.support.trashd_command import TRASHD, fast_paths_off
 
 SHARED_LIMIT_S = 4800.0
 """For a mount that many tests have in turn: as long as CI may take."""
-EXECUTED = (sys.executable, TRASHD)
-"""A command with which the daemon starts anew, and so has memory of its own only (trashd_mount)."""
 _SETTLE_S = 30.0
 _GLANCE_S = 0.005
 _FSPICK, _FSCONFIG, _FSCONFIG_CMD_RECONFIGURE = 433, 431, 7  # the same numbers on every architecture
