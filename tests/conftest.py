@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 import fusefs
 from tests.support import machine_capabilities
-from tests.support.cheap_forks import Growth, ease_forks
+from tests.support.cheap_forks import Growth, ease_each_fork, ease_forks
 from tests.support.covering_sets import EVERY_CASE, choose_pairwise, split_axes
 from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.user_homes import forget_stores
@@ -174,6 +174,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.items and not session.config.option.collectonly:
         _import_product()
         ease_forks()
+        ease_each_fork()
         session.config.stash[GROWTH] = Growth()
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 _MADV_COLLAPSE = 25
 _HUGE = 2 << 20
 _MUCH = 1.3
+_FORKS_BETWEEN = 25
 _libc = ctypes.CDLL(None)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -25,9 +28,24 @@ def ease_forks() -> None:
     """
     gc.collect()
     gc.freeze()
+    _collapse()
+
+
+def _collapse() -> None:
     for begin, end in _private_memory():
         for address in range(-(-begin // _HUGE) * _HUGE, end - _HUGE + 1, _HUGE):
             _libc.madvise(address, _HUGE, _MADV_COLLAPSE)
+
+
+def ease_each_fork() -> None:
+    """Have this process, and none of its children, collapse what was split once in so many forks."""
+    owner, numbers = os.getpid(), itertools.count(1)
+
+    def collapse() -> None:
+        if os.getpid() == owner and next(numbers) % _FORKS_BETWEEN == 0:
+            _collapse()
+
+    os.register_at_fork(before=collapse)
 
 
 class Growth:
