@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from tests.support.transports import ring_words
 TRASHD = str(Path(sys.executable).with_name("trashd"))
 """The installed script, for tests whose subject is the start of a process, its streams or its signals."""
 EXECUTED = (sys.executable, TRASHD)
-"""What executes the script as a service or a daemon, which then has none of the test process's memory."""
+"""A command for `service` and `trashd_mount` that executes the script, in memory of its own."""
 _READ_AT_START = ("PYTHON", "LD_", "TRASHD_NATIVE")
 """Beginnings of the variables that Python, the dynamic linker or a module of ours reads once."""
 _UTF_8 = ("", "C", "C.UTF-8", "POSIX")
@@ -161,19 +161,19 @@ def _can_change_to(variables: Mapping[str, str]) -> bool:
 
 @cache
 def _find_caches(_n_modules: int) -> list[Callable[[], object]]:
-    """Find the caches anew when another module was imported: to look at each object of each module takes 3 ms."""
-    return list(_caches())
+    """Find what empties each functools.cache of fusefs, and what click keeps in a command: a new process has none.
 
-
-def _caches() -> Iterator[Callable[[], object]]:
-    """Yield what empties each functools.cache of fusefs, and what click keeps in a command: a new process has none."""
+    Args:
+        _n_modules: how many are imported. The search takes 3 ms, and is repeated only when another module came.
+    """
+    found: list[Callable[[], object]] = []
     for name, module in list(sys.modules.items()):
-        if name.startswith("fusefs."):
-            for value in vars(module).values():
-                if hasattr(value, "cache_clear"):
-                    yield value.cache_clear
-                if isinstance(value, click.Command):
-                    yield partial(setattr, value, "_help_option", None)
+        for value in vars(module).values() if name.startswith("fusefs.") else ():
+            if hasattr(value, "cache_clear"):
+                found.append(value.cache_clear)
+            if isinstance(value, click.Command):
+                found.append(partial(setattr, value, "_help_option", None))
+    return found
 
 
 def _set_command_line(words: list[str]) -> None:
