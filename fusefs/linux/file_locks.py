@@ -11,6 +11,7 @@ import struct
 from contextlib import suppress
 
 from fusefs.linux.fd import Fd
+from fusefs.linux.mountinfo import read_mounts
 
 _FLOCK = struct.Struct("@hhqqi4x")
 """struct flock: kind, whence, begin, length (0: to the end), pid. Source  fcntl(2)"""
@@ -31,8 +32,8 @@ def is_locked(fd: int) -> bool:
 def flock_holders(st: os.stat_result) -> list[int]:
     """The processes that took a flock on a file: those of this pid namespace.
 
-    The device in the list is not always stat's (btrfs). Only where no lock has that device, those of files with the
-    same inode number on any filesystem are returned.
+    The device in the list is the filesystem's, which stat does not report in every one (btrfs). Only of a file whose
+    device is no mount's, the locks of files with the same inode number on any filesystem are returned.
     Source  proc_locks(5)
     """
     with open("/proc/locks", "rb") as lines:
@@ -43,7 +44,10 @@ def flock_holders(st: os.stat_result) -> list[int]:
         for words in fields
         if len(words) >= 6 and words[1] == b"FLOCK" and words[5].rpartition(b":")[2] == b"%d" % st.st_ino
     ]
-    return [pid for pid, at in found if at == device] or [pid for pid, _at in found]
+    same = [pid for pid, at in found if at == device]
+    if same or not found or any(mount.st_dev() == st.st_dev for mount in read_mounts()):
+        return same
+    return [pid for pid, _at in found]
 
 
 def uids_of(pid: int) -> frozenset[int]:

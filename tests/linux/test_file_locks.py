@@ -62,6 +62,10 @@ def test_the_holder_of_a_file_of_the_same_number_on_another_filesystem_is_not_th
         assert len({os.stat(path).st_ino for volume in (here, there) for path in volume.iterdir()}) == 1
         assert file_locks.holds_service_lock(os.fsencode(here), ours.pid)
         assert not file_locks.holds_service_lock(os.fsencode(here), theirs.pid)
+        ours.kill()
+        ours.wait()
+        # Nobody has a lock on this one now, and the list has one on a file of the same number.
+        assert not file_locks.holds_service_lock(os.fsencode(here), theirs.pid)
 
 
 def test_another_process_is_not_the_holder(tmp_path: Path) -> None:
