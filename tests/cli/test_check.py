@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,10 @@ from fusefs.core.errors import LacksCall
 from tests.support.make_trees import EntrySnapshot, make_tree, owned, snapshot
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.seccomp import CALLS, without
+from tests.support.seccomp import CALLS, deny
 from tests.support.store_verbs import assert_silent, init
 from tests.support.swap_places import ALICE, BOB, SCENES, TREE, SwapPlace
-from tests.support.trashd_command import TRASHD, trashd
+from tests.support.trashd_command import TRASHD, instead_of_exec, trashd
 
 pytestmark = pytest.mark.needs("root")
 
@@ -31,7 +31,14 @@ BEHIND = {"a_mount_of_ours", "another_branch_than_the_stores"}
 
 def run(scene: SwapPlace, victim: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     argv: list[str | Path] = [TRASHD, *words, victim]
-    return run_as(scene.uid, argv) if scene.uid else subprocess.run(argv, capture_output=True, check=False)
+    return run_as(scene.uid, argv) if scene.uid else run_forked(argv)
+
+
+def run_forked(
+    argv: list[str | Path], prepare: Callable[[], object] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command of root's. prepare: what its process calls first"""
+    return subprocess.run(argv, capture_output=True, check=False, preexec_fn=instead_of_exec(argv, prepare=prepare))
 
 
 def snapshot_of(scene: SwapPlace, victim: Path, *, is_behind: bool) -> list[EntrySnapshot]:
@@ -98,7 +105,7 @@ def job() -> Iterator[Path]:
 
 
 def denied(call: str, refusal: int, *words: str | Path) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*without(CALLS[call], refusal), TRASHD, *words], capture_output=True, check=False)
+    return run_forked([TRASHD, *words], partial(deny, CALLS[call], refusal))
 
 
 @pytest.mark.parametrize("refusal", [errno.ENOSYS, errno.EPERM], ids=errno.errorcode.get)

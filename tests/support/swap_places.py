@@ -103,9 +103,14 @@ def flagged(name: str, flag: int) -> Iterator[Path]:
         set_flags(volume / name, flag, on=False)
 
 
+def few_inodes() -> AbstractContextManager[Path]:
+    """An ext4 that few files fill."""
+    return loop_volume("ext4", mkfs_options=("-N", "256"))
+
+
 @contextmanager
 def full_ext4(*, has_store: bool) -> Iterator[Path]:
-    with loop_volume("ext4") as volume:
+    with few_inodes() as volume:
         victim = job(volume)
         if has_store:  # and so a reserve
             init(volume)
@@ -116,7 +121,7 @@ def full_ext4(*, has_store: bool) -> Iterator[Path]:
 
 @contextmanager
 def room_for_a_store_alone() -> Iterator[Path]:
-    with loop_volume("ext4") as volume:
+    with few_inodes() as volume:
         victim = job(volume)
         with full(volume, spare_kernel=False) as filling:
             file = filling / "blocks"
