@@ -11,7 +11,7 @@ import pytest
 from fusefs.cli.group import trashd as group
 from fusefs.core.errors import UsageError
 from tests.support.make_trees import make_tree
-from tests.support.trashd_command import TRASHD, environment, swapped
+from tests.support.trashd_command import TRASHD, environment, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 
@@ -40,6 +40,10 @@ def code_of(top: Path, command: str, redirected: str) -> int:
     victim, orphan = make_tree(top / "victim", {"file": "x"}), make_tree(top / "orphan", {"file": "y"})
     (top / "plan.toml").write_text(PLAN.format(victim))
     words = WORDS[command].format(top=top, volume=top.parent, victim=victim, id=swapped(orphan)["id"])
+    if not redirected:
+        plain = trashd(command, *words.split(), cwd=top)
+        assert "Traceback" not in plain.err
+        return plain.code
     line = f"{TRASHD} {command} {words} </dev/null >/dev/null 2>{top}/told {redirected}"
     done = subprocess.run(["sh", "-c", line], env=environment({}), cwd=top, check=False)
     assert "Traceback" not in (top / "told").read_text()

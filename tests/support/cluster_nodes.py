@@ -41,7 +41,7 @@ from tests.support.shared_filesystems import (
     moosefs_filesystem,
     sshfs_filesystem,
 )
-from tests.support.trashd_command import TRASHD, CommandResult, environment
+from tests.support.trashd_command import TRASHD, CommandResult, environment, instead_of_exec
 
 T = TypeVar("T")
 LIMIT_S = 60.0
@@ -152,12 +152,16 @@ class LocalNode:
         self._keeper = keeper
 
     def trashd(self, *words: str | Path, clock_s: int = 0, limit_s: float = LIMIT_S) -> CommandResult:
-        within = f"/proc/{self._keeper}/ns"
-        argv = ["nsenter", f"--mount={within}/mnt", f"--uts={within}/uts", "--", TRASHD, *words]
-        env = environment(_clock(clock_s))
+        argv, env = [TRASHD, *words], environment(_clock(clock_s))
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=env,
+                start_new_session=True,
+                preexec_fn=instead_of_exec(argv, env, partial(_enter, self._keeper)),  # noqa: PLW1509
             )
             code = self._end(process.pid, limit_s)
             process.returncode = code  # reaped by us
