@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,10 @@ from fusefs.core.errors import LacksCall
 from tests.support.make_trees import EntrySnapshot, make_tree, owned, snapshot
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.seccomp import CALLS, deny
+from tests.support.seccomp import CALLS
 from tests.support.store_verbs import assert_silent, init
 from tests.support.swap_places import ALICE, BOB, SCENES, TREE, SwapPlace
-from tests.support.trashd_command import TRASHD, instead_of_exec, trashd
+from tests.support.trashd_command import TRASHD, instead_of_exec, trashd, trashd_without
 
 pytestmark = pytest.mark.needs("root")
 
@@ -31,14 +31,11 @@ BEHIND = {"a_mount_of_ours", "another_branch_than_the_stores"}
 
 def run(scene: SwapPlace, victim: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     argv: list[str | Path] = [TRASHD, *words, victim]
-    return run_as(scene.uid, argv) if scene.uid else run_forked(argv)
+    return run_as(scene.uid, argv) if scene.uid else run_as_root(argv)
 
 
-def run_forked(
-    argv: list[str | Path], prepare: Callable[[], object] | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    """Run a command of root's. prepare: what its process calls first"""
-    return subprocess.run(argv, capture_output=True, check=False, preexec_fn=instead_of_exec(argv, prepare=prepare))
+def run_as_root(argv: list[str | Path]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(argv, capture_output=True, check=False, preexec_fn=instead_of_exec(argv))
 
 
 def snapshot_of(scene: SwapPlace, victim: Path, *, is_behind: bool) -> list[EntrySnapshot]:
@@ -104,28 +101,24 @@ def job() -> Iterator[Path]:
         assert_silent(volume)
 
 
-def denied(call: str, refusal: int, *words: str | Path) -> subprocess.CompletedProcess[bytes]:
-    return run_forked([TRASHD, *words], partial(deny, CALLS[call], refusal))
-
-
 @pytest.mark.parametrize("refusal", [errno.ENOSYS, errno.EPERM], ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_that_is_refused_is_named_and_refuses_a_swap_if_that_needs_it(call: str, refusal: int) -> None:
     needed = call in ("openat2", "statx") or (call, refusal) == ("renameat2", errno.EPERM)
     with job() as victim:
-        checked, swapped = (denied(call, refusal, verb, victim) for verb in ("check", "swap"))
-        name = f"{call} ({errno.errorcode[refusal]})".encode()
-        assert name in checked.stdout + checked.stderr
-        assert (name in swapped.stderr) == needed
-        assert [checked.returncode, swapped.returncode] == [LacksCall.exit_code if needed else 0] * 2
+        checked, swapped = (trashd_without(CALLS[call], verb, victim, refusal=refusal) for verb in ("check", "swap"))
+        name = f"{call} ({errno.errorcode[refusal]})"
+        assert name in checked.out + checked.err
+        assert (name in swapped.err) == needed
+        assert [checked.code, swapped.code] == [LacksCall.exit_code if needed else 0] * 2
 
 
 def test_it_is_named_where_the_store_could_not_be_made_for_it() -> None:
     with tmpfs_volume() as volume:
         victim = make_tree(volume / "job", TREE)
         for verb in ("check", "swap"):
-            done = denied("renameat2", errno.EPERM, verb, victim)
-            assert (done.returncode, b"renameat2 (EPERM)" in done.stdout + done.stderr) == (LacksCall.exit_code, True)
+            done = trashd_without(CALLS["renameat2"], verb, victim)
+            assert (done.code, "renameat2 (EPERM)" in done.out + done.err) == (LacksCall.exit_code, True)
 
 
 def test_calls_of_roots_are_missed_by_nobody_else() -> None:

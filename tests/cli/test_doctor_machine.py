@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,8 @@ import pytest
 from fusefs.linux.inotify import open_inotify
 from tests.support.make_trees import make_tree, owned
 from tests.support.other_users import as_user
-from tests.support.seccomp import IO_URING_SETUP, without
-from tests.support.trashd_command import TRASHD, CommandResult, swapped, trashd
+from tests.support.seccomp import IO_URING_SETUP
+from tests.support.trashd_command import TRASHD, CommandResult, swapped, trashd, trashd_without
 
 pytestmark = pytest.mark.needs("root")
 
@@ -133,9 +132,8 @@ def test_a_limit_that_is_used_up_is_told_with_its_name(volume: Path) -> None:
 
 def told_without_uring(volume: Path) -> dict[str, tuple[str, str]]:
     """What it tells root where io_uring is refused."""
-    argv = [*without(IO_URING_SETUP), TRASHD, "doctor", "--json"]
-    done = subprocess.run(argv, cwd=volume, capture_output=True, text=True, check=False)
-    return {told["where"]: (told["what"], told["hint"]) for told in map(json.loads, done.stdout.splitlines())}
+    done = trashd_without(IO_URING_SETUP, "doctor", "--json", cwd=volume)
+    return {told["where"]: (told["what"], told["hint"]) for told in done.objects()}
 
 
 def test_a_mount_that_wants_io_uring_is_told_why_it_gets_none(volume: Path, tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from tests.support.command_scenarios import SCENARIOS
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.open_files import held
 from tests.support.real_filesystems import bind_mount, full, overlay_volume, tmpfs_volume, unmount
-from tests.support.seccomp import CALLS, without
+from tests.support.seccomp import CALLS
 from tests.support.store_verbs import assert_silent, init
-from tests.support.trashd_command import TRASHD, done_well, environment, swapped
+from tests.support.trashd_command import done_well, swapped, trashd_without
 from tests.support.tried_pages import TriedPage, constants, in_bash
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(120)]
@@ -397,7 +397,6 @@ def test_a_filter(tree: Path) -> None:
     assert message in PAGE.sections
     assert "trashd check DIR" in PAGE.commands()
     for verb in ("swap", "check"):
-        words = [*without(CALLS["openat2"], errno.ENOSYS), TRASHD, verb, tree]
-        done = subprocess.run(words, env=environment({}), capture_output=True, text=True, check=False)
-        said = done.stdout + done.stderr
-        assert (done.returncode, message in said, "openat2" in said) == (11, True, True), done
+        done = trashd_without(CALLS["openat2"], verb, tree, refusal=errno.ENOSYS)
+        said = done.out + done.err
+        assert (done.code, message in said, "openat2" in said) == (11, True, True), done

@@ -19,8 +19,6 @@ from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.open_files import held
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, mounts, tmpfs_volume
-from tests.support.seccomp import without
-from tests.support.trashd_command import TRASHD
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("kept-root-acl")]
 
@@ -113,7 +111,7 @@ def test_nobody_sees_the_mount_before_it_answers(mount: Mounted) -> None:
 def test_without_another_inode_the_root_itself_is_shown(mount: Mounted, call: int) -> None:
     """Before Linux 6.15 a mount that is apart can't be cloned; where move_mount is denied it can't be shown."""
     target = mount.path.with_name("other")
-    with trashd_mount(mount.backing, target, ["coherence=shared"], command=[*without(call), TRASHD]) as other:
+    with trashd_mount(mount.backing, target, ["coherence=shared"], denied=[call]) as other:
         assert os.listdir(other.path) == ["sub"]
         [state] = [
             state

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from resource import RLIMIT_NOFILE, setrlimit
 
@@ -23,7 +22,7 @@ from fusefs.mount.places.find_mounts import mounts_of, read_counters
 from tests.support.fuse_watchdog import FuseMount, fuse_mount
 from tests.support.odd_daemon import daemon_command
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.seccomp import IO_URING_SETUP, without
+from tests.support.seccomp import IO_URING_SETUP, deny
 from tests.support.transports import ring_words
 from tests.support.trashd_command import TRASHD, fast_paths_off
 
@@ -130,6 +129,7 @@ def trashd_mount(
     limit_s: float = 100,
     n_fds_max: int | None = None,
     has_uring: bool = True,
+    denied: Sequence[int] = (),
     expect_end: bool = False,
     command: Sequence[str | Path] = (TRASHD,),
 ) -> Iterator[Mounted]:
@@ -138,6 +138,7 @@ def trashd_mount(
     options     as for -o, one each
     n_fds_max   the daemon's RLIMIT_NOFILE, hard
     has_uring   False: the daemon gets no io_uring, as in many containers
+    denied      other system calls that it has not, by number
     expect_end  the body ends the daemon: nothing is asked of its fds
     command     what runs `trashd`
     Raises      AssertionError: the daemon kept fds, or wrote a traceback; see fuse_mount for the rest
@@ -145,17 +146,22 @@ def trashd_mount(
     mount_point = mount_point or source.with_name(source.name + "-mounted")
     for directory in (source, mount_point):
         directory.mkdir(exist_ok=True)
-    denied = [] if has_uring else without(IO_URING_SETUP)
-    limits = None if n_fds_max is None else partial(setrlimit, RLIMIT_NOFILE, (n_fds_max, n_fds_max))
+
+    def prepare() -> None:
+        if n_fds_max is not None:
+            setrlimit(RLIMIT_NOFILE, (n_fds_max, n_fds_max))
+        for call in denied if has_uring else (*denied, IO_URING_SETUP):
+            deny(call)
+
     if tuple(command) == (TRASHD,) and os.environ.get("TRASHD_TEST_SANITIZED"):
         command = daemon_command()
     options = [*options, *fast_paths_off()]
     options = [*(ring_words(options) if has_uring else []), *options]
     words = ["-o", ",".join(options)] if options else []
     with tempfile.NamedTemporaryFile("ab", prefix="trashd-mount-log-") as log:
-        argv = [*denied, *command, "mount", source, mount_point, "--foreground", *words]
+        argv = [*command, "mount", source, mount_point, "--foreground", *words]
         try:
-            with fuse_mount(argv, mount_point, limit_s, stderr=log.fileno(), prepare=limits) as fuse:
+            with fuse_mount(argv, mount_point, limit_s, stderr=log.fileno(), prepare=prepare) as fuse:
                 os.statvfs(mount_point)
                 assert until(lambda: has_begun(mount_point)), "it answers, and never says that it does"
                 mounted = Mounted(mount_point, source, fuse, Path(log.name), len(os.listdir(f"/proc/{fuse.pid}/fd")))

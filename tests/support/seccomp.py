@@ -35,7 +35,7 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _RULE = struct.Struct("=HBBI")
 
 
-def deny(call: int, refusal: int) -> None:
+def deny(call: int, refusal: int = errno.EPERM) -> None:
     """From now on this process, and what it becomes or starts, has not that call. Root's to do. refusal: an errno"""
     wanted = (
         (_LOAD, 0, 0, 0),  # the call's number

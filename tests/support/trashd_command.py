@@ -8,6 +8,7 @@ The process is a forked child of the test process, which has every module import
 from __future__ import annotations
 
 import ctypes
+import errno
 import faulthandler
 import gc
 import json
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple
 import click
 
 from fusefs.cli.main import main
+from tests.support.seccomp import deny
 from tests.support.transports import ring_words
 
 TRASHD = str(Path(sys.executable).with_name("trashd"))
@@ -81,10 +83,27 @@ def trashd(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b
         off = fast_paths_off()
         first = ring_words([*(os.fsdecode(word) for word in words), *off])
         words = ("mount", *_each(first), *words[1:], *_each(off))
-    argv, env = [TRASHD, *words], environment(variables)
-    done = subprocess.run(
-        argv, cwd=cwd, input=stdin, capture_output=True, env=env, preexec_fn=instead_of_exec(argv, env), check=False
-    )
+    return _run_command(words, environment(variables), cwd=cwd, stdin=stdin)
+
+
+def trashd_without(
+    call: int, *words: str | bytes | Path, refusal: int = errno.EPERM, cwd: Path | None = None
+) -> CommandResult:
+    """Run `trashd WORDS`, by root, where a system call is refused. refusal: an errno"""
+    return _run_command(words, environment({}), cwd=cwd, prepare=partial(deny, call, refusal))
+
+
+def _run_command(
+    words: Sequence[str | bytes | Path],
+    env: Mapping[str, str],
+    *,
+    cwd: Path | None,
+    stdin: bytes = b"",
+    prepare: Callable[[], object] | None = None,
+) -> CommandResult:
+    argv = [TRASHD, *words]
+    run = instead_of_exec(argv, env, prepare)
+    done = subprocess.run(argv, cwd=cwd, input=stdin, capture_output=True, env=env, preexec_fn=run, check=False)
     return CommandResult(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
 
 
