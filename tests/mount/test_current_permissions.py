@@ -11,7 +11,8 @@ import itertools
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ import pytest
 from fusefs.linux.capabilities import Capability, drop_capabilities
 from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER_OBJ, acl
-from tests.support.other_users import as_user
+from tests.support.other_users import as_user, become, called_by
 from tests.support.privileges import (
     FIRST,
     HE,
@@ -68,11 +69,15 @@ def where(request: pytest.FixtureRequest) -> Iterator[Place]:
         yield Place(seen, behind)
 
 
-@pytest.fixture
-def place(where: Place) -> Place:
+def fresh(where: Place) -> Place:
     name = f"case-{next(_NUMBERS)}"
     (where.seen / name).mkdir()
     return Place(where.seen / name, where.behind / name)
+
+
+@pytest.fixture
+def place(where: Place) -> Place:
+    return fresh(where)
 
 
 def opened(path: Path, flags: int) -> None:
@@ -104,6 +109,24 @@ OPENS: dict[str, Act] = {
     "cut": lambda at: opened(at / "file", os.O_WRONLY | os.O_TRUNC),
     "truncate": lambda at: os.truncate(at / "file", 0),
 }
+ACTS = {**NAMES, **OPENS}
+Places = Mapping[str, Place]
+"""A directory for each act: one process does them all, each in its own."""
+
+
+@pytest.fixture
+def for_names(where: Place) -> Places:
+    return {act: fresh(where) for act in NAMES}
+
+
+@pytest.fixture
+def for_opens(where: Place) -> Places:
+    return {act: fresh(where) for act in OPENS}
+
+
+@pytest.fixture
+def for_all(where: Place) -> Places:
+    return {act: fresh(where) for act in ACTS}
 
 
 def rename2(old: Path, new: Path, flags: int) -> None:
@@ -119,67 +142,95 @@ def tree(at: Path) -> object:
     )
 
 
-def refused(place: Place, act: Act, *, groups: tuple[int, ...] = ()) -> None:
-    before = tree(place.behind)
-    with pytest.raises(PermissionError):
-        as_user(HE, lambda: act(place.seen) and None, groups=groups)
-    assert tree(place.behind) == before
+def each_done(places: Places, be: Callable[[], object], before_each: Act = lambda _at: None) -> dict[str, int]:
+    """The errno of each act by one process; 0: it was done. be: makes that process a user"""
+
+    def work() -> dict[str, int]:
+        return {act: errno_of(place.seen, act) for act, place in places.items()}
+
+    def errno_of(at: Path, act: str) -> int:
+        before_each(at)
+        try:
+            ACTS[act](at)
+        except OSError as error:
+            return error.errno or errno.EIO
+        return 0
+
+    return called_by(be, work, "each_done")
 
 
-@pytest.mark.parametrize("act", NAMES)
-def test_whose_directory_it_was_may_change_no_name_in_it(place: Place, act: str) -> None:
-    place.known()
-    os.chown(place.behind, 0, 0)
-    refused(place, NAMES[act])
+def refused(
+    places: Places,
+    be: Callable[[], object] = lambda: become(HE),
+    before_each: Act = lambda _at: None,
+    numbers: tuple[int, ...] = (errno.EACCES, errno.EPERM),
+) -> None:
+    """All acts, and nothing has changed. numbers: the errno that each may have"""
+    before = {act: tree(place.behind) for act, place in places.items()}
+    answers = each_done(places, be, before_each)
+    assert not {act: number for act, number in answers.items() if number not in numbers}
+    assert {act: tree(place.behind) for act, place in places.items()} == before
 
 
-@pytest.mark.parametrize("act", ["unlink", "rmdir", "rename", "rename over", "exchange", "whiteout"])
-def test_nor_in_a_sticky_one_what_is_anothers_by_now(place: Place, act: str) -> None:
-    place.known()
-    place.seen.chmod(0o1777)
-    os.chown(place.seen, 0, 0)
-    place.seen.stat()
-    for name in ("file", "sub"):
-        os.chown(place.behind / name, OTHERS, OTHERS)
-    refused(place, NAMES[act])
+def done(places: Places, be: Callable[[], object]) -> None:
+    assert each_done(places, be) == dict.fromkeys(places, 0)
 
 
-@pytest.mark.parametrize("act", NAMES)
-def test_nor_where_his_group_may_less_than_others(place: Place, act: str) -> None:
+def test_whose_directory_it_was_may_change_no_name_in_it(for_names: Places) -> None:
+    for place in for_names.values():
+        place.known()
+        os.chown(place.behind, 0, 0)
+    refused(for_names)
+
+
+def test_nor_in_a_sticky_one_what_is_anothers_by_now(where: Place) -> None:
+    places = {act: fresh(where) for act in ("unlink", "rmdir", "rename", "rename over", "exchange", "whiteout")}
+    for place in places.values():
+        place.known()
+        place.seen.chmod(0o1777)
+        os.chown(place.seen, 0, 0)
+        place.seen.stat()
+        for name in ("file", "sub"):
+            os.chown(place.behind / name, OTHERS, OTHERS)
+    refused(places)
+
+
+def test_nor_where_his_group_may_less_than_others(for_names: Places) -> None:
     """Which the process is in still."""
-    place.known(OTHERS, 0o777)
-    os.chown(place.behind, OTHERS, TEAM)
-    place.behind.chmod(0o757)
-    refused(place, NAMES[act], groups=(TEAM,))
+    for place in for_names.values():
+        place.known(OTHERS, 0o777)
+        os.chown(place.behind, OTHERS, TEAM)
+        place.behind.chmod(0o757)
+    refused(for_names, partial(become, HE, groups=(TEAM,)))
 
 
-@pytest.mark.parametrize("act", OPENS)
-def test_whose_file_it_was_may_not_open_it(place: Place, act: str) -> None:
-    place.known()
-    os.chown(place.behind / "file", OTHERS, OTHERS)
-    (place.behind / "file").chmod(0o600)
-    refused(place, OPENS[act])
+def test_whose_file_it_was_may_not_open_it(for_opens: Places) -> None:
+    for place in for_opens.values():
+        place.known()
+        os.chown(place.behind / "file", OTHERS, OTHERS)
+        (place.behind / "file").chmod(0o600)
+    refused(for_opens)
 
 
-@pytest.mark.parametrize("act", OPENS)
-def test_nor_whose_group_may_less_than_others(place: Place, act: str) -> None:
-    place.known(OTHERS, 0o777)
-    (place.seen / "file").chmod(0o666)
-    (place.seen / "file").stat()
-    os.chown(place.behind / "file", OTHERS, TEAM)
-    (place.behind / "file").chmod(0o606)
-    refused(place, OPENS[act], groups=(TEAM,))
+def test_nor_whose_group_may_less_than_others(for_opens: Places) -> None:
+    for place in for_opens.values():
+        place.known(OTHERS, 0o777)
+        (place.seen / "file").chmod(0o666)
+        (place.seen / "file").stat()
+        os.chown(place.behind / "file", OTHERS, TEAM)
+        (place.behind / "file").chmod(0o606)
+    refused(for_opens, partial(become, HE, groups=(TEAM,)))
 
 
-@pytest.mark.parametrize("act", OPENS)
-def test_nor_whose_group_an_acl_names(place: Place, act: str) -> None:
+def test_nor_whose_group_an_acl_names(for_opens: Places) -> None:
     """The mode says nothing of it: its group is the mask."""
-    place.known(OTHERS, 0o777)
-    (place.seen / "file").chmod(0o666)
-    (place.seen / "file").stat()
     entries = (USER_OBJ, 6, NOBODY), (GROUP_OBJ, 6, NOBODY), (GROUP, 0, TEAM), (MASK, 6, NOBODY), (OTHER, 6, NOBODY)
-    os.setxattr(place.behind / "file", ACCESS, acl(*entries))
-    refused(place, OPENS[act], groups=(TEAM,))
+    for place in for_opens.values():
+        place.known(OTHERS, 0o777)
+        (place.seen / "file").chmod(0o666)
+        (place.seen / "file").stat()
+        os.setxattr(place.behind / "file", ACCESS, acl(*entries))
+    refused(for_opens, partial(become, HE, groups=(TEAM,)))
 
 
 @pytest.mark.parametrize("where", ["native", "opened"], indirect=True)
@@ -210,7 +261,7 @@ def test_a_link_to_what_is_anothers_by_now_is_not_made(place: Place) -> None:
     """fs.protected_hardlinks: not to what the user may not write."""
     place.known()
     os.chown(place.behind / "file", OTHERS, OTHERS)
-    refused(place, NAMES["link"])
+    refused({"link": place})
 
 
 def test_a_program_that_may_not_be_run_any_more_is_not(place: Place) -> None:
@@ -227,16 +278,16 @@ def test_a_program_that_may_not_be_run_any_more_is_not(place: Place) -> None:
         as_user(HE, lambda: os.execv(program, ["program"]))
 
 
-@pytest.mark.parametrize("act", [*NAMES, *OPENS])
-def test_who_is_refused_may_again_when_the_kernel_has_asked(place: Place, act: str) -> None:
+def test_who_is_refused_may_again_when_the_kernel_has_asked(for_all: Places) -> None:
     """What was forgotten for the refusal is seen as it is."""
-    do = {**NAMES, **OPENS}[act]
-    place.known()
-    for path in (place.behind, *place.behind.iterdir()):
-        os.chown(path, OTHERS, OTHERS)
-    (place.behind / "file").chmod(0o600)
-    refused(place, do)
-    assert (place.seen / "file" if act in OPENS else place.seen).stat().st_uid == OTHERS
+    for place in for_all.values():
+        place.known()
+        for path in (place.behind, *place.behind.iterdir()):
+            os.chown(path, OTHERS, OTHERS)
+        (place.behind / "file").chmod(0o600)
+    refused(for_all)
+    for act, place in for_all.items():
+        assert (place.seen / "file" if act in OPENS else place.seen).stat().st_uid == OTHERS, act
 
 
 def test_a_whiteout_is_whose_rename_leaves_it(place: Place) -> None:
@@ -250,15 +301,14 @@ def test_a_whiteout_is_whose_rename_leaves_it(place: Place) -> None:
 
 
 @pytest.mark.parametrize("n_groups", [1, 64, 65])
-@pytest.mark.parametrize("act", [*NAMES, *OPENS])
-def test_who_may_by_another_group_of_his_does(place: Place, act: str, n_groups: int) -> None:
+def test_who_may_by_another_group_of_his_does(for_all: Places, n_groups: int) -> None:
     """The native core knows those of 64 at most."""
-    place.known(OTHERS, 0o770)
-    for path in (place.seen, *place.seen.iterdir()):
-        os.chown(path, OTHERS, TEAM)
-    (place.seen / "file").chmod(0o664)
-    groups = tuple(range(TEAM - n_groups + 1, TEAM + 1))
-    as_user(HE, lambda: {**NAMES, **OPENS}[act](place.seen) and None, groups=groups)
+    for place in for_all.values():
+        place.known(OTHERS, 0o770)
+        for path in (place.seen, *place.seen.iterdir()):
+            os.chown(path, OTHERS, TEAM)
+        (place.seen / "file").chmod(0o664)
+    done(for_all, partial(become, HE, groups=tuple(range(TEAM - n_groups + 1, TEAM + 1))))
 
 
 def test_what_a_member_makes_where_a_group_works_is_the_members_and_the_groups(place: Place) -> None:
@@ -283,40 +333,36 @@ def test_what_a_member_makes_where_a_group_works_is_the_members_and_the_groups(p
     assert sorted(path.name for path in place.behind.iterdir()) == ["directory", "other"]
 
 
-@pytest.mark.parametrize("act", NAMES)
-def test_who_has_left_a_group_a_moment_ago_may_not(place: Place, act: str) -> None:
-    place.known(OTHERS, 0o777)
-    for path in (place.behind, *place.behind.iterdir()):
-        os.chown(path, OTHERS, TEAM)
-    place.behind.chmod(0o770)
+def test_who_has_left_a_group_a_moment_ago_may_not(for_names: Places) -> None:
+    for place in for_names.values():
+        place.known(OTHERS, 0o777)
+        for path in (place.behind, *place.behind.iterdir()):
+            os.chown(path, OTHERS, TEAM)
+        place.behind.chmod(0o770)
 
-    def work() -> None:
-        (place.seen / "his").mkdir()
-        (place.seen / "his").rmdir()
+    def be_member_and_leave(at: Path) -> None:
+        os.setgroups((TEAM,))
+        (at / "his").mkdir()
+        (at / "his").rmdir()
         os.setgroups(())
-        NAMES[act](place.seen)
 
-    names = tree(place.behind)
     may_leave = Credentials(HE, HE, (TEAM,), capability=_CAP_SETGID)
-    assert in_child(work, may_leave.be) == errno.EACCES
-    assert tree(place.behind) == names
+    refused(for_names, may_leave.be, be_member_and_leave, (errno.EACCES,))
 
 
-@pytest.mark.parametrize("act", [*NAMES, *OPENS])
-def test_root_without_those_over_modes_may_what_others_may(place: Place, act: str) -> None:
-    do = {**NAMES, **OPENS}[act]
-    place.known(OTHERS, 0o777)
-    (place.seen / "file").chmod(0o666)
-    for path in (place.seen, place.seen / "file"):
-        path.stat()
-    place.behind.chmod(0o755)
-    (place.behind / "file").chmod(0o600)
-    before = tree(place.behind)
+def test_root_without_those_over_modes_may_what_others_may(for_all: Places) -> None:
+    for place in for_all.values():
+        place.known(OTHERS, 0o777)
+        (place.seen / "file").chmod(0o666)
+        for path in (place.seen, place.seen / "file"):
+            path.stat()
+        place.behind.chmod(0o755)
+        (place.behind / "file").chmod(0o600)
     over_modes = Capability.DAC_OVERRIDE, Capability.DAC_READ_SEARCH
-    assert in_child(lambda: do(place.seen), lambda: drop_capabilities(*over_modes)) == errno.EACCES
-    assert tree(place.behind) == before
-    (place.seen / "file").stat()
-    do(place.seen)  # with them
+    refused(for_all, partial(drop_capabilities, *over_modes), numbers=(errno.EACCES,))
+    for act, place in for_all.items():
+        (place.seen / "file").stat()
+        ACTS[act](place.seen)  # with them
 
 
 def test_a_member_who_may_write_a_file_sets_its_times_to_now_and_to_nothing_else(place: Place) -> None:
@@ -333,54 +379,44 @@ def test_a_member_who_may_write_a_file_sets_its_times_to_now_and_to_nothing_else
         as_user(HE, lambda: os.utime(place.seen / "file"))
 
 
-@pytest.mark.parametrize("act", [*NAMES, *OPENS])
-def test_who_has_the_capability_does(place: Place, act: str) -> None:
-    place.known(OTHERS, 0o700)
-    (place.seen / "file").chmod(0o600)
-    if act == "link" or "rename" in act:
-        (place.seen / "file").chmod(0o666)
-    do = {**NAMES, **OPENS}[act]
-    assert in_child(lambda: do(place.seen), lambda: keep_only(Capability.DAC_OVERRIDE)) == 0
+def test_who_has_the_capability_does(for_all: Places) -> None:
+    for act, place in for_all.items():
+        place.known(OTHERS, 0o700)
+        (place.seen / "file").chmod(0o666 if act == "link" or "rename" in act else 0o600)
+    done(for_all, partial(keep_only, Capability.DAC_OVERRIDE))
 
 
-@pytest.mark.parametrize("act", [*NAMES, *OPENS])
-def test_root_without_any_may_what_an_owner_may(place: Place, act: str) -> None:
-    do = {**NAMES, **OPENS}[act]
-    place.known(0, 0o755)
-    as_user(0, lambda: do(place.seen) and None)
+def test_root_without_any_may_what_an_owner_may(for_all: Places) -> None:
+    for place in for_all.values():
+        place.known(0, 0o755)
+    done(for_all, partial(become, 0))
 
 
-@pytest.mark.parametrize("act", [*NAMES, *OPENS])
-def test_but_nothing_that_is_anothers_by_now(place: Place, act: str) -> None:
-    do = {**NAMES, **OPENS}[act]
-    place.known(0, 0o755)
-    for path in (place.behind, *place.behind.iterdir()):
-        os.chown(path, OTHERS, OTHERS)
-    (place.behind / "file").chmod(0o600)
-    before = tree(place.behind)
-    with pytest.raises(PermissionError):
-        as_user(0, lambda: do(place.seen) and None)
-    assert tree(place.behind) == before
+def test_but_nothing_that_is_anothers_by_now(for_all: Places) -> None:
+    for place in for_all.values():
+        place.known(0, 0o755)
+        for path in (place.behind, *place.behind.iterdir()):
+            os.chown(path, OTHERS, OTHERS)
+        (place.behind / "file").chmod(0o600)
+    refused(for_all, partial(become, 0))
 
 
 @pytest.mark.needs("userns")
-@pytest.mark.parametrize("act", [*NAMES, *OPENS])
-def test_root_of_a_user_namespace_does_where_that_knows_whose_it_is(place: Place, act: str) -> None:
-    place.known(FIRST + 1, 0o700)
-    (place.seen / "file").chmod(0o600)
-    assert in_child(lambda: {**NAMES, **OPENS}[act](place.seen), as_root_in_there) == 0
+def test_root_of_a_user_namespace_does_where_that_knows_whose_it_is(for_all: Places) -> None:
+    for place in for_all.values():
+        place.known(FIRST + 1, 0o700)
+        (place.seen / "file").chmod(0o600)
+    done(for_all, as_root_in_there)
 
 
 @pytest.mark.needs("userns")
-@pytest.mark.parametrize("act", [*NAMES, *OPENS])
-def test_and_does_not_where_it_does_not(place: Place, act: str) -> None:
-    place.known(FIRST + 1, 0o755)
-    for path in (place.behind, *place.behind.iterdir()):
-        os.chown(path, HE, HE)
-    (place.behind / "file").chmod(0o600)
-    before = tree(place.behind)
-    assert in_child(lambda: {**NAMES, **OPENS}[act](place.seen), as_root_in_there) != 0
-    assert tree(place.behind) == before
+def test_and_does_not_where_it_does_not(for_all: Places) -> None:
+    for place in for_all.values():
+        place.known(FIRST + 1, 0o755)
+        for path in (place.behind, *place.behind.iterdir()):
+            os.chown(path, HE, HE)
+        (place.behind / "file").chmod(0o600)
+    refused(for_all, as_root_in_there, numbers=(*{*errno.errorcode} - {errno.EIO},))
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
