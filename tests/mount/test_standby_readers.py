@@ -141,9 +141,8 @@ def test_who_waits_keeps_nobody_else_waiting(place: Place, stuck: str, *, is_kno
     if is_known:
         work(place.top / "stuck")
     with place.hanging(STUCK[stuck]) as (client,):
-        for _ in range(2):
-            for name in ("free", "also"):
-                in_time(partial(work, place.top / name))
+        for name in ("free", "also"):
+            in_time(partial(work, place.top / name))
             place.mounted.forget_all()
         assert not is_ended(client)
         place.volume.go_on()

@@ -15,8 +15,9 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileHandleT, InodeT, ModeT, ReaddirToken, RequestContext
 
-from tests.support.fuse_watchdog import fuse_mount, program
+from tests.support.fuse_watchdog import fuse_mount
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.trashd_command import support_program
 
 
 @contextlib.contextmanager
@@ -25,7 +26,7 @@ def folding_volume(names: Sequence[str], limit_s: float = 60) -> Iterator[Path]:
     with tmpfs_volume() as base:
         point = base / "mount"
         point.mkdir()
-        with fuse_mount(program("fuse_casefold", point, *names), point, limit_s):
+        with fuse_mount(support_program("fuse_casefold", point, *names), point, limit_s):
             yield point
 
 

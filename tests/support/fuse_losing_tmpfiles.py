@@ -25,8 +25,9 @@ from fusefs.mount.bridge import pyfuse3_loop
 from fusefs.mount.bridge.reply_patching import ReplyPatching
 from tests.support.fuse_bad_rename import LyingFs, Mode
 from tests.support.fuse_waiting import read_request, session_fd
-from tests.support.fuse_watchdog import fuse_mount, program
+from tests.support.fuse_watchdog import fuse_mount
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.trashd_command import support_program
 
 
 class LosingVolume(NamedTuple):
@@ -50,7 +51,7 @@ def losing_volume(limit_s: float = 60) -> Iterator[LosingVolume]:
         backing.mkdir()
         mount_point.mkdir()
         asked.touch()
-        with fuse_mount(program("fuse_losing_tmpfiles", backing, mount_point, asked), mount_point, limit_s):
+        with fuse_mount(support_program("fuse_losing_tmpfiles", backing, mount_point, asked), mount_point, limit_s):
             yield LosingVolume(mount_point, asked)
 
 
@@ -125,7 +126,7 @@ async def _serve(fs: LosingFs) -> None:
     await pyfuse3.main()
 
 
-def _main() -> None:
+def main() -> None:
     source, mount_point, asked = sys.argv[1:]
     fs = LosingFs(Path(source).resolve(), Path(asked).resolve())
     assert pyfuse3_loop.hook(fs.replied, lambda: None)
@@ -139,4 +140,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    main()

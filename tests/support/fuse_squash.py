@@ -18,8 +18,9 @@ from pyfuse3 import EntryAttributes, RequestContext
 
 from fusefs.linux.syscalls import setfsgid, setfsuid, setgroups
 from tests.support.fuse_bad_rename import LyingFs, Mode, serve
-from tests.support.fuse_watchdog import FuseVolume, fuse_mount, program
+from tests.support.fuse_watchdog import FuseVolume, fuse_mount
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.trashd_command import support_program
 
 ANONYMOUS = 65_534
 _JUDGED = (
@@ -47,7 +48,7 @@ def squashing_volume(anonymous: int = ANONYMOUS, limit_s: float = 60) -> Iterato
 def squashed(backing: Path, mount_point: Path, anonymous: int = ANONYMOUS, limit_s: float = 60) -> Iterator[Path]:
     """One more node's view of a directory. Raises  TimeoutError"""
     mount_point.mkdir()
-    with fuse_mount(program("fuse_squash", backing, mount_point, str(anonymous)), mount_point, limit_s):
+    with fuse_mount(support_program("fuse_squash", backing, mount_point, str(anonymous)), mount_point, limit_s):
         yield mount_point
 
 

@@ -29,7 +29,8 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.mount.bridge import pyfuse3_loop
 from fusefs.mount.bridge.reply_patching import NAME_ONLY_GENERATION, ReplyPatching, cache_listing, omit_nodes
 from tests.support.foreground_mount import until
-from tests.support.fuse_watchdog import FuseMount, fuse_mount, program
+from tests.support.fuse_watchdog import FuseMount, fuse_mount
+from tests.support.trashd_command import support_program
 
 N_WORKERS = 4
 _TIMEOUT_S = 300.0
@@ -70,7 +71,7 @@ class Waiting:
 @contextlib.contextmanager
 def waiting_mount(mount_point: Path, *words: str, limit_s: float = 30) -> Iterator[Waiting]:
     """The filesystem on an empty directory. Raises  TimeoutError: it hung, see fuse_mount"""
-    with fuse_mount(program("fuse_waiting", mount_point, *words), mount_point, limit_s) as fuse:
+    with fuse_mount(support_program("fuse_waiting", mount_point, *words), mount_point, limit_s) as fuse:
         yield Waiting(mount_point, fuse)
 
 
@@ -186,7 +187,7 @@ def session_fd() -> int:
     raise FileNotFoundError(_DEVICE)
 
 
-def _main() -> None:
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("mount_point")
     parser.add_argument("--entries", type=int, default=0)
@@ -207,4 +208,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    main()

@@ -12,14 +12,13 @@ import select
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.real_filesystems import bind_mount, mounts, tmpfs_volume, unmount
-from tests.support.trashd_command import instead_of_exec
+from tests.support.trashd_command import instead_of_exec, support_program
 
 _CONTROL = Path("/sys/fs/fuse/connections")
 _START_S = 60.0  # for a daemon to mount
@@ -63,12 +62,6 @@ class FuseVolume:
     backing: Path
 
 
-def program(module: str, *words: str | Path) -> list[str | Path]:
-    """What runs a module of tests/support."""
-    repo = Path(__file__).resolve().parents[2]
-    return ["env", f"PYTHONPATH={repo}", sys.executable, "-m", f"tests.support.{module}", *words]
-
-
 @contextlib.contextmanager
 def served_volume(module: str, *words: str, limit_s: float = 60) -> Iterator[FuseVolume]:
     """One of our filesystems on a tmpfs. words: after SRC and MNT. Raises  TimeoutError: it hung, see fuse_mount"""
@@ -76,7 +69,7 @@ def served_volume(module: str, *words: str, limit_s: float = 60) -> Iterator[Fus
         volume = FuseVolume(base / "mount", base / "backing")
         for directory in (volume.path, volume.backing):
             directory.mkdir()
-        with fuse_mount(program(module, volume.backing, volume.path, *words), volume.path, limit_s):
+        with fuse_mount(support_program(module, volume.backing, volume.path, *words), volume.path, limit_s):
             yield volume
 
 

@@ -24,6 +24,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ TRASHD = str(Path(sys.executable).with_name("trashd"))
 """The installed script, for tests whose subject is the start of a process, its streams or its signals."""
 EXECUTED = (sys.executable, TRASHD)
 """A command for `service` and `trashd_mount` that executes the script, in memory of its own."""
+_REPO = Path(__file__).resolve().parents[2]
 _READ_AT_START = ("PYTHON", "LD_", "TRASHD_NATIVE")
 """Beginnings of the variables that Python, the dynamic linker or a module of ours reads once."""
 _UTF_8 = ("", "C", "C.UTF-8", "POSIX")
@@ -138,26 +140,31 @@ def instead_of_exec(
     """Return the `preexec_fn` for subprocess with which a child runs the command itself and never executes `argv`.
 
     Args:
-        argv: the script TRASHD and its arguments. Another program is executed, after `prepare`.
+        argv: the script TRASHD and its arguments, or a `support_program`. Another program is executed, after `prepare`.
         environment: the command's; None: that of this process.
         prepare: what the child calls first, for example to become another user.
         pass_fds: the file descriptors above 2 that the command keeps.
     """
     variables = dict(os.environ if environment is None else environment)
-    if not argv or argv[0] != TRASHD or not _can_change_to(variables):
-        return prepare
     words = [os.fsdecode(word) for word in argv]
+    is_support = words[:1] == ["env"] and words[2:4] == [sys.executable, "-m"]
+    if not (is_support or words[:1] == [TRASHD]) or not _can_change_to(variables):
+        return prepare
+    words = words[3:] if is_support else words
+    act = import_module(words[1]).main if is_support else main
     caches = _find_caches(len(sys.modules))
 
     def run() -> None:
         try:
-            _set_command_line(words)
+            _set_command_line(words, "python3" if is_support else "trashd")
             if prepare is not None:
                 prepare()
             for clear in caches:
                 clear()
             _start_anew(words, variables, pass_fds)
-            main()
+            sys.argv = words[1:] if is_support else words
+            act()
+            os._exit(0)
         except SystemExit as end:
             os._exit(end.code if isinstance(end.code, int) else 1)
         except BaseException:
@@ -166,6 +173,11 @@ def instead_of_exec(
             os._exit(120)
 
     return run
+
+
+def support_program(module: str, *words: str | Path) -> list[str | Path]:
+    """What runs the `main` of a module of tests/support, and shows it in the command line."""
+    return ["env", f"PYTHONPATH={_REPO}", sys.executable, "-m", f"tests.support.{module}", *words]
 
 
 def _can_change_to(variables: Mapping[str, str]) -> bool:
@@ -195,7 +207,7 @@ def _find_caches(_n_modules: int) -> list[Callable[[], object]]:
     return found
 
 
-def _set_command_line(words: list[str]) -> None:
+def _set_command_line(words: list[str], name: str) -> None:
     """Show the command to readers of /proc/PID/cmdline and comm.
 
     Source: PR_SET_MM_MAP in PR_SET_MM(2const); struct prctl_mm_map in linux/prctl.h; proc_pid_stat(5)
@@ -210,7 +222,7 @@ def _set_command_line(words: list[str]) -> None:
     layout = struct.pack("=12Q2I", *places, 0, 0, 0xFFFF_FFFF)
     size = ctypes.c_ulong(len(layout))
     _libc.prctl(_PR_SET_MM, ctypes.c_ulong(_PR_SET_MM_MAP), layout, size, ctypes.c_ulong(0))
-    _libc.prctl(_PR_SET_NAME, b"trashd")
+    _libc.prctl(_PR_SET_NAME, name.encode())
 
 
 def _start_anew(words: list[str], variables: Mapping[str, str], pass_fds: Sequence[int]) -> None:
@@ -232,7 +244,7 @@ def _start_anew(words: list[str], variables: Mapping[str, str], pass_fds: Sequen
     os.environ.clear()
     os.environ.update(variables)
     time.tzset()
-    sys.argv, sys.orig_argv = words, [sys.executable, *words]
+    sys.orig_argv = [sys.executable, *words]
     for number, (name, mode, errors) in enumerate(_STREAMS):
         stream = os.fdopen(number, mode, encoding="utf-8", errors=errors, closefd=False)
         setattr(sys, name, stream)

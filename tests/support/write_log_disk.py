@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.fuse_watchdog import fuse_mount
+from tests.support.trashd_command import support_program
 
 MOUNTED = "mounted"  # the mark that ends mkfs and the first mount
 STOPPING = "stopping"  # the mark that ends the body; what follows is the unmount
@@ -79,7 +80,7 @@ class Log:
     events: tuple[Event, ...]
 
     def to_bytes(self) -> bytes:
-        """Plain tuples, pickled: the daemon's classes live in `__main__`, which its reader does not have."""
+        """Plain tuples, pickled: the daemon's classes may be those of `__main__`, which its reader does not have."""
         return pickle.dumps((self.size_bytes, [dataclasses.astuple(event) for event in self.events]))
 
     @classmethod
@@ -218,14 +219,12 @@ def logged_volume(fstype: str, size_mb: int, *, limit_s: float = 120.0) -> Itera
 
     limit_s   the watchdog (a process of its own) aborts the FUSE connection then: I/O fails, nothing hangs
     """
-    repo = Path(__file__).resolve().parents[2]
     with tempfile.TemporaryDirectory(prefix="logdisk-") as scratch_name, contextlib.ExitStack() as stack:
         scratch = Path(scratch_name)
         served, mountpoint = scratch / "served", scratch / "volume"
         served.mkdir()
         mountpoint.mkdir()
-        daemon = [sys.executable, "-P", "-m", "tests.support.write_log_disk", str(served), str(size_mb)]
-        stack.enter_context(fuse_mount(["env", f"PYTHONPATH={repo}", *daemon], served, limit_s))
+        stack.enter_context(fuse_mount(support_program("write_log_disk", served, str(size_mb)), served, limit_s))
         device = stack.enter_context(_loop_on(served / "disk"))
         command = [*_MKFS[fstype], str(device.path)]
         subprocess.run(command, check=True, capture_output=True, text=True)
@@ -364,5 +363,9 @@ def serve(mountpoint: str, size_mb: int) -> None:
         pyfuse3.close(unmount=True)
 
 
-if __name__ == "__main__":
+def main() -> None:
     serve(sys.argv[1], int(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()
