@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -138,9 +139,9 @@ def view_ls_and_diff(volume: Path) -> str:
     for path in victims(volume):
         (path / "link").symlink_to(path / "nowhere")
     told = ""
-    for one in swapped_by_alice(volume):
-        lines = (("ls", one), ("diff", one), ("ls", f"{one}:link"), ("cat", f"{one}:{os.fsdecode(NAMES['c1'])}/gone"))
-        told += "".join(said(trashd(verb, "--volume", volume, what)) for verb, what in lines)
+    lines = (("ls", ""), ("diff", ""), ("ls", ":link"), ("cat", f":{os.fsdecode(NAMES['c1'])}/gone"))
+    for one, (verb, inside) in zip(swapped_by_alice(volume), itertools.cycle(lines), strict=False):  # all have the same
+        told += said(trashd(verb, "--volume", volume, f"{one}{inside}"))
     return told + each(volume, *(f"{verb} --volume {volume}" for verb in ("ls", "diff", "cat")))
 
 

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("d
 MIB = 1 << 20
 SHARED_LIMIT_S = 1000.0
 N_FORGOTTEN = 3000
+N_EACH = 120  # files of a client, while the filesystem changes some hundred times
 _NUMBERS = count()
 _FS_IOC_GETFLAGS, _FIONREAD = 0x80086601, 0x541B
 
@@ -279,7 +280,7 @@ def test_traffic_while_the_filesystem_becomes_slow_and_quick_again_is_answered_o
 
         def work(path: Path) -> None:
             path.mkdir()
-            for number in range(250):
+            for number in range(N_EACH):
                 one, other = path / f"a{number}", path / f"b{number}"
                 one.write_bytes(b"%d" % number * 100)
                 one.rename(other)
@@ -300,4 +301,4 @@ def test_traffic_while_the_filesystem_becomes_slow_and_quick_again_is_answered_o
             worker.join()
         assert failures == []
         for number in range(3):
-            assert len(os.listdir(mounted.path / f"w{number}")) == len(range(0, 250, 3))
+            assert len(os.listdir(mounted.path / f"w{number}")) == len(range(0, N_EACH, 3))

@@ -36,7 +36,7 @@ WHERE = {
     "without direct requests": ["coherence=exclusive", "without=direct-requests"],
     "slow": ["coherence=exclusive", "backing=slow"],
 }
-N_MANY = 350
+N_MANY = 260
 """Of one user, of whose requests 120 may wait at a time."""
 IN_OPEN = 0x20
 _NUMBERS = itertools.count()

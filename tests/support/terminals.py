@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.support.foreground_mount import until
 from tests.support.proc_stat import stat_of
-from tests.support.trashd_command import TRASHD, environment
+from tests.support.trashd_command import TRASHD, environment, instead_of_exec
 
 _PATIENCE_S = 60.0
 
@@ -27,9 +27,10 @@ class Terminal:
     def __init__(self, *words: str | Path, cwd: Path | None = None, **variables: str) -> None:
         self._ours, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        argv, env = [TRASHD, *words], environment({"TERM": "xterm", **variables})
         self.process = subprocess.Popen(
-            [TRASHD, *words], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-            env=environment({"TERM": "xterm", **variables}), cwd=cwd,
+            argv, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env=env, cwd=cwd,
+            preexec_fn=instead_of_exec(argv, env),  # noqa: PLW1509
         )  # fmt: skip
         os.close(theirs)
         self.seen = ""
