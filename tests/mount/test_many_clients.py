@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.needs("root", "fuse", "fuse_uring"), pytest.mark.rests
 N_PROCESSES, N_THREADS = 8, 125
 N_CLIENTS = N_PROCESSES * N_THREADS
 STACK_BYTES = 128 << 10
-STORM_S = 4.0
+STORM_S = 1.5
 
 HOW = {"native core": ("uring=on",), "without it": ("uring=on", "without=native-core")}
 
