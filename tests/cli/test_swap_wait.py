@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fusefs.core.service_status import VolumePhase
-from tests.support.foreground_mount import trashd_mount
+from tests.support.foreground_mount import trashd_mount, until
 from tests.support.make_trees import IMMUTABLE, make_tree, owned, set_flags
 from tests.support.minimal_reaper import own_runtime_dir, small_reaper
 from tests.support.other_users import run_as
@@ -200,16 +200,11 @@ def waiting(volume: Path, victim: Path, *options: str) -> Iterator[subprocess.Po
     words = [TRASHD, "swap", "--json", "--wait", *options, str(victim)]
     with subprocess.Popen(words, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
-        until(lambda: bool(orphans(volume, "reaping")) or process.poll() is not None)
+        assert until(lambda: bool(orphans(volume, "reaping")) or process.poll() is not None)
         try:
             yield process
         finally:
             process.kill()
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        os.sched_yield()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
