@@ -422,8 +422,12 @@ def _fill_with_files(filling: Path, content: bytes) -> None:
     for i in itertools.count():
         if i == _N_EMPTY_MAX:
             raise ValueError(f"over {_N_EMPTY_MAX} inodes: too slow; use mkfs -N or nr_inodes=")
+        path = f"{filling}/{len(content)}-{i}"
         try:
-            (filling / f"{len(content)}-{i}").write_bytes(content)
+            if content:
+                Path(path).write_bytes(content)
+            else:
+                os.mknod(path)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
