@@ -25,11 +25,11 @@ from tests.support.asked_directly import asked_directly
 from tests.support.covering_sets import runs_every_case, share_of
 from tests.support.make_trees import EntrySnapshot, snapshot
 from tests.support.other_users import as_user, become
+from tests.support.shared_memory_children import call_in_child, code_of_child, end_process
 from tests.support.store_verbs import (
     DyingAt,
     NumberedCall,
     assert_silent,
-    in_child,
     init,
     numbered_calls,
     problems,
@@ -248,16 +248,16 @@ def settle_without_loss(scene: CrashScenario, volume: Path, before: VolumeConten
 def end_of(body: Callable[[], object]) -> int:
     """The exit code of a child that runs `body`, after all its own children have ended too."""
 
-    def guard() -> None:
+    def guard() -> int:
         syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        code = in_child(body)
+        code = code_of_child(body)
         try:
             while True:
                 os.wait()
         except ChildProcessError:
-            os._exit(code)
+            return code
 
-    return in_child(guard)
+    return call_in_child(guard, "a test")
 
 
 def deaths(scene: CrashScenario, volume: Path, case: int = 0, n_cases: int = 1) -> Iterator[tuple[int, VolumeContents]]:
@@ -271,7 +271,7 @@ def deaths(scene: CrashScenario, volume: Path, case: int = 0, n_cases: int = 1) 
     numbers = [*share_of(before_end, case, n_cases), end_number]
     for n in numbers:
         before = scene.set_up(volume)
-        end = in_child if scene.by is None else end_of
+        end = code_of_child if scene.by is None else end_of
         code = end(partial(scene.run, volume, DyingAt(n)))
         # Where root acts through a child of the owner, the child's death is root's error.
         assert code in (0, DyingAt.EXIT_CODE) or scene.by is not None, f"call {n}: exit code {code}"
@@ -296,7 +296,7 @@ class DyingAfter:
 
     def __call__(self, call: str) -> None:
         if self.left == 0:
-            os._exit(DyingAt.EXIT_CODE)
+            end_process(DyingAt.EXIT_CODE)
         self.left -= call == self.call
 
 

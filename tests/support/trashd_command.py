@@ -159,6 +159,12 @@ def _can_change_to(variables: Mapping[str, str]) -> bool:
     return is_utf8 and read_at_start[0] == read_at_start[1] and "COVERAGE_PROCESS_START" not in variables
 
 
+def forget_caches() -> None:
+    """Empty what fusefs has found out about this process, such as its capabilities: they are others now."""
+    for clear in _find_caches(len(sys.modules)):
+        clear()
+
+
 @cache
 def _find_caches(_n_modules: int) -> list[Callable[[], object]]:
     """Find what empties each functools.cache of fusefs, and what click keeps in a command: a new process has none.
