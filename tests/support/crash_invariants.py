@@ -13,7 +13,7 @@ from typing import TypeVar
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.linux.kernel import Kernel
 from tests.support.covering_sets import runs_every_case, share_of
-from tests.support.crash_scenarios import CrashScenario, VolumeContents, changing, deaths, stop_at
+from tests.support.crash_scenarios import CrashScenario, VolumeContents, changing, deaths, stop_meanwhile
 from tests.support.make_trees import snapshot
 from tests.support.other_users import as_user
 from tests.support.shared_memory_children import code_of_child
@@ -142,11 +142,7 @@ def hold_when_stopped(
         before = scene.set_up(volume)
         with _noting(f"stopped before call {n}".format):
             with within(volume):
-                stopped = stop_at(scene, volume, n)
-                try:
-                    other = meanwhile()
-                finally:
-                    code = stopped.go_on()
+                code, other = stop_meanwhile(scene, volume, n, meanwhile)
             law(before, code, other)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import stat
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, TypeVar
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
@@ -61,6 +61,7 @@ LOOKING = frozenset(
 STRIDE = 1 if runs_every_case() else 3
 """From one call before which something happens to the next, where it is not known which of them matter."""
 
+T = TypeVar("T")
 Tree = tuple[EntrySnapshot, ...]
 Prepare = Callable[[Path], None]
 Act = Callable[[Path, Kernel], object]
@@ -301,15 +302,18 @@ class DyingAfter:
 
 
 class StoppingAt:
-    """A hook that stops the process before its n-th call (from 0), until it is continued."""
+    """A hook that stops the process before its n-th call (from 0), until `go` can be read; `stopped` says so."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, stopped: int, go: int) -> None:
         self.left = n
+        self.stopped = stopped
+        self.go = go
 
     def __call__(self, _call: str) -> None:
         self.left -= 1
         if self.left == -1:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            os.write(self.stopped, b".")
+            os.read(self.go, 1)
 
 
 WON, LOST, BROKEN = 0, 10, 11
@@ -328,35 +332,22 @@ def outcome(act: Callable[[], object]) -> int:
     return LOST if getattr(result, "lost", None) else WON
 
 
-class Stopped(NamedTuple):
-    """A child that was stopped at a call, or that ended before it."""
+def stop_meanwhile(scene: CrashScenario, volume: Path, n: int, meanwhile: Callable[[], T]) -> tuple[int, T]:
+    """How the act ended, in a child that stops before its n-th call, if it makes so many; what `meanwhile` returned."""
+    stopped, go = os.pipe(), os.pipe()
 
-    pid: int
-    status: int
+    def play() -> int:
+        os.close(go[1])
+        return outcome(lambda: scene.run(volume, StoppingAt(n, stopped[1], go[0])))
 
-    def is_stopped(self) -> bool:
-        return os.WIFSTOPPED(self.status)
-
-    def go_on(self) -> int:
-        status = self.status
-        if self.is_stopped():
-            os.kill(self.pid, signal.SIGCONT)
-            _, status = os.waitpid(self.pid, 0)
-        return os.waitstatus_to_exitcode(status)
-
-
-def stop_at(scene: CrashScenario, volume: Path, n: int) -> Stopped:
-    """The act in a child, stopped before its n-th call."""
-    pid = os.fork()
-    if pid == 0:
-        _play(scene, volume, StoppingAt(n))
-    _, status = os.waitpid(pid, os.WUNTRACED)
-    return Stopped(pid, status)
-
-
-def _play(scene: CrashScenario, volume: Path, hook: CallHook) -> NoReturn:
-    code = BROKEN
-    try:
-        code = outcome(lambda: scene.run(volume, hook))
-    finally:
-        os._exit(code)
+    with ThreadPoolExecutor(1) as thread:
+        playing = thread.submit(call_in_child, play, "the act")
+        playing.add_done_callback(lambda _playing: os.write(stopped[1], b"."))
+        os.read(stopped[0], 1)
+        try:
+            result = meanwhile()
+        finally:
+            os.close(go[1])
+    for fd in (*stopped, go[0]):
+        os.close(fd)
+    return playing.result(), result

@@ -12,6 +12,7 @@ import mmap
 import os
 import pickle
 import signal
+import threading
 import traceback
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
@@ -24,8 +25,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _Main = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _stacks: list[mmap.mmap] = []
 """Those that no child has."""
-_children: set[int] = set()
-"""The pids of those that live."""
+_children: dict[int, int] = {}
+"""The threads for which those that live were made, by their pids."""
 
 
 class _Ended(BaseException):
@@ -47,21 +48,21 @@ def call_in_child(body: Callable[[], R], name: str) -> R:
 
     def main(_argument: object) -> int:
         pid = os.getpid()
-        _children.add(pid)
+        _children[pid] = threading.get_ident()
         try:
             signal.setitimer(signal.ITIMER_REAL, *timer)
             outcome.append((True, body()))
         except BaseException as error:
             outcome.append((False, _without_frames(error, name)))
         finally:
-            _children.remove(pid)
-            gc.collect(0)
+            del _children[pid]
+            _collect()
         return 0
 
     stack = _stacks.pop() if _stacks else mmap.mmap(-1, _STACK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     end = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + _STACK_BYTES
     # What either of us throws away it closes itself: a number is another file's in the other one.
-    gc.collect(0)
+    _collect()
     is_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -78,6 +79,12 @@ def call_in_child(body: Callable[[], R], name: str) -> R:
         raise value
     result: R = value  # type: ignore[assignment]
     return result
+
+
+def _collect() -> None:
+    """Close what was thrown away since the last time, unless another process may have thrown it away."""
+    if {*_children.values()} <= {threading.get_ident()}:
+        gc.collect(0)
 
 
 def _without_frames(error: BaseException, name: str) -> BaseException:
