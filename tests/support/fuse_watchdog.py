@@ -12,14 +12,14 @@ import select
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from tests.support.real_filesystems import bind_mount, mounts, tmpfs_volume, unmount
-from tests.support.trashd_command import instead_of_exec
+from tests.support.trashd_command import SUPPORT, instead_of_exec
 
 _CONTROL = Path("/sys/fs/fuse/connections")
 _START_S = 60.0  # for a daemon to mount
@@ -65,8 +65,8 @@ class FuseVolume:
 
 def program(module: str, *words: str | Path) -> list[str | Path]:
     """What runs a module of tests/support."""
-    repo = Path(__file__).resolve().parents[2]
-    return ["env", f"PYTHONPATH={repo}", sys.executable, "-m", f"tests.support.{module}", *words]
+    import_module("pyfuse3")  # here, not in each of them
+    return [*SUPPORT, f"tests.support.{module}", *words]
 
 
 @contextlib.contextmanager

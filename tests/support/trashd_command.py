@@ -13,6 +13,7 @@ import gc
 import json
 import logging
 import os
+import runpy
 import signal
 import struct
 import subprocess
@@ -33,6 +34,8 @@ from tests.support.transports import ring_words
 
 TRASHD = str(Path(sys.executable).with_name("trashd"))
 """The installed script, for tests whose subject is the start of a process, its streams or its signals."""
+SUPPORT = ("env", f"PYTHONPATH={Path(__file__).resolve().parents[2]}", sys.executable, "-m")
+"""The beginning of a command line that runs a module of tests/support."""
 EXECUTED = (sys.executable, TRASHD)
 """A command for `service` and `trashd_mount` that executes the script, in memory of its own."""
 _READ_AT_START = ("PYTHON", "LD_", "TRASHD_NATIVE")
@@ -119,15 +122,19 @@ def instead_of_exec(
     """Return the `preexec_fn` for subprocess with which a child runs the command itself and never executes `argv`.
 
     Args:
-        argv: the script TRASHD and its arguments. Another program is executed, after `prepare`.
+        argv: the script TRASHD, or Python with a module of tests/support, and its arguments. Another program is
+            executed, after `prepare`.
         environment: the command's; None: that of this process.
         prepare: what the child calls first, for example to become another user.
         pass_fds: the file descriptors above 2 that the command keeps.
     """
     variables = dict(os.environ if environment is None else environment)
-    if not argv or argv[0] != TRASHD or not _can_change_to(variables):
-        return prepare
     words = [os.fsdecode(word) for word in argv]
+    is_trashd, is_ours = words[:1] == [TRASHD], words[: len(SUPPORT)] == [*SUPPORT]
+    if not (is_trashd or is_ours) or not _can_change_to(variables):
+        return prepare
+    begin = main if is_trashd else partial(_run_module, words[len(SUPPORT)])
+    words = words if is_trashd else words[len(SUPPORT) :]
     caches = _find_caches(len(sys.modules))
 
     def run() -> None:
@@ -138,7 +145,7 @@ def instead_of_exec(
             for clear in caches:
                 clear()
             _start_anew(words, variables, pass_fds)
-            main()
+            begin()
         except SystemExit as end:
             os._exit(end.code if isinstance(end.code, int) else 1)
         except BaseException:
@@ -147,6 +154,14 @@ def instead_of_exec(
             os._exit(120)
 
     return run
+
+
+def _run_module(name: str) -> None:
+    """Run a module as `python -m` does."""
+    sys.modules.pop(name, None)
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _can_change_to(variables: Mapping[str, str]) -> bool:
@@ -197,7 +212,7 @@ def _set_command_line(words: list[str]) -> None:
     layout = struct.pack("=12Q2I", *places, 0, 0, 0xFFFF_FFFF)
     size = ctypes.c_ulong(len(layout))
     _libc.prctl(_PR_SET_MM, ctypes.c_ulong(_PR_SET_MM_MAP), layout, size, ctypes.c_ulong(0))
-    _libc.prctl(_PR_SET_NAME, b"trashd")
+    _libc.prctl(_PR_SET_NAME, os.fsencode(Path(words[0]).name))
 
 
 def _start_anew(words: list[str], variables: Mapping[str, str], pass_fds: Sequence[int]) -> None:

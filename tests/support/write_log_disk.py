@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.fuse_watchdog import fuse_mount
+from tests.support.fuse_watchdog import fuse_mount, program
 
 MOUNTED = "mounted"  # the mark that ends mkfs and the first mount
 STOPPING = "stopping"  # the mark that ends the body; what follows is the unmount
@@ -218,14 +218,12 @@ def logged_volume(fstype: str, size_mb: int, *, limit_s: float = 120.0) -> Itera
 
     limit_s   the watchdog (a process of its own) aborts the FUSE connection then: I/O fails, nothing hangs
     """
-    repo = Path(__file__).resolve().parents[2]
     with tempfile.TemporaryDirectory(prefix="logdisk-") as scratch_name, contextlib.ExitStack() as stack:
         scratch = Path(scratch_name)
         served, mountpoint = scratch / "served", scratch / "volume"
         served.mkdir()
         mountpoint.mkdir()
-        daemon = [sys.executable, "-P", "-m", "tests.support.write_log_disk", str(served), str(size_mb)]
-        stack.enter_context(fuse_mount(["env", f"PYTHONPATH={repo}", *daemon], served, limit_s))
+        stack.enter_context(fuse_mount(program("write_log_disk", served, str(size_mb)), served, limit_s))
         device = stack.enter_context(_loop_on(served / "disk"))
         command = [*_MKFS[fstype], str(device.path)]
         subprocess.run(command, check=True, capture_output=True, text=True)
