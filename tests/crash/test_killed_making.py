@@ -23,7 +23,8 @@ from tests.support.crash_scenarios import (
 from tests.support.make_trees import make_tree, snapshot
 from tests.support.other_users import as_user, become
 from tests.support.real_filesystems import full, tmpfs_volume
-from tests.support.store_verbs import DyingAt, assert_silent, in_child, init, numbered_calls, recover_all, swap, use
+from tests.support.shared_memory_children import code_of_child
+from tests.support.store_verbs import DyingAt, assert_silent, init, numbered_calls, recover_all, swap, use
 from tests.support.verb_scenarios import TREE, make_victim
 
 pytestmark = pytest.mark.needs("root")
@@ -44,7 +45,7 @@ def test_init_killed_before_any_call_is_finished_by_the_next_init(volume: Path) 
     wipe(volume)
     for n in changing(numbered_calls(partial(init, volume))):
         wipe(volume)
-        code = in_child(partial(init, volume, Kernel(DyingAt(n))))
+        code = code_of_child(partial(init, volume, Kernel(DyingAt(n))))
         init(volume)
         assert recover_all(volume) == []
         assert entries_of(volume) == [".trashd"], f"killed before call {n}"
@@ -63,7 +64,7 @@ def test_first_swap_without_a_store_killed_before_any_call_loses_nothing(volume:
     for n in changing(numbered_calls(partial(swap, home(volume)))):
         set_up()
         tree = snapshot(home(volume))
-        code = in_child(partial(swap, home(volume), Kernel(DyingAt(n))))
+        code = code_of_child(partial(swap, home(volume), Kernel(DyingAt(n))))
         assert home(volume).is_dir()
         init(volume)
         settle(volume)
@@ -91,7 +92,7 @@ def test_first_swap_of_a_user_killed_before_any_call_leaves_one_folder_of_his(vo
             become(USER)
             swap(home(volume), Kernel(DyingAt(n)))
 
-        code = in_child(die)
+        code = code_of_child(die)
         as_user(USER, partial(use, volume))
         settle(volume)
         assert look(volume).trees == {tree: 1}, f"killed before call {n}"
@@ -110,7 +111,7 @@ def test_swap_by_the_reserve_killed_before_any_call_loses_nothing(volume: Path, 
     for n in changing(calls):
         before = scene.set_up(volume)
         with full(volume):
-            code = in_child(partial(scene.run, volume, DyingAt(n)))
+            code = code_of_child(partial(scene.run, volume, DyingAt(n)))
             assert code in (0, DyingAt.EXIT_CODE)
             assert exchange is False or home(volume).is_dir()
             # Recovery needs no space either.

@@ -37,6 +37,7 @@ from tests.support.crash_scenarios import (
     settle_without_loss,
     write_volume,
 )
+from tests.support.shared_memory_children import code_of_child
 from tests.support.store_verbs import ActingBefore as StoreHook
 from tests.support.store_verbs import (
     DyingAt,
@@ -113,11 +114,11 @@ def test_a_takeover_that_was_killed_is_taken_over_in_turn(volume: Path, name: st
     numbers = changing(scene.calls(volume))
     for i, n in enumerate(numbers):
         scene.set_up(volume)
-        in_child(partial(scene.run, volume, DyingAt(n)))
+        code_of_child(partial(scene.run, volume, DyingAt(n)))
         for m in share_of(changing(numbered_calls(partial(recover_elsewhere, volume))), i, len(numbers)):
             before = scene.set_up(volume)
-            in_child(partial(scene.run, volume, DyingAt(n)))
-            in_child(partial(recover_elsewhere, volume, Kernel(DyingAt(m))))
+            code_of_child(partial(scene.run, volume, DyingAt(n)))
+            code_of_child(partial(recover_elsewhere, volume, Kernel(DyingAt(m))))
             recover_elsewhere(volume)
             settle_without_loss(scene, volume, before)
 

@@ -85,8 +85,8 @@ def system_calls(volume: Path, identifier: str, log: Path, *options: str) -> Cou
 def test_a_file_costs_one_unlink_and_no_stat_and_a_thousand_cost_one_getdents(
     tmp_path: Path, shape: str, threads: int
 ) -> None:
-    n_files, n_few, n_dirs = 24_000, 1000, 1 if shape == "flat" else 12
-    with loop_volume("ext4", 128, ("-N", "50000")) as volume:
+    n_files, n_few, n_dirs = 12_000, 1000, 1 if shape == "flat" else 12
+    with loop_volume("ext4", 128, ("-N", "30000")) as volume:
         init(volume)
         few = swap(fill(volume / "few", n_few))
         for number in range(n_dirs):

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -31,17 +30,17 @@ from fusefs.store.layout import open_store
 from fusefs.store.swap_path import own_folder
 from fusefs.sweep.request import TakingBoundary, ToTrash
 from tests.support.make_trees import File, deep_chain, make_tree
-from tests.support.other_users import ChildDied, as_user
+from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume
 from tests.support.reap_process import state_of
 from tests.support.run_sweep import sweep
+from tests.support.shared_memory_children import code_of_child
 from tests.support.small_orphans import command
 from tests.support.store_verbs import (
     DyingAt,
     entries,
     folder_of,
     forge,
-    in_child,
     own,
     place,
     raw,
@@ -486,17 +485,15 @@ def test_a_reap_that_is_killed_before_any_call_leaves_no_doubt(quick_volume: Pat
 def reap_and_die(asker: int, volume: Path, identifier: str, n: int) -> bool:
     """A user reaps an orphan and is killed before the n-th call; whether that happened."""
 
-    def act() -> bool:
+    def act() -> None:
         kernel = Kernel(DyingAt(n))
         store = open_store(kernel, BackingAndMount(kernel.open_path(raw(volume))), raw(volume))
         assert store is not None
         with store, own_folder(store) as folder:
             reap(folder, ContainerId(identifier), RemovalWishes(n_workers=1))
-        return False
 
-    with suppress(ChildDied):
-        return as_user(asker, act, groups=[TEAM]) if asker else bool(in_child(act))
-    return True
+    die = partial(code_of_child, act)
+    return bool(as_user(asker, die, groups=[TEAM]) if asker else die())
 
 
 # Clocks

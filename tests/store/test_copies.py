@@ -21,12 +21,12 @@ from tests.support.crash_scenarios import DyingAfter
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, full, loop_volume, mount_of, sync, unmount
+from tests.support.shared_memory_children import code_of_child
 from tests.support.small_orphans import command
 from tests.support.store_verbs import (
     assert_silent,
     entries,
     folder_of,
-    in_child,
     init,
     place,
     problems,
@@ -209,7 +209,7 @@ def test_recovery_loses_nothing_of_a_copy_that_was_made_in_the_middle_of_a_resto
 @pytest.mark.parametrize("call", ["link", "exchange"])
 def test_a_swap_that_was_killed_before_the_copy_is_told_with_a_way_out(volumes: Volumes, call: str) -> None:
     make_tree(volumes.source / "job", {"results": "old"})
-    in_child(lambda: swap(volumes.source / "job", Kernel(DyingAfter(call))))
+    code_of_child(lambda: swap(volumes.source / "job", Kernel(DyingAfter(call))))
     _by_cp(volumes.source, volumes.copy)
     recover_all(volumes.copy)
     [container] = (folder_of(volumes.copy, 0) / "stage").iterdir()

@@ -101,8 +101,7 @@ def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
         twins.take_back(verb.asker, 0, verb.back)
         twins.keep_from_now(verb.back)
     twins.act(twins.plain, again)
-    for words in ("doctor --repair VOLUME", "list --volume VOLUME", "reap --volume VOLUME"):
-        ask(twins, ROOT, words)
+    ask(twins, ROOT, "doctor --repair VOLUME\nlist --volume VOLUME\nreap --volume VOLUME")
     return ended.acted
 
 

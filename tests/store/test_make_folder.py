@@ -16,6 +16,7 @@ from tests.support.covering_sets import share_of
 from tests.support.crash_scenarios import changing
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
+from tests.support.shared_memory_children import code_of_child
 from tests.support.store_verbs import (
     ActingAt,
     Counting,
@@ -23,7 +24,6 @@ from tests.support.store_verbs import (
     assert_silent,
     folder_of,
     forked,
-    in_child,
     init,
     numbered_calls,
     own,
@@ -98,7 +98,7 @@ def test_a_first_command_killed_at_any_call_leaves_one_folder_to_the_next(volume
     numbers = changing(as_user(ALICE, partial(numbered_calls, partial(make, volume))))
     for n in numbers:
         remove_folders(volume)
-        code = as_user(ALICE, lambda n=n: in_child(lambda: make(volume, Kernel(DyingAt(n)))))  # type: ignore[misc]
+        code = as_user(ALICE, lambda n=n: code_of_child(lambda: make(volume, Kernel(DyingAt(n)))))  # type: ignore[misc]
         n_killed = len(folders(volume))
         assert n_killed <= 2 + is_planted, f"killed before call {n}"
         found = as_user(ALICE, lambda: make(volume))
@@ -110,7 +110,7 @@ def test_a_first_command_killed_at_any_call_leaves_one_folder_to_the_next(volume
 
 def test_init_sweeps_what_a_killed_first_command_left(volume: Path) -> None:
     for n in range(30, 60, 7):
-        as_user(ALICE, lambda n=n: in_child(lambda: make(volume, Kernel(DyingAt(n)))))  # type: ignore[misc]
+        as_user(ALICE, lambda n=n: code_of_child(lambda: make(volume, Kernel(DyingAt(n)))))  # type: ignore[misc]
     assert any(name.startswith(".new-") for name in folders(volume))
     init(volume)
     assert [name for name in folders(volume) if name.startswith(".new-")] == []

@@ -17,11 +17,11 @@ from tests.support.crash_scenarios import DyingAfter, forbid_exchange
 from tests.support.fuse_watchdog import fuse_mount
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.shared_memory_children import code_of_child
 from tests.support.sshfs_volumes import sshfs_volume
 from tests.support.store_verbs import (
     assert_silent,
     entries,
-    in_child,
     init,
     place,
     reap_now,
@@ -113,7 +113,7 @@ def test_a_killed_swap_is_completed_or_undone_by_the_mark(
     volume: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(take_over, "takeover_s", lambda _volume: 0.0)  # what has no record yet may be another node's
-    in_child(lambda: swap(volume / "job", Kernel(DyingAfter(call))))
+    code_of_child(lambda: swap(volume / "job", Kernel(DyingAfter(call))))
     assert recover_all(volume) == []
     for entry in entries(volume):
         assert entry.state is State.ORPHANS
@@ -125,7 +125,7 @@ def test_a_killed_swap_is_completed_or_undone_by_the_mark(
 def test_a_killed_restore_is_completed_or_undone_by_the_mark(volume: Path) -> None:
     swapped = swap(volume / "job")
     (volume / "job/late").write_text("new")
-    in_child(lambda: restore(volume, swapped.id, Kernel(DyingAfter("exchange"))))
+    code_of_child(lambda: restore(volume, swapped.id, Kernel(DyingAfter("exchange"))))
     assert recover_all(volume) == []
     assert (volume / "job/results").read_text() == "old"
     [entry] = entries(volume)

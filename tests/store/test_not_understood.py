@@ -17,6 +17,7 @@ from tests.support.crash_scenarios import DyingAfter
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.shared_memory_children import code_of_child
 from tests.support.small_orphans import EXPIRED, command, orphan_in
 from tests.support.store_verbs import (
     ActingBefore,
@@ -193,7 +194,7 @@ def test_what_a_copy_of_a_volume_has_that_nobody_can_settle_is_taken_out(volume:
     make_tree(volume / "vol", {"job": {"a": "1"}})
     init(volume / "vol")
     (volume / ".trashd").rename(volume / "upper")
-    in_child(partial(swap, volume / "vol/job", Kernel(DyingAfter("exchange"))))
+    code_of_child(partial(swap, volume / "vol/job", Kernel(DyingAfter("exchange"))))
     shutil.copytree(volume / "vol", volume / "copy", symlinks=True)
     copied = volume / "copy"
     (container,) = copied.glob(".trashd/u/0/stage/*")

@@ -77,7 +77,7 @@ def place(name: bytes) -> Iterator[Place]:
 
 def tell(*words: str | bytes | Path, person: Credentials = ROOT) -> Ended:
     """A command as a user runs it, and what it says, which a terminal may see."""
-    ended = command_as(person, [os.fsdecode(word) for word in words], _NEVER, lambda: None)
+    ended = command_as(person, [[os.fsdecode(word) for word in words]], _NEVER, lambda: None)
     assert ended.code != BROKEN, ended
     assert [c for c in ended.told if not c.isprintable() and c != "\n"] == [], (words, ended)
     return ended

@@ -25,12 +25,12 @@ from fusefs.store.stage import SwapOptions
 from tests.support.crash_scenarios import changing
 from tests.support.make_trees import make_tree, snapshot
 from tests.support.other_users import as_user
+from tests.support.shared_memory_children import code_of_child
 from tests.support.small_orphans import OTHER, TREE, orphan_in, orphan_of
 from tests.support.store_verbs import (
     DyingAt,
     calls_of,
     entries,
-    in_child,
     numbered_calls,
     place,
     reap_now,
@@ -188,7 +188,7 @@ def test_killed_at_any_call_it_is_an_orphan_with_the_old_term_or_the_new(volume:
     identifier = orphan_in(volume).id
     for number in changing(numbered_calls(partial(keep, volume, identifier, PINNED))):
         keep(volume, identifier, UsualTerm())
-        code = in_child(partial(keep, volume, identifier, PINNED, Kernel(DyingAt(number))))
+        code = code_of_child(partial(keep, volume, identifier, PINNED, Kernel(DyingAt(number))))
         (entry,) = entries(volume)
         assert (entry.state, entry.problem) == (State.ORPHANS, "")
         assert record_in(volume, identifier).retention_s in (None, DEFAULT_RETENTION_S)
@@ -200,7 +200,7 @@ def left_by_a_killed_keep(volume: Path) -> str:
     identifier = orphan_in(volume).id
     number = list(calls_of(lambda kernel: keep(volume, identifier, PINNED, kernel))).index("create") + 1
     keep(volume, identifier, UsualTerm())
-    in_child(partial(keep, volume, identifier, PINNED, Kernel(DyingAt(number))))
+    code_of_child(partial(keep, volume, identifier, PINNED, Kernel(DyingAt(number))))
     assert (place(volume, identifier) / "record.json.new").exists()
     return identifier
 

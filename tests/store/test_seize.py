@@ -22,6 +22,7 @@ from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import own_folder
 from tests.support.crash_scenarios import changing
 from tests.support.make_trees import IMMUTABLE, Dir, Spec, make_tree, set_flags, snapshot
+from tests.support.shared_memory_children import code_of_child
 from tests.support.store_verbs import (
     ActingBefore,
     Counting,
@@ -31,7 +32,6 @@ from tests.support.store_verbs import (
     assert_silent,
     entries,
     folder_of,
-    in_child,
     numbered_calls,
     raw,
     recover_all,
@@ -184,7 +184,7 @@ def test_killed_at_any_call_it_is_in_exactly_one_place(volume: Path) -> None:
     entry = stuck(volume)
     before = snapshot(path_of(entry))
     for n in changing(calls_of_taking(volume, entry)):
-        code = in_child(partial(taken, volume, entry, Kernel(DyingAt(n))))
+        code = code_of_child(partial(taken, volume, entry, Kernel(DyingAt(n))))
         assert recover_all(volume) == []
         back(volume, entry)
         assert snapshot(path_of(entry)) == before, n

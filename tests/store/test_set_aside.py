@@ -22,13 +22,13 @@ from tests.support.crash_scenarios import changing
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.shared_memory_children import code_of_child
 from tests.support.small_orphans import EXPIRED
 from tests.support.store_verbs import (
     DyingAt,
     FailingAt,
     assert_silent,
     entries,
-    in_child,
     init,
     init_as_of_old,
     numbered_calls,
@@ -148,7 +148,7 @@ def test_taking_over_killed_at_any_call_strands_nothing() -> None:
             wipe(volume)
             _hers(volume)
             [identifier] = as_user(ALICE, lambda: ids(volume))
-            code = in_child(lambda n=n: init(volume, Kernel(DyingAt(n))))  # type: ignore[misc]
+            code = code_of_child(lambda n=n: init(volume, Kernel(DyingAt(n))))  # type: ignore[misc]
             init(volume)
             as_user(ALICE, lambda: recover_all(volume))
             recover_all(volume)

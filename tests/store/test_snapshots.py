@@ -19,10 +19,10 @@ from tests.support.crash_scenarios import DyingAfter
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, mount_of, unmount
+from tests.support.shared_memory_children import code_of_child
 from tests.support.store_verbs import (
     assert_silent,
     entries,
-    in_child,
     init,
     place,
     problems,
@@ -120,7 +120,7 @@ def test_a_swap_that_was_killed_before_the_snapshot_is_completed_or_undone_in_it
 
     def act() -> None:
         make_tree(job, {"results": "his own"})
-        in_child(lambda: swap(job, Kernel(DyingAfter(call))))
+        code_of_child(lambda: swap(job, Kernel(DyingAfter(call))))
 
     as_user(ALICE, act)
     copy = snap(top)

@@ -31,7 +31,7 @@ def set_up(volume: Path, n: int) -> tuple[Path, str]:
     base = make_tree(volume / f"{n}", {"alice": Dir(owner=(ALICE.uid, ALICE.gid))})
     init(base)
     make_tree(base / "alice/job", Dir({"a": "1"}, owner=(ALICE.uid, ALICE.gid)))
-    assert command_as(ALICE, ["swap", str(base / "alice/job")], -1, bool).code == 0
+    assert command_as(ALICE, [["swap", str(base / "alice/job")]], -1, bool).code == 0
     assert any((base / ".trashd/new").glob(f"{ALICE.uid}*"))
     [identifier] = [path.name for path in base.glob(".trashd/new/*/orphans/*")]
     return base, identifier
@@ -43,11 +43,11 @@ def test_a_folder_that_is_registered_meanwhile_is_found(volume: Path, words: str
         base, identifier = set_up(volume, n)
 
         def register(base: Path = base) -> None:
-            assert command_as(ROOT, ["list", "--volume", str(base)], -1, bool).code == 0
+            assert command_as(ROOT, [["list", "--volume", str(base)]], -1, bool).code == 0
             assert any((base / ".trashd/u").glob(f"{ALICE.uid}*"))
 
         told = [word.replace("VOLUME", str(base)).replace("ID", identifier) for word in words.split()]
-        ended = command_as(ALICE, told, n, register)
+        ended = command_as(ALICE, [told], n, register)
         assert ended.code in (0, 8), f"before call {n}: {ended}"
         if words.startswith("list"):
             assert identifier in ended.told, f"before call {n}: {ended}"

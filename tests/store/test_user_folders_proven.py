@@ -28,13 +28,13 @@ from tests.support.group_members import FORGED, plant
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
+from tests.support.shared_memory_children import code_of_child
 from tests.support.store_verbs import (
     ActingAt,
     DyingAt,
     assert_silent,
     calls_of,
     entries,
-    in_child,
     init,
     numbered_calls,
     opened,
@@ -309,7 +309,7 @@ def test_a_first_look_killed_at_any_call_is_finished_by_the_next(volume: Path) -
     for n in numbers:
         forget()
         identifier = expired(volume)
-        code = in_child(lambda n=n: recover_all(volume, Kernel(DyingAt(n))))  # type: ignore[misc]
+        code = code_of_child(lambda n=n: recover_all(volume, Kernel(DyingAt(n))))  # type: ignore[misc]
         recover_all(volume)
         assert served(volume) == {0, ALICE}, f"killed before call {n}"
         assert identifier in [entry.id for entry in entries(volume)], f"killed before call {n}"
@@ -330,7 +330,7 @@ def test_a_folder_that_root_makes_is_whole_and_proven_whenever_he_is_killed(volu
     numbers = changing(numbered_calls(act))
     for n in numbers:
         shutil.rmtree(volume / f".trashd/u/{ALICE}")
-        code = in_child(lambda n=n: act(Kernel(DyingAt(n))))  # type: ignore[misc]
+        code = code_of_child(lambda n=n: act(Kernel(DyingAt(n))))  # type: ignore[misc]
         with opened(volume) as store:
             make_roots(store, ALICE).fd.close()
         assert served(volume) == {0, ALICE}, f"killed before call {n}"

@@ -34,12 +34,12 @@ from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.run_sweep import sweep
+from tests.support.shared_memory_children import code_of_child
 from tests.support.small_orphans import EXPIRED
 from tests.support.store_verbs import (
     DyingAt,
     assert_silent,
     entries,
-    in_child,
     init,
     numbered_calls,
     raw,
@@ -284,7 +284,7 @@ def test_an_exchange_that_is_killed_anywhere_leaves_one_store(shared: Path) -> N
     begin()
     for n in changing(numbered_calls(partial(init, shared))):
         begin()
-        code = in_child(lambda n=n: init(shared, Kernel(DyingAt(n))))  # type: ignore[misc]
+        code = code_of_child(lambda n=n: init(shared, Kernel(DyingAt(n))))  # type: ignore[misc]
         init(shared)
         as_user(ALICE, lambda: recover_all(shared))
         recover_all(shared)

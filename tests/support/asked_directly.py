@@ -1,29 +1,40 @@
-"""Volumes are asked in this process, where a command has a child ask: in a crash test that is a third of all work."""
+"""Volumes are asked in this process, where a command forks a child that asks: in a crash test most of the work.
+
+For an owner a child asks that has our memory (tests/support/shared_memory_children.py).
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from fusefs.linux import answer_timeout
-from fusefs.linux.act_as_user import UserCredentials
-from fusefs.store import discover, registry_targets
+from fusefs.linux.act_as_user import UserCredentials, person
+from fusefs.store import as_owner, discover, find_orphans, registry_targets
+from fusefs.store.layout import UserFolder
+from fusefs.store.victim_rename import DirectRename, VisibleRename
+from tests.support.other_users import as_user
 
 T = TypeVar("T")
 _ASK = "ask_each"
+_AS_OWNER = "as_owner"
 
 
 @contextmanager
 def asked_directly() -> Iterator[None]:
-    """Have volumes asked without a child for the block; none may hang, and no call of an asking kernel fail."""
+    """Have volumes asked without a fork for the block; none may hang, and no call of an asking kernel fail."""
     for module in (discover, registry_targets):
         setattr(module, _ASK, _ask_each)
+    setattr(find_orphans, _AS_OWNER, _as_owner)
     try:
         yield
     finally:
         for module in (discover, registry_targets):
             setattr(module, _ASK, answer_timeout.ask_each)
+        setattr(find_orphans, _AS_OWNER, as_owner.as_owner)
 
 
 def _ask_each(
@@ -38,3 +49,13 @@ def _ask_each(
     if person is not None:
         return answer_timeout.ask_each(questions, ask, silent, where, person, limit_s)
     return ((question, ask(question)) for question in questions)
+
+
+def _as_owner(
+    folder: UserFolder, body: Callable[[VisibleRename | None], T], kind: Any, visible: DirectRename | None = None
+) -> T:
+    """See as_owner.as_owner."""
+    if visible is not None or os.geteuid() or not folder.uid:
+        return as_owner.as_owner(folder, body, kind, visible)
+    user = person(folder.uid)
+    return as_user(user.uid, partial(body, None), gid=user.gid, groups=user.groups)

@@ -13,10 +13,11 @@ from typing import TypeVar
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.linux.kernel import Kernel
 from tests.support.covering_sets import runs_every_case, share_of
-from tests.support.crash_scenarios import CrashScenario, VolumeContents, changing, deaths, stop_at
+from tests.support.crash_scenarios import CrashScenario, VolumeContents, changing, deaths, stop_meanwhile
 from tests.support.make_trees import snapshot
 from tests.support.other_users import as_user
-from tests.support.store_verbs import DyingAt, FailingAt, NumberedCall, in_child, numbered_calls, recover_all
+from tests.support.shared_memory_children import code_of_child
+from tests.support.store_verbs import DyingAt, FailingAt, NumberedCall, numbered_calls, recover_all
 
 N_CALLS = 100_000
 """More than any act makes."""
@@ -45,12 +46,12 @@ def hold_when_killed_twice(scene: CrashScenario, volume: Path, law: Law) -> None
     scene.set_up(volume)
     for i, n in enumerate(changing(scene.calls(volume))):
         scene.set_up(volume)
-        in_child(partial(scene.run, volume, DyingAt(n)))
+        code_of_child(partial(scene.run, volume, DyingAt(n)))
         # Recoveries after deaths that follow each other are much alike: they share their calls.
         for m in share_of(changing(numbered_calls(partial(recover_all, volume))), i, 6):
             before = scene.set_up(volume)
-            in_child(partial(scene.run, volume, DyingAt(n)))
-            in_child(partial(recover_all, volume, Kernel(DyingAt(m))))
+            code_of_child(partial(scene.run, volume, DyingAt(n)))
+            code_of_child(partial(recover_all, volume, Kernel(DyingAt(m))))
             with _noting(f"killed before call {n}, its recovery before call {m}".format):
                 law(before)
 
@@ -141,11 +142,7 @@ def hold_when_stopped(
         before = scene.set_up(volume)
         with _noting(f"stopped before call {n}".format):
             with within(volume):
-                stopped = stop_at(scene, volume, n)
-                try:
-                    other = meanwhile()
-                finally:
-                    code = stopped.go_on()
+                code, other = stop_meanwhile(scene, volume, n, meanwhile)
             law(before, code, other)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import stat
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, TypeVar
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.lifecycle import State
@@ -25,11 +25,11 @@ from tests.support.asked_directly import asked_directly
 from tests.support.covering_sets import runs_every_case, share_of
 from tests.support.make_trees import EntrySnapshot, snapshot
 from tests.support.other_users import as_user, become
+from tests.support.shared_memory_children import call_in_child, code_of_child, end_process
 from tests.support.store_verbs import (
     DyingAt,
     NumberedCall,
     assert_silent,
-    in_child,
     init,
     numbered_calls,
     problems,
@@ -61,6 +61,7 @@ LOOKING = frozenset(
 STRIDE = 1 if runs_every_case() else 3
 """From one call before which something happens to the next, where it is not known which of them matter."""
 
+T = TypeVar("T")
 Tree = tuple[EntrySnapshot, ...]
 Prepare = Callable[[Path], None]
 Act = Callable[[Path, Kernel], object]
@@ -248,16 +249,16 @@ def settle_without_loss(scene: CrashScenario, volume: Path, before: VolumeConten
 def end_of(body: Callable[[], object]) -> int:
     """The exit code of a child that runs `body`, after all its own children have ended too."""
 
-    def guard() -> None:
+    def guard() -> int:
         syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        code = in_child(body)
+        code = code_of_child(body)
         try:
             while True:
                 os.wait()
         except ChildProcessError:
-            os._exit(code)
+            return code
 
-    return in_child(guard)
+    return call_in_child(guard, "a test")
 
 
 def deaths(scene: CrashScenario, volume: Path, case: int = 0, n_cases: int = 1) -> Iterator[tuple[int, VolumeContents]]:
@@ -271,7 +272,7 @@ def deaths(scene: CrashScenario, volume: Path, case: int = 0, n_cases: int = 1) 
     numbers = [*share_of(before_end, case, n_cases), end_number]
     for n in numbers:
         before = scene.set_up(volume)
-        end = in_child if scene.by is None else end_of
+        end = code_of_child if scene.by is None else end_of
         code = end(partial(scene.run, volume, DyingAt(n)))
         # Where root acts through a child of the owner, the child's death is root's error.
         assert code in (0, DyingAt.EXIT_CODE) or scene.by is not None, f"call {n}: exit code {code}"
@@ -296,20 +297,23 @@ class DyingAfter:
 
     def __call__(self, call: str) -> None:
         if self.left == 0:
-            os._exit(DyingAt.EXIT_CODE)
+            end_process(DyingAt.EXIT_CODE)
         self.left -= call == self.call
 
 
 class StoppingAt:
-    """A hook that stops the process before its n-th call (from 0), until it is continued."""
+    """A hook that stops the process before its n-th call (from 0), until `go` can be read; `stopped` says so."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, stopped: int, go: int) -> None:
         self.left = n
+        self.stopped = stopped
+        self.go = go
 
     def __call__(self, _call: str) -> None:
         self.left -= 1
         if self.left == -1:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            os.write(self.stopped, b".")
+            os.read(self.go, 1)
 
 
 WON, LOST, BROKEN = 0, 10, 11
@@ -328,35 +332,22 @@ def outcome(act: Callable[[], object]) -> int:
     return LOST if getattr(result, "lost", None) else WON
 
 
-class Stopped(NamedTuple):
-    """A child that was stopped at a call, or that ended before it."""
+def stop_meanwhile(scene: CrashScenario, volume: Path, n: int, meanwhile: Callable[[], T]) -> tuple[int, T]:
+    """How the act ended, in a child that stops before its n-th call, if it makes so many; what `meanwhile` returned."""
+    stopped, go = os.pipe(), os.pipe()
 
-    pid: int
-    status: int
+    def play() -> int:
+        os.close(go[1])
+        return outcome(lambda: scene.run(volume, StoppingAt(n, stopped[1], go[0])))
 
-    def is_stopped(self) -> bool:
-        return os.WIFSTOPPED(self.status)
-
-    def go_on(self) -> int:
-        status = self.status
-        if self.is_stopped():
-            os.kill(self.pid, signal.SIGCONT)
-            _, status = os.waitpid(self.pid, 0)
-        return os.waitstatus_to_exitcode(status)
-
-
-def stop_at(scene: CrashScenario, volume: Path, n: int) -> Stopped:
-    """The act in a child, stopped before its n-th call."""
-    pid = os.fork()
-    if pid == 0:
-        _play(scene, volume, StoppingAt(n))
-    _, status = os.waitpid(pid, os.WUNTRACED)
-    return Stopped(pid, status)
-
-
-def _play(scene: CrashScenario, volume: Path, hook: CallHook) -> NoReturn:
-    code = BROKEN
-    try:
-        code = outcome(lambda: scene.run(volume, hook))
-    finally:
-        os._exit(code)
+    with ThreadPoolExecutor(1) as thread:
+        playing = thread.submit(call_in_child, play, "the act")
+        playing.add_done_callback(lambda _playing: os.write(stopped[1], b"."))
+        os.read(stopped[0], 1)
+        try:
+            result = meanwhile()
+        finally:
+            os.close(go[1])
+    for fd in (*stopped, go[0]):
+        os.close(fd)
+    return playing.result(), result

@@ -56,11 +56,12 @@ class Ended(NamedTuple):
     acted: bool
 
 
-def command_as(person: Credentials, words: Sequence[str], moment: int, act: Callable[[], object]) -> Ended:
+def command_as(person: Credentials, commands: Sequence[Sequence[str]], moment: int, act: Callable[[], object]) -> Ended:
     """Run `trashd WORDS` as a user; `act` is called, by this process, before the command's call number `moment`.
 
-    The command's own children go on counting from where they were forked; each waits until the act is done. If the
-    command makes fewer calls, none acts.
+    Several commands run one after the other, in one process; the code is that of the last. A command's own children go
+    on counting from where they were forked; each waits until the act is done. If the command makes fewer calls, none
+    acts.
     """
     asks, go = os.pipe(), os.pipe()
     with tempfile.TemporaryFile() as told:
@@ -68,7 +69,7 @@ def command_as(person: Credentials, words: Sequence[str], moment: int, act: Call
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            _command(person, words, told.fileno(), _Pausing(moment, asks[1], go[0]))
+            _command(person, commands, told.fileno(), _Pausing(moment, asks[1], go[0]))
         acted = _serve(pid, asks[0], go[1], act)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         for fd in (*asks, *go):
@@ -92,7 +93,7 @@ class _Pausing:
             os.read(self.go, 1)
 
 
-def _command(person: Credentials, words: Sequence[str], out: int, hook: _Pausing) -> None:
+def _command(person: Credentials, commands: Sequence[Sequence[str]], out: int, hook: _Pausing) -> None:
     code = BROKEN
     try:
         null = os.open(os.devnull, os.O_RDONLY)
@@ -101,10 +102,11 @@ def _command(person: Credentials, words: Sequence[str], out: int, hook: _Pausing
         sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         person.be()
         Kernel.__init__.__defaults__ = (hook,)  # every Kernel that a command makes for itself
-        if list(words) == [COMPLETE]:
+        if commands == [[COMPLETE]]:
             os.environ.update(_TRASHD_COMPLETE="bash_complete", COMP_WORDS="trashd restore ", COMP_CWORD="2")
-            words = []
-        code = run(list(words))
+            commands = [[]]
+        codes = [run([*words]) for words in commands]
+        code = codes[-1]
     except BaseException:
         traceback.print_exc()
     finally:
@@ -135,14 +137,18 @@ _BY_THE_KERNEL = 11
 def ask(
     twins: Twins,
     person: Credentials,
-    words: str,
+    commands: str,
     identifier: str = "",
     moment: int = -1,
     act: Sequence[Step] = (),
     look: Callable[[], object] = bool,
 ) -> Ended:
-    """A command, and the act before its call number `moment`, if it makes so many; a look just before the act."""
-    told = [word.replace("VOLUME", str(twins.first.volume)).replace("ID", identifier) for word in words.split()]
+    """A command, and the act before its call number `moment`, if it makes so many; a look just before the act.
+
+    commands  one in a line
+    """
+    typed = commands.replace("VOLUME", str(twins.first.volume)).replace("ID", identifier)
+    told = [words.split() for words in typed.splitlines()]
     with asked_directly() if moment < 0 else nullcontext():
         ended = command_as(person, told, moment, lambda: (look(), twins.act(twins.first, act)))
     assert ended.code not in (BROKEN, _BY_THE_KERNEL), ended

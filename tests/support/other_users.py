@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import pickle
 import struct
 import subprocess
-import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from tests.support.trashd_command import instead_of_exec
+from tests.support.shared_memory_children import call_in_child
+from tests.support.trashd_command import forget_caches, instead_of_exec
 
 R = TypeVar("R")
 
@@ -27,10 +24,6 @@ _SECBIT_NOROOT = 1  # an exec by uid 0 gives no capabilities back
 _CAP_VERSION_3 = 0x20080522
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class ChildDied(Exception):
-    """The child ended without a result; the message says how."""
 
 
 def become(uid: int, gid: int | None = None, groups: Sequence[int] = ()) -> None:
@@ -57,58 +50,25 @@ def _checked(result: int) -> None:
 
 
 def as_user(uid: int, function: Callable[[], R], *, gid: int | None = None, groups: Sequence[int] = ()) -> R:
-    """What the function returns, called in a child as that user; result and exception come back pickled.
+    """What the function returns, called as that user in a child with our memory, as shared_memory_children.py has it.
 
-    Raises    what the function raises, with the child's traceback as a note; ChildDied: no word came back
+    Raises    what the function raises, with the child's traceback as a note
     """
     return called_by(partial(become, uid, gid, groups), function, f"as_user({uid})")
 
 
 def called_by(be: Callable[[], object], function: Callable[[], R], who: str) -> R:
     """What the function returns, called in a child that `be` makes a user; who: the user's name in what is raised."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    read_fd, write_fd = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(read_fd)
-        _answer(write_fd, be, function, who)
-    os.close(write_fd)
-    try:
-        with os.fdopen(read_fd, "rb") as pipe:
-            answer = pipe.read()
-    finally:
-        _, status = os.waitpid(pid, 0)
-    if not answer:
-        raise ChildDied(f"the child of {who} ended with {os.waitstatus_to_exitcode(status)}")
-    is_result, value = pickle.loads(answer)
-    if not is_result:
-        raise value
-    result: R = value
-    return result
 
+    def act() -> R:
+        be()
+        return function()
 
-def _answer(write_fd: int, be: Callable[[], object], function: Callable[[], R], who: str) -> None:
-    """In the child: send the outcome and end, without a trace of the test runner's own clean-up."""
+    forget_caches()
     try:
-        try:
-            be()
-            answer = pickle.dumps((True, function()))
-        except BaseException as error:
-            told = "".join(traceback.format_exception(error))
-            error.add_note(f"in the child of {who}:\n{told}")
-            try:
-                answer = pickle.dumps((False, error))
-                pickle.loads(answer)
-            except Exception:
-                answer = pickle.dumps((False, ChildDied(told)))
-        with os.fdopen(write_fd, "wb") as pipe:
-            pipe.write(answer)
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        return call_in_child(act, who)
     finally:
-        os._exit(0)
+        forget_caches()
 
 
 def run_as(

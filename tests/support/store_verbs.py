@@ -31,6 +31,7 @@ from fusefs.store.store_maker import makes_common
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import own_folder, remove_path, swap_path
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.shared_memory_children import end_process
 
 _DEFAULT = SwapOptions()
 
@@ -193,8 +194,8 @@ class DyingAt:
 
     def __call__(self, _call: str) -> None:
         self.left -= 1
-        if self.left == -1:
-            os._exit(self.EXIT_CODE)
+        if self.left < 0:
+            end_process(self.EXIT_CODE)
 
 
 class ActingAt:

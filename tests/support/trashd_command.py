@@ -207,6 +207,12 @@ def _find_caches(_n_modules: int) -> list[Callable[[], object]]:
     return found
 
 
+def forget_caches() -> None:
+    """Empty what fusefs has found out about this process, such as its capabilities: they are others now."""
+    for clear in _find_caches(len(sys.modules)):
+        clear()
+
+
 def _set_command_line(words: list[str], name: str) -> None:
     """Show the command to readers of /proc/PID/cmdline and comm.
 

@@ -14,7 +14,8 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.crash_scenarios import HOME, USER, Act, CrashScenario, DyingAfter, Prepare, home
 from tests.support.make_trees import Dir, Spec, make_tree
-from tests.support.store_verbs import DyingAt, in_child, own, reap_now, recover_all, remove, restore, swap
+from tests.support.shared_memory_children import code_of_child
+from tests.support.store_verbs import DyingAt, own, reap_now, recover_all, remove, restore, swap
 
 TREE: Spec = {"a": b"first", "empty": {}, "sub": {"leaf": b"second", "b": b"third"}}
 READ_ONLY = Dir(TREE, mode=0o555)
@@ -165,7 +166,7 @@ def killed_after(prepare: Prepare, act: Act, call: str, n: int = 1) -> Prepare:
 
     def leave(volume: Path) -> None:
         prepare(volume)
-        assert in_child(lambda: act(volume, Kernel(DyingAfter(call, n)))) == DyingAt.EXIT_CODE
+        assert code_of_child(lambda: act(volume, Kernel(DyingAfter(call, n)))) == DyingAt.EXIT_CODE
 
     return leave
 

@@ -200,7 +200,8 @@ def test_a_mount_that_never_answers_holds_nobody_who_looks_for_holders() -> None
     assert (waited.is_reached, waited.reasons) == (True, ())
 
 
-# How it waits: a volume whose free space is told by a script, and a clock that only pauses move
+# How it waits: a volume whose free space is told by a script, no process that has files open, and a clock that only
+# pauses move
 
 
 class Clock:
@@ -220,6 +221,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(wait_for_space, "time", clock)
+    monkeypatch.setattr(wait_for_space, "find_deleted", lambda *_args: ())
     return clock
 
 

@@ -1,0 +1,129 @@
+"""Child processes that have this one's memory, not a copy of it: one takes 0.04 ms, a fork with what it copies 3 to 12.
+
+Such a child has a pid, fds, ids, capabilities and a working directory of its own, which end with it. What it changes in
+memory stays. The calling thread stands still meanwhile, as after vfork(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+R = TypeVar("R")
+
+_CLONE_VM, _CLONE_VFORK = 0x100, 0x4000
+_STACK_BYTES = 16 << 20
+_libc = ctypes.CDLL(None, use_errno=True)
+_Main = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_stacks: list[mmap.mmap] = []
+"""Those that no child has."""
+_children: dict[int, int] = {}
+"""The threads for which those that live were made, by their pids."""
+
+
+class _Ended(BaseException):
+    """A child has ended: it only has to leave what it was called by."""
+
+
+def call_in_child(body: Callable[[], R], name: str) -> R:
+    """Return what `body` returns, called in a child; what it raises is raised here, the child's traceback as a note.
+
+    `body` may fork. It may not execute a program in its place, nor be killed: its memory is ours, and the lock of the
+    interpreter, which it holds, is in there.
+
+    Args:
+        name: the child's, in the note.
+    Source: clone(2); Python to 3.13 does not ask where its stack is
+    """
+    outcome: list[tuple[bool, object]] = []
+    timer = signal.getitimer(signal.ITIMER_REAL)  # of pytest-timeout; no child inherits it
+
+    def main(_argument: object) -> int:
+        pid = os.getpid()
+        _children[pid] = threading.get_ident()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, *timer)
+            outcome.append((True, body()))
+        except BaseException as error:
+            outcome.append((False, _without_frames(error, name)))
+        finally:
+            del _children[pid]
+            _collect()
+        return 0
+
+    stack = _stacks.pop() if _stacks else mmap.mmap(-1, _STACK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    end = ctypes.addressof(ctypes.c_char.from_buffer(stack)) + _STACK_BYTES
+    # What either of us throws away it closes itself: a number is another file's in the other one.
+    _collect()
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        pid = _libc.clone(_Main(main), ctypes.c_void_p(end), _CLONE_VM | _CLONE_VFORK | signal.SIGCHLD, None)
+        if pid < 0:
+            raise OSError(ctypes.get_errno(), "clone")
+        os.waitpid(pid, 0)
+    finally:
+        _stacks.append(stack)
+        if is_enabled:
+            gc.enable()
+    [(is_result, value)] = outcome
+    if isinstance(value, BaseException) and not is_result:
+        raise value
+    result: R = value  # type: ignore[assignment]
+    return result
+
+
+def _collect() -> None:
+    """Close what was thrown away since the last time, unless another process may have thrown it away."""
+    if {*_children.values()} <= {threading.get_ident()}:
+        gc.collect(0)
+
+
+def _without_frames(error: BaseException, name: str) -> BaseException:
+    """A copy of an error, without its traceback, whose frames hold the child's fds."""
+    text = "".join(traceback.format_exception(error))
+    error.add_note(f"in the child of {name}:\n{text}")
+    try:
+        copy: BaseException = pickle.loads(pickle.dumps(error))
+    except Exception:
+        return ChildDied(text)
+    return copy
+
+
+class ChildDied(Exception):
+    """The child ended without a result; the message says how."""
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process, as a kill would: in a child with its parent's memory, `code_of_child` returns the code.
+
+    Such a child unwinds its stack. To be as good as killed it calls this again instead of each further system call.
+    """
+    if os.getpid() in _children:
+        raise _Ended(code)
+    os._exit(code)
+
+
+def code_of_child(body: Callable[[], object]) -> int:
+    """Return the code that `body`, called in a child, gave to `end_process`; 0 if it returned, 1 if it raised."""
+
+    def main() -> int:
+        try:
+            body()
+        except _Ended as end:
+            code: int = end.args[0]
+            return code
+        except BaseException:
+            traceback.print_exc()
+            return 1
+        return 0
+
+    return call_in_child(main, "a test")
