@@ -9,6 +9,7 @@ from bench.listing_scenes import SLOW
 from bench.listing_steps import OF_SIZE
 from bench.operations import AGAIN
 from bench.subjects import (
+    BEFORE,
     BINDFS,
     DEVICE,
     EXAMPLE,
@@ -39,6 +40,7 @@ COLOURS = MappingProxyType(
         HP: "#b9770e",
         LL: "#17202a",
         DEVICE: "#f1948a",
+        BEFORE: "#d7bde2",
         HP_URING: "#f4d03f",
         HP_NO_XATTR: "#7e5109",
         LL_CHECKED: "#5d6d7e",

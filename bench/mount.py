@@ -25,7 +25,8 @@ failed, is left out and named. One more mount of each tells what its messages co
 permissions, whether it answers GETXATTR, and counts what the kernel asks it.
 
 FUSE over io_uring is switched on for the machine meanwhile (enable_uring, as root), and put back; both are said. trashd
-has uring=on then, so that its native core answers; "trashd, /dev/fuse" is what users get as it comes.
+has uring=on then; "trashd, /dev/fuse" is what users get as it comes. TRASHD_BENCH_BEFORE names another version's
+command (a worktree's .venv/bin/trashd), which takes part over /dev/fuse.
 Processor time is that of control groups, made below the benchmark's own and removed at its end.
 
 bindfs and mergerfs are Debian's packages, mergerfs with its caches on. passthroughfs is the example in pyfuse3's

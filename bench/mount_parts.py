@@ -42,6 +42,7 @@ from bench.operations import (
     prepare,
 )
 from bench.subjects import (
+    BEFORE,
     BINDFS,
     CPU,
     DEVICE,
@@ -64,7 +65,7 @@ from tests.support.fuse_watchdog import FuseMount
 
 SHARE_QUICK = SHARE_COUNTED = 0.25
 PEERS = (HP_URING, HP, HP_NO_XATTR, LL, LL_CHECKED, BINDFS, MERGERFS, EXAMPLE)
-EVERYBODY = (NATIVE, OURS, DEVICE, *PEERS)
+EVERYBODY = (NATIVE, OURS, DEVICE, BEFORE, *PEERS)
 """Who takes part in a mount for all."""
 QUICK_ONES = (NATIVE, OURS, DEVICE, HP_URING, HP, BINDFS, MERGERFS)
 """Who does large things in a minute, and says what the others would."""

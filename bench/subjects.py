@@ -27,6 +27,8 @@ NATIVE, OURS, EXAMPLE = "native", "trashd", "passthroughfs"
 BINDFS, MERGERFS = "bindfs", "mergerfs"
 DEVICE = "trashd, /dev/fuse"
 """Ours without io_uring; what ours comes by otherwise, `traits` tells."""
+BEFORE = "trashd before, /dev/fuse"
+"""Another version's, where the environment says where its command is."""
 SINGLE = "trashd, one user"
 """Mounted by a user, for himself: the filesystem below checks permissions, not the kernel."""
 HP_URING, HP, LL = "passthrough_hp, io_uring", "passthrough_hp", "passthrough_ll"
@@ -91,9 +93,11 @@ def all_subjects() -> Words:
     found[SSHFS] = ("sshfs", "-f", "-o", SSHFS_OPTIONS, "localhost:{source}", "{point}")
     if hasattr(MountOptions, "uring"):
         found[DEVICE] = (*SUBJECTS[OURS], "-o", "uring=off")
-        if uring.is_switched_on():  # for the native core, which answers over io_uring only
+        if uring.is_switched_on():
             found[OURS] = (*SUBJECTS[OURS], "-o", "uring=on")
     found[SINGLE] = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *SUBJECTS[OURS])
+    if before := os.environ.get("TRASHD_BENCH_BEFORE"):
+        found[BEFORE] = (before, *SUBJECTS[OURS][1:], "-o", "uring=off")
     for name, (variable, words) in _PROGRAMS.items():
         if program := os.environ.get(variable):
             found[name] = (program, *words)

@@ -22,10 +22,21 @@ from fusefs.cli.json_objects import FastPathReason, MountExplained, UnmountedPat
 from fusefs.cli.options import Decorator, PathBytes, json_option, together
 from fusefs.core.errors import DaemonGone, Exit, NotFound, Refused, UsageError
 from fusefs.core.mount_counters import SeenMount
-from fusefs.core.mount_options import LISTED, OPTIONS, Coherence, MountOption, find_without_effect, parse_options
+from fusefs.core.mount_options import (
+    LISTED,
+    OPTIONS,
+    Coherence,
+    MountOption,
+    UringMode,
+    find_without_effect,
+    parse_options,
+)
 from fusefs.core.printable_names import printable, show
+from fusefs.core.uring_reasons import why_not_trusted
 from fusefs.linux.mountinfo import read_mounts
+from fusefs.linux.runtime_directories import HOME, make_dir
 from fusefs.linux.systemd import SystemdNotifier, make_handler
+from fusefs.linux.uring_offer import read_facts
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
 """Of a daemon's; systemd gives a service as many as the latter, and one program may have thousands."""
@@ -146,6 +157,8 @@ def serve(
     options = parse_options(words, as_root=os.geteuid() == 0, is_sloppy=is_sloppy, usual=usual)
     for word, why in find_without_effect(words):
         output.warn(f"-o {word} has no effect: {why}")
+    if options.uring is UringMode.AUTO and os.geteuid() == 0:
+        _name_switched_off_transport()
 
     def body(ready: Ready) -> int:
         try:
@@ -158,6 +171,20 @@ def serve(
         return daemon.serve(source, target, options, ready, replaces=replaces)
 
     return run_in_foreground(body) if in_foreground else run_in_background(body)
+
+
+def _name_switched_off_transport() -> None:
+    """Say once in each boot that this kernel has io_uring for FUSE, and what switches it on."""
+    facts = read_facts()
+    if facts.is_enabled is not False or why_not_trusted(facts.release) is not None:
+        return
+    with suppress(OSError):  # it has been said; or nothing can be written in /run
+        os.close(os.open(make_dir(HOME) + b"/uring-named", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+        print(
+            "trashd: mounts can be faster: this kernel has FUSE over io_uring, switched off; "
+            "`trashd mount --uring on` switches it on and uses it",
+            file=sys.stderr,
+        )
 
 
 def _warn_of_other_ways(target: bytes) -> None:

@@ -24,8 +24,6 @@ from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 
 _HEADS = ("mount", "requests", "errors", "mean", "p99", "max", "nodes", "cache", "daemon")
 _UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3))
-_BY_URING = (FastPath.URING.value, FastPath.NATIVE.value)
-"""Both are off unless uring=on asks for them."""
 
 
 @click.command("status", short_help="Show what the reaper and the mounts do.")
@@ -191,7 +189,8 @@ def _all_requests(stats: MountStats) -> Operation:
 
 
 def _daemon(seen: SeenMount, now_ns: int) -> str:
-    """Version and age of the daemon, or its end; and the fast paths that are off although they could be on."""
+    """Version and age of the daemon, or its end; its transport; and the fast paths that are off although they could be
+    on."""
     stats = seen.stats
     if not seen.is_running:
         return f"gone; last asked: {status_text.moment(stats.updated_ns, now_ns) if stats.updated_ns else 'never'}"
@@ -199,7 +198,10 @@ def _daemon(seen: SeenMount, now_ns: int) -> str:
     up = f"{show(stats.table.version)}, up {format_duration(age_s)}"
     off = [show(one.name) for one in seen.fast_paths if not one.is_on]
     if FastPath.URING.value in off:
-        off = [name for name in off if name not in _BY_URING]
+        off.remove(FastPath.URING.value)
+        up += ", over /dev/fuse"
+    elif seen.fast_paths:
+        up += ", over io_uring"
     return f"{up}, without {', '.join(off)}" if off else up
 
 

@@ -17,7 +17,7 @@ class FastPath(Enum):
                  rest on it, since their replies are patched on its way
     REQUESTS     the commonest requests are read and answered without libfuse and pyfuse3
     URING        requests come by io_uring, to a thread on the core of who asks
-    NATIVE       the commonest requests are answered in C; it rests on URING
+    NATIVE       the commonest requests are answered in C; it rests on REQUESTS
     PARALLEL     a lookup does not wait for others in the same directory
     LISTINGS     the kernel keeps listings, until a directory changes
     ROOT_ACL     the kernel keeps the ACL of the mount's root
@@ -45,7 +45,7 @@ SAVES: Final = {
     FastPath.SEAM: "half of what a request costs",
     FastPath.REQUESTS: "libfuse's and pyfuse3's part of the commonest requests",
     FastPath.URING: "waking another core for each message",
-    FastPath.NATIVE: "Python's part of the commonest requests that come by io_uring",
+    FastPath.NATIVE: "Python's part of the commonest requests",
     FastPath.PARALLEL: "waiting for others in the same directory",
     FastPath.LISTINGS: "asking for a listing again",
     FastPath.ROOT_ACL: "asking for the root's ACL each time that a user passes it",
@@ -56,6 +56,8 @@ SAVES: Final = {
 }
 
 
+SLOW: Final = "SRC answers slowly: Python answers from memory, and has threads ask for the rest"
+"""Why NATIVE is off for now."""
 ALWAYS: Final = frozenset({FastPath.SEAM, FastPath.REQUESTS, FastPath.PARALLEL, FastPath.KILLPRIV})
 """Those that every mount has, but for an unusual pyfuse3 or kernel: users read of one only where it is off."""
 

@@ -90,12 +90,6 @@ class Opcode(IntEnum):
     COPY_FILE_RANGE_64 = 53
 
 
-_OF_DIRECTORIES = (Opcode.READDIRPLUS, Opcode.FSYNCDIR)
-_NOBODY_ELSES = (
-    Opcode.WRITE, Opcode.FALLOCATE, Opcode.LSEEK, Opcode.COPY_FILE_RANGE, Opcode.TMPFILE, Opcode.STATX,
-    Opcode.COPY_FILE_RANGE_64,
-)  # fmt: skip
-
 # What follows the head of a request: numbers first, then names, each with a NUL byte at its end.
 
 FORGET_IN: Final = Struct("=Q")
@@ -128,16 +122,6 @@ LSEEK_OUT: Final = Struct("=q")
 COPY_IN: Final = Struct("=Qq8xQqQ8x")
 COPY_OUT: Final = Struct("=I4x")
 COPY_64_OUT: Final = Struct("=Q")
-
-
-def is_ours_alone(opcode: int, request: Request) -> bool:
-    """Whether only we can answer it.
-
-    pyfuse3 does not know it, or not whether a write appends; or it is about a directory that was not opened.
-    """
-    if opcode in _NOBODY_ELSES:
-        return True
-    return opcode in _OF_DIRECTORIES and HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE)[0] == 0
 
 
 def name(request: Request) -> bytes:

@@ -154,7 +154,6 @@ class MountOptions:
             off[FastPath.PASSTHROUGH] = "passthrough=off"
         if self.uring is not UringMode.ON:
             off[FastPath.URING] = "uring=off" if self.uring is UringMode.OFF else URING_AUTO
-            off.setdefault(FastPath.NATIVE, f"it takes {FastPath.URING.value}")
         return off
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -34,3 +35,8 @@ class ThreadProgress:
             return where != b"0" and b"futex" not in where  # 0: it has gone on since
         except OSError:
             return True
+
+
+def run_on_any_core() -> None:
+    """Let this thread run wherever the process may: one that was begun by a thread with one core has that alone."""
+    os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))  # the pid is the first thread's number

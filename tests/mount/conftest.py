@@ -7,16 +7,18 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
+from _pytest.fixtures import SubRequest
 
 from fusefs.mount.places import attach
 from tests.support import transports
 from tests.support.background_mounts import workbench
+from tests.support.covering_sets import MAIN_TRANSPORT
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.fuse_watchdog import device_for_all
-from tests.support.machine_capabilities import why_missing
 from tests.support.oracle import DIRECT, Arena, Oracle, Way, arena_on
 from tests.support.passthrough_files import LIMIT_S, stored_volume
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
@@ -35,14 +37,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the modules that are about the native core over each transport, unless this run has one alone."""
+    name = metafunc.module.__name__.rpartition(".")[2]
+    if name in transports.ON_BOTH and transports.VARIABLE not in os.environ:
+        values = [MAIN_TRANSPORT, transports.by_ring("uring=on")]
+        metafunc.parametrize("over_transport", values, indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module", autouse=True)
-def transport(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Mounts of the modules that are about the native core are over io_uring, where this machine has it."""
-    name = request.module.__name__.rpartition(".")[2]
+def over_transport(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Mounts of this module get their requests by io_uring, if its parameter says so."""
     with pytest.MonkeyPatch.context() as patch:
-        if name in transports.ON_RING and transports.VARIABLE not in os.environ and why_missing("fuse_uring") is None:
+        if getattr(request, "param", None) == "uring=on":
             patch.setenv(transports.VARIABLE, "on")
         yield
+
+
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: SubRequest) -> None:
+    """End the fixtures of a module, mounts above all, when its transport changes."""
+    if fixturedef.scope == "module" and fixturedef.argname != "over_transport":
+        transport = request._get_active_fixturedef("over_transport")
+        transport.addfinalizer(partial(fixturedef.finish, request=request))
 
 
 @pytest.fixture(scope="module", params=["tmpfs", "ext4"])

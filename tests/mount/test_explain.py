@@ -23,7 +23,7 @@ pytestmark = pytest.mark.needs("root", "fuse")
 USER, OTHER = 1000, 1001
 NAMES = [path.value for path in FastPath if path not in ALWAYS]
 RESTING = {  # what goes off with each, and which of them it takes
-    "direct-requests": {"unopened-directories": "direct-requests"},
+    "direct-requests": {"unopened-directories": "direct-requests", "native-core": "direct-requests"},
     "kept-listings": {"unopened-directories": "kept-listings"},
 }
 
@@ -38,7 +38,7 @@ def explained(path: Path) -> dict[str, dict[str, Any]]:
 def off(path: Path) -> dict[str, str]:
     """The fast paths that a mount lacks, but for those that this run or machine has switched off, and why."""
     of_this_run = {why for name in switched_off() for why in (f"without={name}", f"{name}=off", f"it takes {name}")}
-    of_this_run |= {URING_AUTO, "it takes uring"}
+    of_this_run |= {URING_AUTO}
     states = explained(path)
     return {name: one["why"] for name, one in states.items() if not one["is_on"] and one["why"] not in of_this_run}
 

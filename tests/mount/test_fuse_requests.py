@@ -1,4 +1,4 @@
-"""Requests that we answer ourselves: each has one answer, whatever goes wrong; and all others reach pyfuse3."""
+"""Requests that we answer ourselves: each has one answer, whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ import socket
 import struct
 import subprocess
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
-from fusefs.mount.bridge.reply_patching import ReplyPatching
+from fusefs.mount.requests.device_readers import PlainDevice
 from fusefs.mount.requests.fuse_operations import PART
-from fusefs.mount.requests.fuse_requests import FuseRequests
-from fusefs.mount.tree.act_as import RequestCaller
+from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
 from tests.support.acls import ACCESS
 from tests.support.fake_dev_fuse import FuseReply, Later, a_broken, a_real
 from tests.support.real_filesystems import unmount
@@ -123,115 +121,77 @@ def test_a_request_that_is_cut_short_is_answered(opcode: Opcode) -> None:
         assert kernel.asked(opcode).error or opcode in (Opcode.GETATTR, Opcode.STATX, Opcode.STATFS)
 
 
-@pytest.mark.parametrize("opcode", [26, 28, 38, 41])
-@pytest.mark.parametrize("size", [0, 8, 70_000])
-def test_what_we_do_not_know_is_left_for_libfuse_as_it_came(opcode: int, size: int) -> None:
-    body = bytes(number % 251 for number in range(size))
-    with a_real() as (kernel, _vfs, _path):
-        unique = kernel.send(opcode, body)
-        assert kernel.serve() is False
-        left = os.read(kernel.session.fileno(), 2 * MIB)
-        assert struct.unpack_from("=IIQ", left) == (40 + size, opcode, unique)
-        assert left[40:] == body
-        answer = struct.pack("=IiQ", 20, 0, unique) + b"done"
-        os.write(kernel.session.fileno(), answer)
-        kernel.replies.replied()
-        assert kernel.told() == FuseReply(unique, 0, b"done")
-
-
-@pytest.mark.parametrize("opcode", [7, 19, 31, 37, 39, 40, 48, 50, 54, 4711])
+@pytest.mark.parametrize("opcode", [7, 19, 26, 28, 31, 37, 38, 39, 40, 41, 48, 50, 54, 4711])
 def test_what_nobody_knows_is_refused(opcode: int) -> None:
     with a_real() as (kernel, _vfs, _path):
         assert kernel.asked(opcode, bytes(64)).error == errno.ENOSYS
 
 
-def test_requests_that_we_know_and_others_in_turn_get_their_own_answers() -> None:
-    with a_real() as (kernel, _vfs, path):
-        (path / "a").touch()
-        for _ in range(50):
-            assert kernel.asked(Opcode.LOOKUP, b"a\0").error == 0
-            unique = kernel.send(OTHER)
-            assert kernel.serve() is False
-            assert os.read(kernel.session.fileno(), MIB)[8:16] == unique.to_bytes(8, "little")
-            os.write(kernel.session.fileno(), struct.pack("=IiQ", 16, -errno.EPERM, unique))
-            kernel.replies.replied()
-            assert kernel.told() == FuseReply(unique, errno.EPERM, b"")
-
-
 def test_an_interruption_is_left_to_nobody() -> None:
-    """libfuse would not know the request that it is about, and remember it until its next answer."""
     with a_real() as (kernel, _vfs, _path):
         kernel.send(Opcode.INTERRUPT, bytes(8))
-        assert kernel.serve() is True
+        assert kernel.serve()
         assert kernel.told() is None
-        assert kernel.serve() is None
-
-
-def test_what_libfuse_says_in_two_messages_arrives_as_two() -> None:
-    """Before an answer it may say EAGAIN of an interrupted request that it does not know."""
-    with a_real() as (kernel, _vfs, _path):
-        kernel.send(OTHER)
-        assert kernel.serve() is False
-        os.read(kernel.session.fileno(), MIB)
-        for unique, error, body in ((3, errno.EAGAIN, b""), (2, 0, b"x" * 2000)):
-            os.write(kernel.session.fileno(), struct.pack("=IiQ", 16 + len(body), -error, unique) + body)
-        kernel.replies.replied()
-        assert kernel.told() == FuseReply(3, errno.EAGAIN, b"")
-        assert kernel.told() == FuseReply(2, 0, b"x" * 2000)
 
 
 def test_when_nothing_is_asked_nobody_waits() -> None:
     with a_real() as (kernel, _vfs, _path):
-        assert kernel.serve() is None
+        assert not kernel.serve()
 
 
-def test_the_gate_may_change_its_mind_between_any_two_requests() -> None:
-    with a_real() as (kernel, _vfs, path):
+def test_the_filesystem_may_become_slow_between_any_two_requests() -> None:
+    later = Later()
+    with a_real(pool=later) as (kernel, _vfs, path):
         (path / "a").touch()
         lock = kernel.requests._lock
         for number in range(20):
             unique = kernel.send(Opcode.LOOKUP, b"a\0")
             lock.is_slow = bool(number % 2)
-            assert kernel.serve() is not lock.is_slow
-            if lock.is_slow:  # it is there yet
-                assert os.get_blocking(kernel.session.fileno())
-                assert os.read(kernel.session.fileno(), MIB)[8:16] == unique.to_bytes(8, "little")
-                assert kernel.told() is None
-            else:
-                told = kernel.told()
-                assert told is not None
-                assert (told.unique, told.error) == (unique, 0)
+            assert kernel.serve()
+            is_done = not later.tasks
+            for task in later.tasks:
+                task.act(False)
+            later.tasks.clear()
+            told = kernel.told()
+            assert told is not None
+            assert (told.unique, told.error) == (unique, 0)
+            assert is_done or number == 1, "the second time it is remembered"
 
 
-def test_what_is_remembered_of_a_slow_filesystem_is_answered_without_pyfuse3() -> None:
-    with a_real() as (kernel, vfs, path):
+def test_what_is_remembered_of_a_slow_filesystem_is_answered_at_once() -> None:
+    later = Later()
+    with a_real(pool=later) as (kernel, vfs, path):
         (path / "a").touch()
         os.setxattr(path / "a", "user.a", b"1")
-        lock, asking = kernel.requests._lock, RequestCaller()
+        lock = kernel.requests._lock
         lock.is_slow = True
         ask_acl = struct.pack("=II", 100, 0) + ACCESS.encode() + b"\0"
 
-        def left_for_others(opcode: Opcode, body: bytes, nodeid: int) -> bool:
+        def asked(opcode: Opcode, body: bytes, nodeid: int = 1) -> tuple[bool, FuseReply]:
+            """Whether a thread had to do it, and the answer."""
             kernel.send(opcode, body, nodeid)
-            if kernel.serve():
-                assert kernel.told() is not None
-                return False
-            os.read(kernel.session.fileno(), MIB)
-            kernel.replies.replied()
-            return True
+            assert kernel.serve()
+            tasks = [*later.tasks]
+            later.tasks.clear()
+            for task in tasks:
+                task.act(False)
+            told = kernel.told()
+            assert told is not None
+            return bool(tasks), told
 
-        assert left_for_others(Opcode.LOOKUP, b"a\0", 1)
-        nodeid = lock.run(vfs.lookups.lookup, 1, b"a", asking).nodeid
-        assert kernel.asked(Opcode.LOOKUP, b"a\0").error == 0
+        has_looked, told = asked(Opcode.LOOKUP, b"a\0")
+        assert has_looked
+        (nodeid,) = struct.unpack_from("=Q", told.body)
+        has_looked, told = asked(Opcode.LOOKUP, b"a\0")
+        assert (has_looked, told.error) == (False, 0)
         node = vfs.nodes.get(nodeid)
         assert node is not None
         assert node.nlookup == 2
-        assert kernel.asked(Opcode.GETATTR, bytes(16), nodeid).error == 0
-        assert left_for_others(Opcode.GETXATTR, ask_acl, nodeid)
-        assert lock.run(kernel.requests._answers._xattrs.find, nodeid, ACCESS.encode(), asking) == errno.ENODATA
-        assert kernel.asked(Opcode.GETXATTR, ask_acl, nodeid).error == errno.ENODATA
-        assert left_for_others(Opcode.GETXATTR, struct.pack("=II", 100, 0) + b"user.a\0", nodeid)
-        assert left_for_others(Opcode.OPEN, bytes(8), nodeid)
+        has_looked, told = asked(Opcode.GETATTR, bytes(16), nodeid)
+        assert (has_looked, told.error) == (False, 0)
+        assert [asked(Opcode.GETXATTR, ask_acl, nodeid)[0] for _ in range(2)] == [True, False]
+        assert asked(Opcode.GETXATTR, struct.pack("=II", 100, 0) + b"user.a\0", nodeid)[0]
+        assert asked(Opcode.OPEN, bytes(8), nodeid)[0]
 
 
 def test_references_are_counted_as_the_kernel_counts_them() -> None:
@@ -345,10 +305,11 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
         options = f"fd={int(device)},rootmode=40000,user_id=0,group_id=0".encode()
         assert _libc.mount(b"test", os.fsencode(point), b"fuse", ctypes.c_ulong(0), options) == 0
         stack.callback(unmount, Path(point))
-        replies = ReplyPatching(device)
-        stack.callback(replies.close)
         later = Later()
-        requests = FuseRequests(vfs, replies, later, opens_directories=True)
+        requests, reader = FuseRequests(vfs, device, later, opens_directories=True), RequestReader()
+        wake = stack.enter_context(Fd(os.eventfd(0)))
+        source = PlainDevice(device, reader, wake, 0.0)
+        os.set_blocking(device, True)  # the client asks at once
         unique = struct.unpack_from("=Q", os.read(device, MIB), 8)[0]
         init_out = struct.pack("=IIIIHHIIHHI28x", 7, 31, 0, 0, 12, 9, MIB, 1, 256, 0, 0)
         os.write(device, struct.pack("=IiQ", 16 + len(init_out), 0, unique) + init_out)
@@ -362,13 +323,9 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
 
         monkeypatch.setattr(vfs.passthrough, "opened", abort_meanwhile)
         client = subprocess.Popen(["sh", "-c", f"true {flags}{point}/{name}"], stderr=subprocess.DEVNULL)
-        while client.poll() is None:
-            if requests.serve() is False:
-                if not replies._patch:
-                    break
-                request = os.read(device, MIB)
-                os.write(device, wire.refusal(struct.unpack_from("=Q", request, 8)[0], errno.ENOSYS))
-                replies.replied()
+        with suppress(OSError):  # the connection is gone
+            while client.poll() is None:
+                requests.answer_read(reader, source.read(True), hands_out=False)
         for task in later.tasks:
             task.act(False)
         assert client.wait(LIMIT_S)

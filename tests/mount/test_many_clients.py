@@ -6,6 +6,7 @@ A thousand clients, threads of a few processes, are on one core.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -194,3 +195,21 @@ def test_who_waits_for_a_frozen_disk_keeps_nobody_of_that_core_waiting_after_man
                 assert not any(map(is_ended, makers))
                 thaw()
                 assert {ends(pid) for pid in makers} == {0}
+
+
+def cores_of(task: Path) -> str:
+    (cores,) = re.findall(r"^Cpus_allowed_list:\s*(.*)", (task / "status").read_text(), re.MULTILINE)
+    return str(cores)
+
+
+def test_threads_begun_by_one_that_has_one_core_run_on_any(place: Place) -> None:
+    def syncs() -> None:
+        with open(place.mounted.path / f"made-{threading.get_native_id()}", "wb") as file:
+            for _ in range(20):
+                os.fsync(file.fileno())
+
+    tasks = Path(f"/proc/{place.mounted.pid}/task")
+    before = {*tasks.iterdir()}
+    in_time(partial(on_one_core, partial(by_threads, syncs)))
+    # Threads that answer on that core may have begun as well.
+    assert cores_of(Path("/proc/self")) in {cores_of(task) for task in {*tasks.iterdir()} - before}

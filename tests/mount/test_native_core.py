@@ -16,7 +16,7 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.core_requests import CoreAsked, asked_core
+from tests.support.core_requests import CoreAsked, CoreClient, asked_core, reading_core
 from tests.support.fake_dev_fuse import FakeKernel, FuseReply
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.rests_on("native-core")]
@@ -32,7 +32,7 @@ _ENTRY = struct.Struct("=Q")
 class Both:
     """The core and Python, by one vfs."""
 
-    def __init__(self, core: CoreAsked, kernel: FakeKernel, vfs: Vfs, path: Path) -> None:
+    def __init__(self, core: CoreClient, kernel: FakeKernel, vfs: Vfs, path: Path) -> None:
         self.core, self.kernel, self.vfs, self.path = core, kernel, vfs, path
 
     def find(self, name: bytes) -> int:
@@ -50,10 +50,16 @@ class Both:
         return told
 
 
-@pytest.fixture(params=[False, True], ids=["alone", "shared"])
+ON_RING: list[tuple[bool, bool]] = [(True, False), (True, True)]
+ON_EACH = [*ON_RING, (False, False), (False, True)]
+IDS = ["ring-alone", "ring-shared", "device-alone", "device-shared"]
+
+
+@pytest.fixture(params=ON_EACH, ids=IDS)
 def both(request: pytest.FixtureRequest) -> Iterator[Both]:
     """shared: others may rename behind the mount"""
-    with asked_core(is_shared=request.param) as (core, kernel, vfs, path):
+    is_on_ring, is_shared = request.param
+    with (asked_core if is_on_ring else reading_core)(is_shared=is_shared) as (core, kernel, vfs, path):
         (path / "file").touch()
         (path / "link").symlink_to("file")
         (path / "directory").mkdir()
@@ -211,8 +217,28 @@ def test_a_listing_is_told_in_as_many_answers_as_it_takes(both: Both) -> None:
     assert sorted(map(os.fsdecode, found)) == sorted(names | {".", "..", "file", "link", "directory", "fifo"})
 
 
+@pytest.mark.parametrize("both", ON_RING, indirect=True, ids=IDS[: len(ON_RING)])
 def test_more_requests_at_a_time_than_the_queue_has_room_for_answers_are_each_answered(both: Both) -> None:
+    assert isinstance(both.core, CoreAsked)
     assert sorted(both.core.answered_at_once(Opcode.LOOKUP, b"file\0", 12)) == [*range(2, 14)]
+
+
+def test_what_is_mounted_inside_is_left_to_python_and_nothing_else_is(both: Both) -> None:
+    """A look at such a name may have to wait for another machine; a listing has it without one."""
+    both.vfs.lock.submounts.names = frozenset({b"directory"})
+    both.vfs.lock.submounts.devices = frozenset({1})
+    assert both.core.asked(Opcode.LOOKUP, names=b"directory\0") is None
+    assert both.core.asked(Opcode.RMDIR, names=b"directory\0") is None
+    assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is not None
+    told = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, ROOM).ljust(40, b"\0"))
+    assert told is not None
+    nodeids, at = {}, 0
+    while at < len(told.body):
+        (n_name,) = struct.unpack_from("=I", told.body, at + 144)
+        nodeids[told.body[at + 152 : at + 152 + n_name]] = _ENTRY.unpack_from(told.body, at)[0]
+        at += 152 + (n_name + 7) // 8 * 8
+    assert nodeids[b"directory"] == 0
+    assert nodeids[b"file"] == both.find(b"file")
 
 
 def test_who_was_told_estale_is_left_to_python_which_holds_what_he_finds(both: Both) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fusefs.core.fast_paths import SLOW
 from fusefs.core.mount_counters import OPERATIONS, decode
 from fusefs.linux.mount_claims import directory_of
 from tests.support.background_mounts import RUNTIME, as_owner, daemon_of, ended, kill_daemon, mount, our_mount
@@ -86,7 +87,17 @@ def test_the_table_has_a_line_for_each_mount(target: Path) -> None:
     (target / "made").mkdir()
     head, line = trashd("status").out.splitlines()
     assert head.split() == ["mount", "requests", "errors", "mean", "p99", "max", "nodes", "cache", "daemon"]
-    assert re.match(rf"{target} +[1-9][0-9]* +[0-9]+  +[0-9.]+ [mµ]?s  .*  [0-9.]+, up ", line)
+    assert re.match(rf"{target} +[1-9][0-9]* +[0-9]+  +[0-9.]+ [mµ]?s  .*  [0-9.]+, up [0-9]+s, over /dev/fuse", line)
+
+
+@pytest.mark.rests_on("native-core")
+def test_a_core_that_has_nothing_to_do_is_told_as_off(bench: Path) -> None:
+    mount(bench / "source", bench / "target", "--backing", "slow")
+    (bench / "target/made").mkdir()
+    assert gauge_comes_to(bench / "target", "is_slow", 1)
+    assert ", over /dev/fuse, without native-core" in trashd("status").out
+    (told,) = done_well("mount", "--explain", "--json", bench / "target").objects()
+    assert told["fast_paths"]["native-core"] == {"is_on": False, "why": SLOW}
 
 
 def test_a_killed_daemon_leaves_its_last_numbers(target: Path) -> None:

@@ -51,6 +51,12 @@ def test_auto_never_sets_the_switch(bench: Path) -> None:
     assert (bench / "enable_uring").read_text() == "N\n"
 
 
+def test_a_mount_names_the_switch_that_is_off_once_in_each_boot(bench: Path) -> None:
+    script = 'mount -t tmpfs run /run && for i in 1 2; do "$T" mount "$S" "$M" && umount "$M"; done'
+    said = [behind_switch(bench, switch, script).stderr for switch in ("N", "Y")]
+    assert [text.count("`trashd mount --uring on` switches it on") for text in said] == [1, 0]
+
+
 def test_on_by_root_sets_it(bench: Path) -> None:
     done = behind_switch(bench, "N", '"$T" mount --uring on "$S" "$M" && "$T" mount --explain "$M" && umount "$M"')
     assert done.returncode == 0, done

@@ -1,4 +1,4 @@
-"""Requests that the native core is asked without a kernel: by memory as a ring's entry has it."""
+"""Requests that the native core is asked without a kernel: by a socket, or by memory as a ring's entry has it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from math import inf
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import pytest
 
@@ -20,7 +20,8 @@ from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_ring import FuseRing, RingEntry
 from fusefs.linux.io_uring import READ, IoUring
-from fusefs.mount.native.native_core import load, native_core
+from fusefs.mount.native.native_core import NativeCore, load, native_core
+from fusefs.mount.requests.fuse_requests import RequestReader
 from fusefs.mount.requests.ring_servers import Core
 from fusefs.mount.tables.tables_lock import Turn
 from fusefs.mount.tree.vfs import Vfs
@@ -31,6 +32,31 @@ _OWN_AT, _ENTRY_AT, _SIZE_AT, _PAYLOAD_AT = 128, 256, 272, 4096
 _ANSWER = struct.Struct("=IiQ")
 _PAYLOAD_BYTES = 1 << 16
 _TOKEN = 1
+
+
+class CoreClient(Protocol):
+    """What asks a core."""
+
+    def asked(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = 1) -> FuseReply | None:
+        """What it answers; None: it leaves that to Python."""
+
+
+class CoreReading:
+    """A core that reads /dev/fuse, which a socket stands for."""
+
+    def __init__(self, core: NativeCore, kernel: FakeKernel) -> None:
+        self._kernel = kernel
+        self._device = core.for_device(RequestReader(), Turn(), kernel.wake)
+
+    def asked(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = 1) -> FuseReply | None:
+        """What it answers; None: it leaves that to Python."""
+        unique = self._kernel.send(opcode, own + names, nodeid, pid=os.getpid())
+        if self._device.read(False):
+            return None
+        told = self._kernel.told()
+        assert told is not None
+        assert told.unique == unique
+        return told
 
 
 class CoreAsked:
@@ -105,9 +131,17 @@ def _none_later(*_asked: object) -> None:
 
 @contextmanager
 def asked_core(*, is_shared: bool) -> Iterator[tuple[CoreAsked, FakeKernel, Vfs, Path]]:
-    """A core, the Python code that answers what it does not, what both work on, and the directory below."""
+    """A core that is asked by a ring, the Python code that answers what it does not, what both work on, and the
+    directory below."""
     with core_threads(is_shared=is_shared) as (new_thread, kernel, vfs, path):
         yield new_thread(), kernel, vfs, path
+
+
+@contextmanager
+def reading_core(*, is_shared: bool) -> Iterator[tuple[CoreReading, FakeKernel, Vfs, Path]]:
+    """The same, of a core that reads /dev/fuse."""
+    with _core(None, is_shared=is_shared) as (core, kernel, vfs, path):
+        yield CoreReading(core, kernel), kernel, vfs, path
 
 
 @contextmanager
@@ -115,12 +149,16 @@ def core_threads(
     below: Path | None = None, *, is_shared: bool = False
 ) -> Iterator[tuple[Callable[[], CoreAsked], FakeKernel, Vfs, Path]]:
     """What makes the calling thread's part of a core, and what `asked_core` has. below: what the directory lies in"""
+    with _core(below, is_shared=is_shared) as (core, kernel, vfs, path), ExitStack() as stack:
+        yield partial(CoreAsked, core.for_ring, stack), kernel, vfs, path
+
+
+@contextmanager
+def _core(below: Path | None, *, is_shared: bool) -> Iterator[tuple[NativeCore, FakeKernel, Vfs, Path]]:
     module = load()
     if isinstance(module, str):
         pytest.skip(module)
-    mutex = module.TurnsLock()
-    with a_real(is_shared=is_shared, mutex=mutex, below=below) as (kernel, vfs, path), ExitStack() as stack:
-        device = stack.enter_context(Fd(os.eventfd(0)))
-        core = native_core(module, vfs, kernel.requests, device)
+    with a_real(is_shared=is_shared, mutex=module.TurnsLock(), below=below) as (kernel, vfs, path):
+        core = native_core(module, vfs, kernel.requests)
         assert core is not None
-        yield partial(CoreAsked, core, stack), kernel, vfs, path
+        yield core, kernel, vfs, path

@@ -12,6 +12,8 @@ from hypothesis import settings
 
 EVERY_CASE = "TRASHD_TEST_EVERY_CASE"
 """The environment variable that tests/conftest.py sets where all cases run (make every)."""
+TRANSPORT, MAIN_TRANSPORT = "over_transport", "uring=off"
+"""The parameter of tests of the mount that says how requests come to the daemon; the value with which all cases run."""
 T = TypeVar("T")
 
 
@@ -49,7 +51,7 @@ def split_axes(parameters: Mapping[str, object]) -> Iterator[tuple[str, Hashable
 def choose_pairwise(cases: Sequence[Mapping[str, Hashable]], kept: Sequence[int] = ()) -> list[int]:
     """Choose some of the cases so that each pair of values of two axes that is in any case is in a chosen one.
 
-    With one or two axes that is every case.
+    With one or two axes that is every case. On another transport than the main one it is a case for each value alone.
 
     Args:
         cases: the value of each axis in each case. Axes whose values always change together count as one.
@@ -57,16 +59,27 @@ def choose_pairwise(cases: Sequence[Mapping[str, Hashable]], kept: Sequence[int]
     Returns: the numbers of the chosen cases, ascending; the same for the same arguments.
     Source: a greedy covering array, as in D. R. Kuhn, Introduction to Combinatorial Testing (2013), chapter 10.
     """
+    chosen: list[int] = []
+    for transport in dict.fromkeys(case.get(TRANSPORT) for case in cases):
+        numbers = [number for number, case in enumerate(cases) if case.get(TRANSPORT) == transport]
+        among = [cases[number] for number in numbers]
+        those = [numbers.index(number) for number in kept if number in numbers]
+        chosen += [numbers[at] for at in _choose(among, those, 2 if transport in (None, MAIN_TRANSPORT) else 1)]
+    return sorted(chosen)
+
+
+def _choose(cases: Sequence[Mapping[str, Hashable]], kept: Sequence[int], strength: int) -> list[int]:
+    """Choose cases so that each combination of so many values that is in any case is in a chosen one."""
     axes = _find_axes(cases)
-    if len(axes) < 3:
+    if len(axes) <= strength:
         return list(range(len(cases)))
-    pairs = [set(combinations([(axis, case[axis]) for axis in axes], 2)) for case in cases]
+    parts = [set(combinations([(axis, case[axis]) for axis in axes], strength)) for case in cases]
     chosen = set(kept)
-    missing = set().union(*pairs).difference(*(pairs[number] for number in chosen))
+    missing = set().union(*parts).difference(*(parts[number] for number in chosen))
     while missing:
-        best = max(range(len(cases)), key=lambda number: len(pairs[number] & missing))
+        best = max(range(len(cases)), key=lambda number: len(parts[number] & missing))
         chosen.add(best)
-        missing -= pairs[best]
+        missing -= parts[best]
     return sorted(chosen)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from fusefs.linux.fd import Fd
-from fusefs.mount.bridge.reply_patching import ReplyPatching
 from fusefs.mount.places.counters import Counters
-from fusefs.mount.requests.fuse_requests import FuseRequests
+from fusefs.mount.requests.device_readers import PlainDevice
+from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
 from fusefs.mount.requests.thread_pool import PoolTask, ThreadPool
 from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.tables_lock import Mutex, TablesLock
@@ -78,29 +78,33 @@ class FakeKernel:
     def __init__(self, vfs: Any, pool: ThreadPool | None = None, *, opens_directories: bool = True) -> None:
         self.end, self.session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.end.setblocking(False)
-        self.replies = ReplyPatching(self.session.fileno())
         self.stats: Counters = vfs.stats
         pool = pool or AtOnce()
-        self.requests = FuseRequests(vfs, self.replies, pool, opens_directories=opens_directories)
+        self.requests = FuseRequests(vfs, self.session.fileno(), pool, opens_directories=opens_directories)
+        self.wake = Fd(os.eventfd(0))
+        self._reader = RequestReader()
+        self._device = PlainDevice(self.requests.device, self._reader, self.wake, 0.0)
         self._numbers = count(2, 2)
 
     def close(self) -> None:
-        self.replies.close()
+        self.wake.close()
         self.session.close()
         self.end.close()
 
-    def send(self, opcode: int, body: bytes = b"", nodeid: int = 1) -> int:
+    def send(self, opcode: int, body: bytes = b"", nodeid: int = 1, *, pid: int = 1) -> int:
         """Ask, and have it served; its number."""
         unique = next(self._numbers)
-        self.end.send(struct.pack("=IIQQIIII", 40 + len(body), opcode, unique, nodeid, 0, 0, 1, 0) + body)
+        self.end.send(struct.pack("=IIQQIIII", 40 + len(body), opcode, unique, nodeid, 0, 0, pid, 0) + body)
         return unique
 
-    def serve(self) -> bool | None:
-        """What `serve` says, when all is answered."""
-        served = self.requests.serve()
-        while self.requests._unfinished:
-            assert self.requests.serve() is True
-        return served
+    def serve(self) -> bool:
+        """Have what was sent answered to the end; whether there was anything."""
+        size = self._device.read(False)
+        if size:
+            self.requests.answer_read(self._reader, size, hands_out=False)
+        while self.requests.n_unfinished:
+            self.requests.go_on(is_idle=True)
+        return size > 0
 
     def told(self) -> FuseReply | None:
         """The next answer."""

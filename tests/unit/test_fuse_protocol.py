@@ -275,23 +275,6 @@ def test_all_that_is_forgotten_is_read(forgotten: list[tuple[int, int]]) -> None
     assert wire.forgotten(memoryview(request)) == ones
 
 
-@pytest.mark.parametrize("opcode", [Opcode.READDIRPLUS, Opcode.FSYNCDIR])
-@pytest.mark.parametrize("fh", [0, 7])
-def test_a_directory_without_a_handle_is_told_from_one_with(opcode: Opcode, fh: int) -> None:
-    assert wire.is_ours_alone(opcode, request_of(opcode, ReadIn(fh))) is (fh == 0)
-
-
-@pytest.mark.parametrize("opcode", [Opcode.READ, Opcode.RELEASE, Opcode.LOOKUP])
-def test_nothing_else_lacks_a_handle(opcode: Opcode) -> None:
-    assert not wire.is_ours_alone(opcode, request_of(opcode, ReadIn(0)))
-
-
-@pytest.mark.parametrize("opcode", [43, 46, 47, 51, 52, 53])
-@pytest.mark.parametrize("fh", [0, 7])
-def test_what_pyfuse3_does_not_know_is_ours_alone(opcode: int, fh: int) -> None:
-    assert wire.is_ours_alone(opcode, request_of(opcode, ReadIn(fh)))
-
-
 # Answers.
 
 

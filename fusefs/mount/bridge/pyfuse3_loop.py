@@ -118,7 +118,8 @@ class _ReadLock(trio.abc.Instrument):
         self._turn_end_s = 0.0
         self._glance: _RequestPoll | None = None  # once we know the fd
         self.serve: Serve = _leave
-        self.rest_s = 0.0
+        self.elsewhere: trio.Event | None = None
+        """Set when pyfuse3 is to read again; None: it reads."""
 
     async def __aenter__(self) -> None:
         """Be the reader. Checkpoint  when the turn is over, or while another task reads"""
@@ -147,11 +148,14 @@ class _ReadLock(trio.abc.Instrument):
             trio.lowlevel.add_instrument(self)
         self._has_waited = self._is_taken
         while True:
+            if self.elsewhere is not None:
+                await self.elsewhere.wait()
+                return
             serve = self.serve
             served = serve()
             if not served:
                 await self._until_there(fd)
-                if served is False and serve is self.serve:
+                if served is False and serve is self.serve and self.elsewhere is None:
                     return
             elif monotonic() > self._turn_end_s:
                 await trio.lowlevel.checkpoint()
@@ -161,11 +165,6 @@ class _ReadLock(trio.abc.Instrument):
         """Wait for any request. Checkpoint  when none comes at once"""
         glance = self._glance
         assert glance is not None
-        if self.rest_s:
-            await trio.lowlevel.wait_readable(fd)
-            await trio.sleep(self.rest_s)
-            glance.is_there()  # the connection may be gone
-            return
         # While handlers wait for threads, those wait for the interpreter: we must not hold it.
         if not glance.is_there() and (self._serving or not glance.comes()):
             began_s = monotonic()
@@ -288,14 +287,25 @@ def stop_answering() -> None:
     pyfuse3.terminate()
 
 
-def serve_by(serve: Serve, *, rest_s: float = 0.0) -> None:
-    """From now on requests are read by this first. The seam must be there (hook).
+def serve_by(serve: Serve) -> None:
+    """From now on requests are read by this first. The seam must be there (hook)."""
+    _read_lock().serve = serve
 
-    rest_s  for which what has come may wait: nobody waits for its answer
+
+def read_elsewhere() -> Callable[[], None]:
+    """From now on requests are read by other threads. The seam must be there (hook).
+
+    Returns  what has pyfuse3 read again, on trio's thread: as it finds the connection gone, its loop ends
     """
+    lock = _read_lock()
+    lock.elsewhere = trio.Event()
+    return lock.elsewhere.set
+
+
+def _read_lock() -> _ReadLock:
     lock = vars(pyfuse3)["trio"].Lock()
     assert isinstance(lock, _ReadLock)
-    lock.serve, lock.rest_s = serve, rest_s
+    return lock
 
 
 async def own_number(lock: TablesLock, references: NodeReferences, known: EntryParam) -> EntryParam:

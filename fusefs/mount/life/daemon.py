@@ -37,19 +37,19 @@ from fusefs.mount.bridge.reply_patching import INIT_BITS, MAPS_DIRECT, ReplyPatc
 from fusefs.mount.life import backing_fd_server
 from fusefs.mount.life.forget_stored import StoredNotices
 from fusefs.mount.life.root_inode import show
-from fusefs.mount.native.native_core import load, native_core
+from fusefs.mount.native.native_core import NativeCore, load, native_core
 from fusefs.mount.places import runtime_dir
 from fusefs.mount.places.attach import Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.places.counters import Counters, kept
 from fusefs.mount.places.fast_path_states import FastPathStates, publishing
 from fusefs.mount.places.find_mounts import forget_earlier
 from fusefs.mount.places.mount_points import check, mount_of_device, top_mount
-from fusefs.mount.requests.fuse_requests import FuseRequests
-from fusefs.mount.requests.ring_servers import Core, RingServers
-from fusefs.mount.requests.standby_readers import StandbyReaders
+from fusefs.mount.requests.device_readers import Device, DeviceReaders, PlainDevice
+from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
+from fusefs.mount.requests.ring_servers import RingServers
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.open_handles import n_spare
-from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tables.tables_lock import TablesLock, Turn
 from fusefs.mount.tree import no_opendir
 from fusefs.mount.tree.passthrough import stack_depth, why_not_here, why_refused
 from fusefs.mount.tree.trashd_dir import prepare_store
@@ -84,7 +84,7 @@ class _MountDaemon(Pyfuse3Handlers):
         self._vfs = vfs
         self._stored_notices = StoredNotices(vfs)
         self._pool = ThreadPool(n_threads)
-        self._standby: StandbyReaders | None = None
+        self._readers: DeviceReaders | None = None
         self._rings: RingServers | None = None
         # With ACLs announced the kernel checks permissions, and asks for the directory's before each change in it.
         self.enable_acl = options.default_permissions
@@ -115,7 +115,7 @@ class _MountDaemon(Pyfuse3Handlers):
             self._replies.let_pass()  # all but this one
         self._has_begun.set()
 
-    def _native_core(self, requests: FuseRequests) -> Core | None:
+    def _native_core(self, requests: FuseRequests) -> NativeCore | None:
         """What answers the commonest requests in C, if this mount is to have it."""
         if not self._states.is_on(FastPath.NATIVE):
             return None
@@ -123,10 +123,23 @@ class _MountDaemon(Pyfuse3Handlers):
         if isinstance(module, str):
             self._states.turn_off(FastPath.NATIVE, module)
             return None
-        core = native_core(module, self._vfs, requests, self._replies.device)
+        core = native_core(module, self._vfs, requests)
         if core is None:
             self._states.turn_off(FastPath.NATIVE, "it takes file handles, which this filesystem has not")
         return core
+
+    def _read_requests(self, requests: FuseRequests, core: NativeCore | None) -> None:
+        """Have requests read by threads of ours from now on, and not by pyfuse3."""
+        is_by_ring = self._states.is_on(FastPath.URING)
+
+        def device_of(reader: RequestReader, turn: Turn, wake: Fd) -> Device:
+            if core is None or is_by_ring:
+                return PlainDevice(requests.device, reader, wake, _REST_S if is_by_ring else 0.0)
+            return core.for_device(reader, turn, wake)
+
+        run_soon, read_again = trio.lowlevel.current_trio_token().run_sync_soon, pyfuse3_loop.read_elsewhere()
+        self._readers = DeviceReaders(self.lock, requests, self._pool, device_of, partial(run_soon, read_again))
+        self._readers.begin()
 
     async def _has_shown(self, attached: Attached, ended: trio.Event) -> bool:
         """Whether people see the mount. Checkpoint  while it moves, if it is apart"""
@@ -154,25 +167,18 @@ class _MountDaemon(Pyfuse3Handlers):
         for path in (FastPath.REQUESTS, FastPath.LISTINGS):
             if not self._states.is_on(path):
                 self._states.turn_off(FastPath.UNOPENED, f"it takes {path.value}")
-        if self._states.is_on(FastPath.REQUESTS):
+        if not self._states.is_on(FastPath.REQUESTS):
+            self._states.turn_off(FastPath.NATIVE, f"it takes {FastPath.REQUESTS.value}")
+        else:
             opens = not self._states.is_on(FastPath.UNOPENED)
-            requests = FuseRequests(self._vfs, self._replies, self._pool, opens_directories=opens)
+            requests = FuseRequests(self._vfs, self._replies.device, self._pool, opens_directories=opens)
+            core = self._native_core(requests)
             if self._rings is not None and self._states.is_on(FastPath.URING):
-                core = self._native_core(requests)
                 try:
-                    self._rings.begin(requests, core)
+                    self._rings.begin(requests, None if core is None else core.for_ring)
                 except OSError as error:
                     self._states.turn_off(FastPath.URING, f"the kernel has not taken it: {error.strerror}")
-            is_by_ring = self._states.is_on(FastPath.URING)
-            self._states.decide(FastPath.NATIVE, None if is_by_ring else f"it takes {FastPath.URING.value}")
-            if not is_by_ring:
-                # libfuse opens a pipe when it reads its second request: now, or one day when a file takes the last fds.
-                with suppress(OSError):
-                    place = mount.point if attached.apart is None else attached.apart
-                    await trio.to_thread.run_sync(os.statvfs, place, abandon_on_cancel=True)
-            self._standby = StandbyReaders(self.lock, requests, self._pool, SystemdNotifier().alive)
-            self._standby.begin()
-            pyfuse3_loop.serve_by(requests.serve, rest_s=_REST_S if is_by_ring else 0.0)
+            self._read_requests(requests, core)
             self._handles.appends_whole = self._maps_direct and self._options.coherence is Coherence.SHARED
         if not await self._has_shown(attached, ended):
             return
@@ -211,8 +217,8 @@ class _MountDaemon(Pyfuse3Handlers):
                 _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
                 raise
             finally:
-                if self._standby is not None:
-                    self._standby.end()
+                if self._readers is not None:
+                    self._readers.end(_GRACE_S)
                 vfs.passthrough.close()
         if self._refusal is not None:
             raise self._refusal

@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fusefs.core.fuse_protocol import Request
 from fusefs.linux.fuse_ring import FuseRing
@@ -42,3 +42,16 @@ class CoreRing:
     ) -> None: ...
     def enter(self, n_results: int, timeout_s: float, /) -> list[tuple[int, int]]: ...
     def add(self, token: int, address: int, queue: int, /) -> None: ...
+
+class CoreDevice:
+    def __init__(
+        self,
+        core: Core,
+        turn: Turn,
+        later: Later,
+        lost: Callable[[int, int], None],
+        memory: memoryview,
+        wake_fd: int,
+        /,
+    ) -> None: ...
+    def read(self, waits: bool, /) -> int: ...

@@ -1,4 +1,4 @@
-/* The native core: the commonest requests that come by io_uring, answered without a line of Python.
+/* The native core: the commonest requests, answered without a line of Python.
  *
  * It works on the tables that the Python code works on, under the same lock, and does of each operation what is done
  * most often: a name in a plain directory, on a local filesystem. All else it leaves alone, before it has changed
@@ -101,7 +101,7 @@ enum {
 #define NAMES(X)                                                                                                       \
     X(is_slow) X(is_careful) X(is_watched) X(is_used) X(rests) X(wakes) X(turn) X(was_away) X(calls) X(borrowed)       \
     X(_n_begun) X(_left_open) X(_away) X(returned) X(shared_by) X(_latency) X(is_in_doubt) X(took) X(names)        \
-    X(devices) X(_rests) X(_epoch) X(source) X(zone) X(epoch) X(last) X(nlookup) X(is_told) X(told_until_s) X(n_open)  \
+    X(_rests) X(_epoch) X(source) X(zone) X(epoch) X(last) X(nlookup) X(is_told) X(told_until_s) X(n_open)  \
     X(parent) X(name) X(nodeid) X(is_directory) X(btime_ns) X(ino) X(_everywhere) X(changed) X(set)         \
     X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(stays_home) X(others) X(backing_id)           \
     X(hands_out) X(renew)
@@ -134,8 +134,8 @@ typedef struct {
     PyObject_HEAD
     PARTS(FIELD)
     TurnsLock *turns_lock; /* turns */
-    struct core_ring **rings;
-    int n_rings;
+    struct worker **workers;
+    int n_workers;
     uint64_t n_changes;
     Change changes[N_CHANGES];
     PyObject *new_attributes; /* (Attributes, tuple) -> Attributes */
@@ -157,39 +157,38 @@ typedef struct {
     char user_namespace[32];       /* as /proc calls it; empty: unknown */
 } Core;
 
-/* An entry of a queue: memory that the kernel and we share. */
-typedef struct {
-    char *memory;
-    uint16_t queue;
-} Slot;
-
-/* One thread's ring, and its turns with the tables. */
-typedef struct core_ring {
+/* A thread that answers requests, and its turns with the tables. */
+typedef struct worker {
     PyObject_HEAD
     Core *core;
-    PyObject *ring; /* the FuseRing, which owns the memory */
     PyObject *turn, *calls, *borrowed;
-    PyObject *later; /* told of what is done, and answered in steps */
-    int fd;
+    PyObject *later; /* answers in steps what is done */
     bool was_taken; /* the tables, since the last request */
     bool has_tables;          /* shared with others of the core */
     uint64_t patient_from_ns; /* it does not wait for others awake before that */
-    uint32_t *sq_head, *sq_tail, *cq_head, *cq_tail, sq_mask, cq_mask;
-    char *sqes, *cqes;
-    Slot *slots; /* by token - 1 */
-    int n_slots;
-} CoreRing;
+    int core_number;          /* of the processor that it is bound to, from 1 on; 0: to none */
+} Worker;
+
+/* A request as it has come, wherever its parts lie. */
+typedef struct {
+    const char *head;    /* struct fuse_in_header */
+    const char *own;     /* its operation's own part */
+    const char *payload; /* what follows: names, each ended by a NUL */
+    uint32_t n_payload;
+    char *answer;        /* where the body of its answer goes; may be the payload's memory */
+    uint64_t token;      /* by which `later` knows it */
+} Incoming;
 
 /* A request that is being answered. */
 typedef struct {
-    CoreRing *ring;
+    Worker *worker;
     Core *core;
     uint32_t opcode, uid, gid, pid, umask;
     uint64_t unique, nodeid;
     const char *own;     /* its operation's own part */
     const char *payload; /* names, each ended by a NUL */
     uint32_t n_payload;
-    char *answer;        /* where its body goes: the payload's memory, so names are copied before */
+    char *answer;        /* where its body goes: perhaps the payload's memory, so names are copied before */
     PyThreadState *released;
     bool is_noted;       /* that it is in calls, in which Python may have the tables */
     bool was_away;       /* Python has had them */
@@ -236,21 +235,22 @@ typedef int (*Operation)(Request *);
 
 /* turns.c */
 extern PyType_Spec turns_lock_spec;
-void tables_begin(CoreRing *ring);
-void tables_end(CoreRing *ring);
+void tables_begin(Worker *worker);
+void tables_end(Worker *worker);
 int turn_begin(Request *request);
-int turn_end(CoreRing *ring);
+int turn_end(Worker *worker);
 int calls_begin(Request *request);
 int calls_end(Request *request);
 int changes_begin(Request *request, uint64_t nodeid, uint64_t other);
 int changes_end(Request *request, uint64_t nodeid, uint64_t other);
-bool is_borrowed(const Core *core, const CoreRing *but, PyObject *fd);
+bool is_borrowed(const Core *core, const Worker *but, PyObject *fd);
 int close_left(Request *request);
 void note_change(Request *request, uint64_t nodeid);
 bool is_changed(const Request *request, uint64_t nodeid);
 
 /* tables.c */
 bool is_root(const Core *core, uint64_t nodeid);
+int may_wait(const Core *core, PyObject *name);
 int is_at_rest(const Request *request);
 PyObject *node_of(Request *request, uint64_t nodeid);
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place);
@@ -381,8 +381,15 @@ int do_open(Request *request);
 int do_release(Request *request);
 void write_anywhere(int fd);
 
-/* ring.c */
-extern PyType_Spec core_ring_spec;
-int answer(CoreRing *ring, uint64_t token);
+/* answering.c */
+enum { HEAD_BYTES_IN = 40, HEAD_BYTES_OUT = 16 }; /* struct fuse_in_header, fuse_out_header */
+bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
+int answer(Worker *worker, const Incoming *incoming);
+void put_head(char *to, uint64_t unique, int result);
+int worker_begin(Worker *worker, PyObject *core, PyObject *turn, PyObject *later, int core_number);
+void worker_end(Worker *worker);
+
+/* ring.c, dev.c: the transports */
+extern PyType_Spec core_ring_spec, core_device_spec;
 
 #endif

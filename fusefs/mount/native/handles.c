@@ -230,7 +230,7 @@ int let_go(Request *request, PyObject *handle) {
     Core *core = request->core;
     PyObject *node = PyDict_GetItemWithError(core->handles, handle), *mode, *opener, *source = NULL;
     uint64_t n_open, n_nodes_open, n_known, id;
-    if (node == NULL || !is_empty(core->lock, names._away) || is_borrowed(core, request->ring, handle))
+    if (node == NULL || !is_empty(core->lock, names._away) || is_borrowed(core, request->worker, handle))
         return PyErr_Occurred() ? RAISED : NOT_OURS;
     mode = PyDict_GetItemWithError(core->modes, node);
     opener = PyDict_GetItemWithError(core->openers, handle);

@@ -191,7 +191,9 @@ static int tell_block(Listing *listing, const char *block, int n_bytes) {
             some[n] = (Listed){.found = found};
             if (strcmp(found->name, ".") && strcmp(found->name, "..")) {
                 some[n].name = PyBytes_FromString(found->name);
-                int is_told = some[n].name == NULL ? -1 : is_told_already(listing, found->ino, some[n].name);
+                int is_told = some[n].name == NULL ? -1 : may_wait(core, some[n].name); /* then it is a name alone */
+                if (!is_told)
+                    is_told = is_told_already(listing, found->ino, some[n].name);
                 some[n].is_told = is_told > 0;
                 error = is_told < 0 ? -1 : 0;
             }

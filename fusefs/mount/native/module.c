@@ -1,4 +1,4 @@
-/* The module: Core, one mount's; CoreRing, one thread's; and TurnsLock, which may be there without them. */
+/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; and TurnsLock, which may be there without them. */
 #include "core.h"
 
 struct names names;
@@ -78,7 +78,7 @@ static void core_free(Core *self) {
     if (self->cells.buf != NULL)
         PyBuffer_Release(&self->cells);
     PARTS(RELEASE)
-    PyMem_Free(self->rings);
+    PyMem_Free(self->workers);
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -107,7 +107,7 @@ static PyType_Spec core_spec = {
 
 static int begin(PyObject *module) {
     NAMES(MAKE_NAME)
-    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &turns_lock_spec};
+    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &core_device_spec, &turns_lock_spec};
     for (size_t at = 0; at < sizeof specs / sizeof *specs; at++) {
         PyObject *type = PyType_FromSpec(specs[at]);
         if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0)

@@ -17,9 +17,10 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_ring import Answering, FuseRing
 from fusefs.linux.xattrs import has_getxattrat, is_selinux_enabled
 from fusefs.mount.places.counters import CELL_OF, LAYOUT
+from fusefs.mount.requests.device_readers import Device
 from fusefs.mount.requests.failures import errno_of
-from fusefs.mount.requests.fuse_requests import FuseRequests
-from fusefs.mount.requests.ring_servers import Core, Later
+from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
+from fusefs.mount.requests.ring_servers import Later
 from fusefs.mount.tables.tables_lock import Turn
 from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.validity import EntryParam
@@ -50,7 +51,7 @@ def load() -> ModuleType | str:
         return f"it can't be loaded: {error}"
 
 
-def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests, device: int) -> Core | None:
+def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests) -> NativeCore | None:
     """What answers the commonest requests of a mount; None: its filesystem has no file handles.
 
     module  of load()
@@ -66,7 +67,7 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests, device: in
         cells=vfs.stats.cells,
         cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()},
         layout=LAYOUT,
-        device=device,
+        device=requests.device,
         root_fd=vfs.root,
         n_fds=vfs.opening.n_fds,
         top=TOP,
@@ -84,10 +85,26 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests, device: in
     )  # fmt: skip
 
     vfs.references.forget_by(core.forget)
+    return NativeCore(module, core, vfs, requests)
 
-    def for_ring(ring: FuseRing, turn: Turn, later: Later) -> Answering:
-        vfs.lock.sharers.append(turn)
-        answering: Answering = module.CoreRing(core, ring, turn, later, ring.fileno(), ring.layout())
+
+class NativeCore:
+    """What answers the commonest requests of one mount, for each thread."""
+
+    def __init__(self, module: ModuleType, core: object, vfs: Vfs, requests: FuseRequests) -> None:
+        self._module, self._core, self._vfs, self._requests = module, core, vfs, requests
+
+    def for_ring(self, ring: FuseRing, turn: Turn, later: Later) -> Answering:
+        """For a thread's ring. later: answers what takes several steps"""
+        self._vfs.lock.sharers.append(turn)
+        answering: Answering = self._module.CoreRing(self._core, ring, turn, later, ring.fileno(), ring.layout())
         return answering
 
-    return for_ring
+    def for_device(self, reader: RequestReader, turn: Turn, wake: Fd) -> Device:
+        """For a thread that reads /dev/fuse. wake: ends its waiting when it can be read"""
+        requests = self._requests
+        self._vfs.lock.sharers.append(turn)
+        device: Device = self._module.CoreDevice(
+            self._core, turn, requests.answer_later, requests.lose_answer, reader.to, int(wake)
+        )
+        return device

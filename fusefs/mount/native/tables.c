@@ -84,7 +84,7 @@ int tell_took(Request *request, const Timed *timed, int n) {
     return nothing == NULL ? -1 : 0;
 }
 
-/* Whether all is as it is most of the time: local, nothing mounted inside, a caller that was not told ESTALE. */
+/* Whether all is as it is most of the time: local, and a caller that was not told ESTALE. */
 int is_at_rest(const Request *request) {
     Core *core = request->core;
     if (PyObject_Size(core->retries)) {
@@ -94,8 +94,7 @@ int is_at_rest(const Request *request) {
         if (is_retry)
             return false;
     }
-    if (is_true(core->lock, names.is_slow) || is_true(core->requests, names.is_careful) ||
-        !is_empty(core->submounts, names.names) || !is_empty(core->submounts, names.devices))
+    if (is_true(core->lock, names.is_slow) || is_true(core->requests, names.is_careful))
         return false;
     return is_true(core->metadata, names.is_idle);
 }
@@ -148,6 +147,15 @@ bool is_root(const Core *core, uint64_t nodeid) { return nodeid == ROOT || nodei
 /* Whether a name may be a store's own. */
 bool is_stores(const char *name) { return !strncmp(name, STORE, sizeof STORE - 1); }
 
+/* Whether a look at a name may have to wait for what is mounted there: 1, 0, or -1 with an exception. Any mount point of
+ * that name may be meant: their directories are not known. */
+int may_wait(const Core *core, PyObject *name) {
+    PyObject *waiting = PyObject_GetAttr(core->submounts, names.names);
+    int is_it = waiting == NULL ? -1 : PySet_Contains(waiting, name);
+    Py_XDECREF(waiting);
+    return is_it;
+}
+
 /* Whether a name is a store's: store/layout.py, is_stores_own. */
 bool is_stores_own(const char *name) {
     static const char hex[] = "0123456789abcdef", digits[] = "0123456789", made[] = ".new-";
@@ -174,7 +182,7 @@ int directory_fd(Request *request, PyObject *node, uint64_t nodeid) {
     PyObject *fd = PyDict_GetItemWithError(core->open_directories, node);
     if (fd == NULL || tell(core->used, node) < 0)
         return -1;
-    if (PyList_Append(request->ring->borrowed, fd) < 0)
+    if (PyList_Append(request->worker->borrowed, fd) < 0)
         return -1;
     return (int)PyLong_AsLong(fd);
 }
@@ -192,7 +200,7 @@ int open_place(Request *request, uint64_t nodeid, const char *name, Place *place
         goto not_ours;
     if (name != NULL) {
         place->name = PyBytes_FromString(name);
-        if (place->name == NULL)
+        if (place->name == NULL || may_wait(request->core, place->name))
             goto not_ours;
         place->text = PyBytes_AsString(place->name);
     }
@@ -360,7 +368,7 @@ int counted(PyObject *node, bool is_told) {
 int fd_of_open(Request *request, PyObject *node) {
     PyObject *fds = PyDict_GetItemWithError(request->core->open_files, node);
     PyObject *fd = fds == NULL ? NULL : PyList_GetItem(fds, 0);
-    if (fd == NULL || PyList_Append(request->ring->borrowed, fd) < 0)
+    if (fd == NULL || PyList_Append(request->worker->borrowed, fd) < 0)
         return -1;
     return (int)PyLong_AsLong(fd);
 }

@@ -63,63 +63,63 @@ static PyObject *lock_unshare(TurnsLock *lock, PyObject *Py_UNUSED(nothing)) {
 
 /* It is waited for awake, for as long as it may take if nothing hangs: to be woken for it takes longer, and keeps who
  * has it from its next request. */
-static void section_begin(CoreRing *ring) {
-    TurnsLock *lock = ring->core->turns_lock;
-    int own = ring->n_slots ? ring->slots[0].queue + 1 : 0;
+static void section_begin(Worker *worker) {
+    TurnsLock *lock = worker->core->turns_lock;
+    int own = worker->core_number;
     uint64_t begun_ns = 0;
     while (pthread_mutex_trylock(&lock->section)) {
         uint64_t at_ns = now_ns();
-        if (at_ns <= ring->patient_from_ns || __atomic_load_n(&lock->section_of, __ATOMIC_RELAXED) == own) {
+        if (at_ns <= worker->patient_from_ns || (own && __atomic_load_n(&lock->section_of, __ATOMIC_RELAXED) == own)) {
             pthread_mutex_lock(&lock->section);
             break;
         }
         if (!begun_ns)
             begun_ns = at_ns;
         else if (at_ns - begun_ns > PATIENCE_NS)
-            ring->patient_from_ns = at_ns + REST_NS;
+            worker->patient_from_ns = at_ns + REST_NS;
     }
     __atomic_store_n(&lock->section_of, own, __ATOMIC_RELAXED);
 }
 
-static void section_end(CoreRing *ring) { pthread_mutex_unlock(&ring->core->turns_lock->section); }
+static void section_end(Worker *worker) { pthread_mutex_unlock(&worker->core->turns_lock->section); }
 
 /* Have the tables with others of the core. Without the interpreter's lock. */
-void tables_begin(CoreRing *ring) {
-    share(ring->core->turns_lock);
-    section_begin(ring);
-    ring->has_tables = true;
+void tables_begin(Worker *worker) {
+    share(worker->core->turns_lock);
+    section_begin(worker);
+    worker->has_tables = true;
 }
 
 /* Have them no more, if it has them. */
-void tables_end(CoreRing *ring) {
-    if (!ring->has_tables)
+void tables_end(Worker *worker) {
+    if (!worker->has_tables)
         return;
-    ring->has_tables = false;
-    section_end(ring);
-    share_no_more(ring->core->turns_lock);
+    worker->has_tables = false;
+    section_end(worker);
+    share_no_more(worker->core->turns_lock);
 }
 
 /* A request begins. Returns 0, or -1 with an exception. */
 int turn_begin(Request *request) {
-    CoreRing *ring = request->ring;
-    Core *core = ring->core;
+    Worker *worker = request->worker;
+    Core *core = worker->core;
     request->n_changes_before = core->n_changes;
-    if (PyObject_SetAttr(core->lock, names.turn, ring->turn) < 0 ||
-        PyObject_SetAttr(ring->turn, names.was_away, Py_False) < 0)
+    if (PyObject_SetAttr(core->lock, names.turn, worker->turn) < 0 ||
+        PyObject_SetAttr(worker->turn, names.was_away, Py_False) < 0)
         return -1;
     return is_empty(core->lock, names._away) ? 0 : add_to(core->lock, names._n_begun, 1); /* for whom they were taken from */
 }
 
 /* It is done. Returns 0, or -1 with an exception. */
-int turn_end(CoreRing *ring) {
-    Py_ssize_t n = PyList_Size(ring->borrowed);
-    return n ? PyList_SetSlice(ring->borrowed, 0, n, NULL) : 0;
+int turn_end(Worker *worker) {
+    Py_ssize_t n = PyList_Size(worker->borrowed);
+    return n ? PyList_SetSlice(worker->borrowed, 0, n, NULL) : 0;
 }
 
 /* Note a call, so that it is seen when it takes long, and wake who looks for such. Returns 0, or -1. */
 static int note_call(Request *request) {
     Core *core = request->core;
-    PyObject *calls = request->ring->calls, *call = PyLong_FromUnsignedLongLong(request->unique), *wakes;
+    PyObject *calls = request->worker->calls, *call = PyLong_FromUnsignedLongLong(request->unique), *wakes;
     int error = call == NULL ? -1 : PyList_Append(calls, call);
     Py_XDECREF(call);
     if (error || PyObject_SetAttr(core->lock, names.is_used, Py_True) < 0)
@@ -138,47 +138,47 @@ static int note_call(Request *request) {
 /* Calls to the backing filesystem follow, during which others of the core have the tables, and a turn of Python's if
  * they take long. Returns 0, or -1. */
 int calls_begin(Request *request) {
-    CoreRing *ring = request->ring;
-    request->is_noted = is_true(ring->core->lock, names.is_watched); /* from some moment on it is */
+    Worker *worker = request->worker;
+    request->is_noted = is_true(worker->core->lock, names.is_watched); /* from some moment on it is */
     if (request->is_noted && note_call(request) < 0)
         return -1;
     request->released = PyEval_SaveThread();
-    section_end(ring);
+    section_end(worker);
     return 0;
 }
 
 /* They are done, and we have the tables again. Returns 0, or -1. */
 int calls_end(Request *request) {
-    CoreRing *ring = request->ring;
-    Core *core = ring->core;
-    section_begin(ring);
+    Worker *worker = request->worker;
+    Core *core = worker->core;
+    section_begin(worker);
     PyEval_RestoreThread(request->released);
     if (request->is_noted) {
-        Py_ssize_t n = PyList_Size(ring->calls);
-        if (n > 0 && PyList_SetSlice(ring->calls, n - 1, n, NULL) < 0)
+        Py_ssize_t n = PyList_Size(worker->calls);
+        if (n > 0 && PyList_SetSlice(worker->calls, n - 1, n, NULL) < 0)
             return -1;
         if (n <= 0) { /* it was let go of for us */
             PyThreadState *released = PyEval_SaveThread();
-            section_end(ring);
-            tables_begin(ring);
+            section_end(worker);
+            tables_begin(worker);
             PyEval_RestoreThread(released);
-            PyObject *nothing = PyObject_CallMethodObjArgs(core->lock, names.returned, ring->turn, NULL);
+            PyObject *nothing = PyObject_CallMethodObjArgs(core->lock, names.returned, worker->turn, NULL);
             if (nothing == NULL)
                 return -1;
             Py_DECREF(nothing);
-            ring->was_taken = true;
-            request->was_away |= is_true(ring->turn, names.was_away);
+            worker->was_taken = true;
+            request->was_away |= is_true(worker->turn, names.was_away);
             return 0;
         }
     }
-    return PyObject_SetAttr(core->lock, names.turn, ring->turn);
+    return PyObject_SetAttr(core->lock, names.turn, worker->turn);
 }
 
 /* Whether another request of the core may be using an fd; or any, without `but`. */
-bool is_borrowed(const Core *core, const CoreRing *but, PyObject *fd) {
-    for (int at = 0; at < core->n_rings; at++)
-        if (core->rings[at] != but && PyList_Size(core->rings[at]->borrowed) &&
-            PySequence_Contains(core->rings[at]->borrowed, fd))
+bool is_borrowed(const Core *core, const Worker *but, PyObject *fd) {
+    for (int at = 0; at < core->n_workers; at++)
+        if (core->workers[at] != but && PyList_Size(core->workers[at]->borrowed) &&
+            PySequence_Contains(core->workers[at]->borrowed, fd))
             return true;
     return false;
 }
@@ -186,7 +186,7 @@ bool is_borrowed(const Core *core, const CoreRing *but, PyObject *fd) {
 /* Close what Python's code has left open meanwhile (TablesLock.close), and nobody may be using: what is removed takes
  * its place as long as it is open. Returns 0, or -1 with an exception. */
 int close_left(Request *request) {
-    Core *core = request->ring->core;
+    Core *core = request->worker->core;
     if (is_empty(core->lock, names._left_open) || !is_empty(core->lock, names._away))
         return 0;
     PyObject *left = PyObject_GetAttr(core->lock, names._left_open);

@@ -104,8 +104,15 @@ def _fast_paths(path: bytes, stats: MountStats) -> tuple[fast_paths.FastPathStat
     with suppress(FileNotFoundError), _open(path) as fd:
         told = fast_paths.decode(os.read(fd, _MAX_BYTES))
         if (told.device, told.pid) == (stats.device, stats.table.pid):
-            return told.fast_paths
+            return tuple(_as_it_is_now(one, stats) for one in told.fast_paths)
     return ()
+
+
+def _as_it_is_now(state: fast_paths.FastPathState, stats: MountStats) -> fast_paths.FastPathState:
+    """Return the state of a fast path, which is off as long as it has nothing to do."""
+    if state.name == fast_paths.FastPath.NATIVE.value and state.is_on and stats.gauges.get("is_slow"):
+        return fast_paths.FastPathState(state.name, is_on=False, why=fast_paths.SLOW)
+    return state
 
 
 def _open(path: bytes) -> Fd:

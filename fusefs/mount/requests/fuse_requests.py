@@ -1,8 +1,7 @@
-"""Requests read from /dev/fuse and answered without libfuse and pyfuse3; those get what is left, INIT above all.
+"""Requests answered without libfuse and pyfuse3, which get INIT alone.
 
 That is half of what a request costs, and bits of answers that pyfuse3 has no field for cost nothing more. What has to
-wait goes to a thread, which answers it; where the backing filesystem is slow, what is remembered is answered at once,
-and all else is pyfuse3's, if that knows it.
+wait goes to a thread, which answers it; where the backing filesystem is slow, what is remembered is answered at once.
 
 Source  docs/decisions/0014-direct-requests.md, 0021-stand-ins.md
 """
@@ -19,7 +18,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
@@ -35,8 +34,6 @@ GONE: Final = (errno.ENOENT, errno.ENODEV)
 """The process that waits for an answer; the connection."""
 _SHORT_BYTES = 1 << 13
 _STEP_S = 0.001
-_PYFUSE3S = frozenset({26, 28, 38, 41})
-"""INIT, READDIR, DESTROY, NOTIFY_REPLY: what we don't know, and pyfuse3 or libfuse does."""
 _NOT_THERE = (errno.EAGAIN, errno.ENOENT, errno.ENODEV)
 """Nothing more, or not any more."""
 _OF_NOBODY = (Opcode.RELEASE, Opcode.RELEASEDIR)
@@ -45,29 +42,15 @@ _OF_NOBODY = (Opcode.RELEASE, Opcode.RELEASEDIR)
 _log = logging.getLogger(__name__)
 
 
-class WayToLibfuse(Protocol):
-    """What gets the requests that we leave alone."""
-
-    device: int
-    """/dev/fuse, whatever libfuse reads and writes at the moment."""
-
-    def hand_over(self, request: bytes | memoryview) -> None:
-        """Leave a request that we have read where libfuse reads now."""
-
-
 class RequestReader:
     """A thread that reads requests."""
 
-    __slots__ = ("caller", "key", "n", "room", "to")
+    __slots__ = ("caller", "room", "to")
 
     def __init__(self) -> None:
         self.to = memoryview(mmap.mmap(-1, wire.REQUEST_BYTES_MAX))  # no more of it is in memory than is needed
         self.room = (self.to,)
         self.caller = RequestCaller()
-        self.n = 0
-        """Of steps taken: odd while it does what it has read."""
-        self.key: Key = (None, WaitClass.SHORT)
-        """Of what it does."""
 
     def request(self, size: int) -> Request:
         """What was read: a write is not copied; all others are short."""
@@ -92,10 +75,10 @@ class _Unfinished(NamedTuple):
 class FuseRequests:
     """One mount's requests."""
 
-    def __init__(self, vfs: Vfs, replies: WayToLibfuse, pool: ThreadPool, *, opens_directories: bool) -> None:
+    def __init__(self, vfs: Vfs, device: int, pool: ThreadPool, *, opens_directories: bool) -> None:
         """Begin.
 
-        replies            the way to the kernel, and to libfuse
+        device             /dev/fuse
         pool               the threads that do what may wait
         opens_directories  else the kernel is told at its first question to do that without us
         """
@@ -103,120 +86,52 @@ class FuseRequests:
         self._opening = vfs.opening
         self._retries = vfs.retries
         self._lock = vfs.lock
-        self._replies = replies
         self._stats = vfs.stats
         self._pool = pool
-        self.device = replies.device
+        self.device = device
         os.set_blocking(self.device, False)  # the request that is there may be gone when we read
-        self._home = RequestReader()
         self._answers = FuseOperations(vfs, opens_directories=opens_directories)
         self._acts, self._recalls = self._answers.acts(), self._answers.recalls()
         self._unfinished: deque[_Unfinished] = deque()
-        self._left: deque[bytes] = deque()
-        """What was read by others, and is pyfuse3's."""
         self.is_careful = False
-        """Whether changes go to threads, as a client waits for one: set by standby_readers.py."""
+        """Whether changes go to threads, as a client waits for one: set by device_readers.py."""
 
     def native_parts(self) -> dict[str, object]:
         """What the native core works on (core.h)."""
         return {"requests": self, "numbered": self._answers.number}
 
-    def serve(self) -> bool | None:
-        """Read a request, and answer it; on the trio thread.
+    def answer_read(self, reader: RequestReader, size: int, *, hands_out: bool) -> None:
+        """Answer a request that a thread has read from /dev/fuse, or have that done.
 
-        Returns  False: libfuse has to read it; None: none waits
+        size       of the request, which is in the reader's memory
+        hands_out  what may take long is done by others
         """
-        if self._left:
-            self._replies.hand_over(self._left.popleft())
-            return False
-        lock, home = self._lock, self._home
-        try:
-            size = os.readv(self.device, home.room)
-        except BlockingIOError:
-            return self._go_on(is_idle=True) or None
-        except OSError as error:
-            return error.errno == errno.ENOENT  # the client was killed while we read; or the connection is gone
-        if self._unfinished:
-            self._go_on(is_idle=False)
-        request = home.request(size)
-        caller = home.caller
-        _size, opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
-        act = self._acts.get(opcode)
-        if lock.is_slow:
-            recall = self._recalls.get(opcode)
-            if recall is not None:
-                act = recall
-            elif act is not None and not _is_ours_alone(act, opcode, request):
-                act = None
-        if act is None:
-            if opcode not in _PYFUSE3S and opcode not in self._acts:
-                self._refuse(opcode, request)
-                return True
-            self._replies.hand_over(request)
-            return False
-        if act.sort and (lock.is_slow or self._must_be_helped(act, opcode, request)):
-            self._help(act, request, _sort(act, opcode, request), self._write)
-            return True
-        begun_ns = perf_counter_ns()
-        try:
-            with lock:
-                unfinished = self._answer(act, nodeid, request, unique, caller, begun_ns, self._write)
-        except WouldWait:
-            if lock.is_slow and not _is_ours_alone(act, opcode, request):
-                self._replies.hand_over(request)
-                return False
-            known = self._acts[opcode]
-            self._help(known, request, _sort(known, opcode, request) if lock.is_slow else WaitClass.OTHERS, self._write)
-            return True
+        unfinished = self._answer_or_help(reader.request(size), reader.caller, self._write, hands_out=hands_out)
         if unfinished is not None:
             self._unfinished.append(unfinished)
-        return True
 
-    def _go_on(self, *, is_idle: bool) -> bool:
-        """A step of all that takes several; whether there is such. is_idle: no request waits"""
-        n = len(self._unfinished)
-        for _ in range(n):
-            try:
+    @property
+    def n_unfinished(self) -> int:
+        """How many requests that were read take several steps, of which some are left."""
+        return len(self._unfinished)
+
+    def go_on(self, *, is_idle: bool) -> None:
+        """Make a step of all that takes several. is_idle: no request waits"""
+        for _ in range(len(self._unfinished)):
+            with suppress(IndexError):  # another thread reads by now, and goes on with it
                 unfinished = self._unfinished.popleft()
-            except IndexError:  # it was handed out
-                break
-            with self._lock:
-                is_done = self._step(unfinished, is_idle)
-            if not is_done:
-                self._unfinished.append(unfinished)
-        return n > 0
+                with self._lock:
+                    is_done = self._step(unfinished, is_idle)
+                if not is_done:
+                    self._unfinished.append(unfinished)
 
-    def stand_in(self, reader: RequestReader) -> bool:
-        """Read and answer a request in another thread, while the loop's own waits; False: the connection is gone."""
-        try:
-            size = os.readv(self.device, reader.room)
-        except OSError as error:
-            return error.errno in (errno.EAGAIN, errno.ENOENT)
-        request = reader.request(size)
-        opcode = wire.read_head(request)[1]
-        act = self._acts.get(opcode)
-        if act is None:
-            if opcode in _PYFUSE3S:
-                self._left.append(bytes(request))
-            else:
-                self._refuse(opcode, request)
-            return True
-        sort = _sort(act, opcode, request)
-        reader.key = _key_of(request, sort)
-        if sort > WaitClass.LOOK or (sort and self._pool.is_full(reader.key)):
-            self._help(act, request, sort, self._write)
-            return True
-        reader.n += 1
-        try:
-            unfinished = self._lock.run(self._answer_as_read, act, request, reader.caller, self._write)
-        except WouldWait:
-            self._help(act, request, WaitClass.OTHERS, self._write)
-        else:
-            if unfinished is not None:
-                self._finish_elsewhere(unfinished)
-        finally:
-            reader.n += 1
-        return True
+    def answer_later(self, _token: int, steps: ReplyInSteps, unique: int, pid: int, opcode: int, begun_ns: int) -> None:
+        """Answer what was read from /dev/fuse and has been done, but takes several steps to be told."""
+        unfinished = _Unfinished(steps, unique, pid, self._acts[opcode].cell, begun_ns, self._write)
+        with self._lock:
+            is_done = self._step(unfinished, None)
+        if not is_done:
+            self._unfinished.append(unfinished)
 
     def answer_here(self, request: Request, reader: RequestReader, give: Give, *, hands_out: bool) -> None:
         """Answer a request that has come by io_uring, in the thread that has got it, or have that done.
@@ -224,27 +139,31 @@ class FuseRequests:
         reader     of that thread, for what comes otherwise
         hands_out  what may take long is done by others
         """
-        lock, caller = self._lock, reader.caller
+        unfinished = self._answer_or_help(request, reader.caller, give, hands_out=hands_out)
+        if unfinished is not None:
+            self._finish_soon(unfinished, reader)
+
+    def _answer_or_help(
+        self, request: Request, caller: RequestCaller, give: Give, *, hands_out: bool
+    ) -> _Unfinished | None:
+        lock = self._lock
         _size, opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
         known = act = self._acts.get(opcode)
         if lock.is_slow:
             act = self._recalls.get(opcode, act)
         if act is None or known is None:
-            with lock:
-                self._give(errno.ENOSYS, unique, caller.pid, give)
-            return
+            self._refuse(opcode, request, give)
+            return None
         if act.sort and (hands_out or lock.is_slow or self._must_be_helped(act, opcode, request)):
             self._help(act, request, _sort(act, opcode, request), give)
-            return
+            return None
         begun_ns = perf_counter_ns()
         try:
             with lock:
-                unfinished = self._answer(act, nodeid, request, unique, caller, begun_ns, give)
+                return self._answer(act, nodeid, request, unique, caller, begun_ns, give)
         except WouldWait:
             self._help(known, request, _sort(known, opcode, request) if lock.is_slow else WaitClass.OTHERS, give)
-            return
-        if unfinished is not None:
-            self._finish_soon(unfinished, reader)
+            return None
 
     def finish_soon(
         self,
@@ -283,7 +202,7 @@ class FuseRequests:
             opcode = wire.read_head(request)[1]
             act = self._acts.get(opcode)
             if act is None:
-                self._refuse(opcode, request)
+                self._refuse(opcode, request, self._write)
                 continue
             with self._lock:
                 unfinished = self._answer_as_read(act, request, reader.caller, self._write)
@@ -293,14 +212,14 @@ class FuseRequests:
     def _must_be_helped(self, act: OpcodeHandler, opcode: int, request: Request) -> bool:
         return act.sort is WaitClass.LONG or (self.is_careful and _sort(act, opcode, request) is WaitClass.CHANGE)
 
-    def _refuse(self, opcode: int, request: Request) -> None:
+    def _refuse(self, opcode: int, request: Request, give: Give) -> None:
         """Answer an unknown request as libfuse does."""
         if opcode == Opcode.INTERRUPT:
             self._interrupt(request)
         else:
             _size, _opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
             with self._lock:
-                self._give(errno.ENOSYS, unique, pid, self._write)
+                self._give(errno.ENOSYS, unique, pid, give)
 
     def _interrupt(self, request: Request) -> None:
         """A killed client's request need not wait for its turn; all others go on, as natively."""
@@ -355,12 +274,6 @@ class FuseRequests:
             self._lock.run(self._finish, unfinished)
 
         self._pool.do(PoolTask((None, WaitClass.SHORT), act))
-
-    def hand_out(self) -> None:
-        """Let others go on with what takes several steps, while the trio thread waits for something."""
-        with suppress(IndexError):
-            while True:
-                self._finish_elsewhere(self._unfinished.popleft())
 
     # With the tables' lock.
 
@@ -418,19 +331,17 @@ class FuseRequests:
             elif type(answer) is int:
                 os.write(self.device, wire.refusal(unique, answer))
         except OSError as error:
-            if error.errno not in GONE:  # the client has got an error, too
-                _log.error("the kernel takes an answer for wrong: %s", error.strerror)
-            fh = self._answers.handle_in(answer)
-            if fh is not None:  # no client releases what none was told of
-                self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
+            self.lose_answer(error.errno, self._answers.handle_in(answer))
+
+    def lose_answer(self, error: int | None, fh: int | None) -> None:
+        """The kernel has not taken an answer. error: an errno; fh: a handle that it has opened"""
+        if error not in GONE:  # the client has got an error, too
+            _log.error("the kernel takes an answer for wrong: %s", os.strerror(error or 0))
+        if fh:  # no client releases what none was told of
+            self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
         self._lock.run_patiently(self._opening.release, fh)
-
-
-def _is_ours_alone(act: OpcodeHandler, opcode: int, request: Request) -> bool:
-    """Whether we answer it though the filesystem is slow."""
-    return act.sort is WaitClass.LONG or wire.is_ours_alone(opcode, request)
 
 
 def _sort(act: OpcodeHandler, opcode: int, request: Request) -> WaitClass:

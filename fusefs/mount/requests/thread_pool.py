@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from fusefs.core.fuse_protocol import Answer
+from fusefs.linux.thread_progress import run_on_any_core
 
 _N_OF_ONE = 120
 """Requests of one sort that a user may have under way; of what is left to all, half at most."""
@@ -147,6 +148,7 @@ class ThreadPool:
         return None
 
     def _work(self, first: PoolTask) -> None:
+        run_on_any_core()
         task, tasks = first, SimpleQueue[PoolTask]()
         has_waited = False
         while True:

@@ -24,6 +24,7 @@ from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.statx import look_at, peek, peek_closely
 from fusefs.linux.statx_uring import DEPTH, StatxUring, are_possible
+from fusefs.linux.thread_progress import run_on_any_core
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache, SeenByName
 from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -178,6 +179,7 @@ class PrefetchThreads:
                     self._n_threads += 1
 
     def _work(self) -> None:
+        run_on_any_core()
         while True:
             with self._has_calls:
                 self._n_idle += 1
@@ -417,6 +419,7 @@ class _PrefetchRing:
         os.eventfd_write(self._bell, 1)
 
     def _work(self) -> None:
+        run_on_any_core()
         with self._bell:
             try:
                 peeks = self._rings.peeks(self._bell)

@@ -7,7 +7,7 @@ after it.
 
 For the tables can be taken from a thread in its turn as well, when it has been in one call for too long: it notes each
 call that it is in, and the first to remove the note, that thread or one that takes them, has them
-(mount/requests/standby_readers.py). Several may be away so at a time.
+(mount/requests/device_readers.py). Several may be away so at a time.
 
 Threads of the native core have no turns: they share the tables with one another, each between two of its calls, while
 no turn goes on (mount/native/turns.c). They note their calls too, and one that is in a call for too long shares them no
@@ -21,6 +21,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter_ns
 from typing import ParamSpec, Protocol, Self, TypeVar, TypeVarTuple
 
@@ -179,6 +180,15 @@ class TablesLock:
         return bool(self._away)
 
     @property
+    def n_away(self) -> int:
+        """How many threads they were taken from that have not come back yet."""
+        return len(self._away)
+
+    def is_away_from(self, turn: Turn) -> bool:
+        """Whether they were taken from that thread, which has not come back yet."""
+        return turn in self._away
+
+    @property
     def was_away(self) -> bool:
         """Whether other threads had the tables since this turn began."""
         return self.turn.was_away
@@ -186,6 +196,11 @@ class TablesLock:
     def turns(self) -> set[Turn]:
         """Those that may be in a call, and keep others from theirs."""
         return {self.turn, *self.sharers}
+
+    def leave(self, turn: Turn) -> None:
+        """A thread has no more turns, and shares no more."""
+        with suppress(ValueError):
+            self.sharers.remove(turn)
 
     def take_away(self, turn: Turn, call: object) -> bool:
         """Let others have the tables, if a turn is still in that call; by any other thread."""

@@ -253,7 +253,7 @@ def test_the_service_manager_hears_that_it_lives_while_somebody_waits(monkeypatc
         manager.bind(f"{directory}/notify")
         manager.settimeout(LIMIT_S)
         monkeypatch.setenv("NOTIFY_SOCKET", f"{directory}/notify")
-        monkeypatch.setenv("WATCHDOG_USEC", "100000000")
+        monkeypatch.setenv("WATCHDOG_USEC", "1000000")
         with served() as place, place.hanging(STUCK["create"]):
             in_time(partial(work, place.top / "free"))
             words = (manager.recv(100) for _ in range(10))
