@@ -30,14 +30,28 @@ def invocation() -> Invocation:
     return Invocation(os.urandom(8).hex(), session())
 
 
-def session() -> str:
-    """The terminal's session that this process belongs to, the same for all commands of one shell; "": not to be told.
+def invocation_of(pid: int) -> Invocation | None:
+    """A process, as the records tell of it that another one writes for it; None: it is not to be seen.
+
+    pid  of it, or of a thread of it; 0: in another pid namespace
+    """
+    if pid <= 0:
+        return None
+    try:
+        start = _Process(pid).start
+    except (OSError, ValueError):
+        return None
+    return Invocation(f"{pid & 0xFFFF_FFFF:08x}{start & 0xFFFF_FFFF:08x}", session(pid))
+
+
+def session(pid: int = 0) -> str:
+    """The terminal's session that a process belongs to, the same for all commands of one shell; "": not to be told.
 
     That of its leader, which is told from a later one of the same number by its start and boot. `sudo` and the like may
     give what they run a terminal and a session of its own: then that of the user who called them.
     """
     try:
-        leader = _Process(os.getsid(0))
+        leader = _Process(os.getsid(pid))
         while (caller := _caller(leader)) is not None:
             leader = caller
         return f"{boot_id()[:8]}.{leader.pid}.{leader.start}"

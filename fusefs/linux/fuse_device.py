@@ -23,10 +23,12 @@ _DEVICE = "/dev/fuse"
 _BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
 _MAP = struct.Struct("=iIQ")
 _ID = struct.Struct("=I")
-_NOTIFY_INVAL_INODE, _NOTIFY_PRUNE = 2, 9
+_NOTIFY_INVAL_INODE, _NOTIFY_INVAL_ENTRY, _NOTIFY_PRUNE = 2, 3, 9
 _INVAL_INODE = struct.Struct("=IiQQqq")
 """fuse_out_header (length, code, 0: no answer to a request) and fuse_notify_inval_inode_out (nodeid, first byte, number
 of bytes; 0: all): a first byte below 0 means the attributes alone."""
+_INVAL_ENTRY, _EXPIRE_ONLY = struct.Struct("=IiQQII"), 1
+"""fuse_out_header and fuse_notify_inval_entry_out (nodeid of the directory, length of the name that follows, flags)."""
 _PRUNE = struct.Struct("=IiQIIQ")
 """fuse_out_header and fuse_notify_prune_out (how many nodeids follow)."""
 
@@ -64,6 +66,22 @@ def forget_attributes(device: int, nodeid: int) -> None:
     """
     with suppress(FileNotFoundError):  # the kernel doesn't know it, or not any more
         os.write(device, _INVAL_INODE.pack(_INVAL_INODE.size, _NOTIFY_INVAL_INODE, 0, nodeid, -1, 0))
+
+
+def expire_name(device: int, directory: int, name: bytes) -> None:
+    """Have the kernel ask what a name means when it is used next; who uses what it meant goes on.
+
+    It waits for the directory's lock, which a process has that waits for an answer: not for a thread that answers.
+    Before Linux 6.2 the kernel forgets the name: who is in there has no path any more.
+
+    device     /dev/fuse
+    directory  its nodeid
+    Source     fs/fuse/dir.c: fuse_reverse_inval_entry
+    """
+    size = _INVAL_ENTRY.size + len(name) + 1
+    head = _INVAL_ENTRY.pack(size, _NOTIFY_INVAL_ENTRY, 0, directory, len(name), _EXPIRE_ONLY)
+    with suppress(FileNotFoundError, NotADirectoryError):  # the kernel doesn't know it, or not any more
+        os.write(device, head + name + b"\0")
 
 
 def forget_unused(device: int, nodeids: Collection[int]) -> None:

@@ -21,6 +21,7 @@ from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, sync
 from tests.support.store_verbs import init, recover_all, remove, restore, swap
 from tests.support.trash_without_walk import gather
+from tests.support.vfs_without_mount import move_into_drop
 from tests.support.write_log_disk import MOUNTED, LoggedVolume
 
 T = TypeVar("T")
@@ -199,6 +200,14 @@ def drop_round(cut: Cut, k: int) -> None:
     cut.stands(k, Shape.REMOVED, sync=True)
 
 
+def drop_through_mount_round(cut: Cut, k: int) -> None:
+    cut.begin(k)
+    cut.may(k, Shape.REMOVED)
+    move_into_drop(cut.base, cut.name(k), cut.kernel)
+    cut.flush_unrelated()
+    cut.stands(k, Shape.REMOVED, sync=True)
+
+
 def restore_round(cut: Cut, k: int) -> None:
     cut.begin(k)
     identifier = cut.swapped(k)
@@ -357,6 +366,7 @@ VERBS = {
     "rm of a file": Scenario(rm_file_round),
     "restore of removed": Scenario(restore_removed_round),
     "drop": Scenario(drop_round),
+    "drop through a mount": Scenario(drop_through_mount_round),
     "restore": Scenario(restore_round),
     "restore --to": Scenario(restore_elsewhere_round),
     "restore over written": Scenario(restore_over_written_round),

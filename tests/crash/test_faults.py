@@ -19,7 +19,7 @@ FUSEFS = Path(__file__).resolve().parents[2] / "fusefs"
 BELOW_THE_GATE = ("syscalls.py", "io_uring.py")
 SAMPLED = (errno.EDQUOT, errno.EROFS, errno.EINTR, errno.EMFILE)
 """Errnos that the store treats like one of the others, as the test below shows: tried with `make every`."""
-BY_ROOT = ("swap", "swap-two-rename", "rm", "adopt", "restore-late", "restore-two-rename-late", "keep", "reap")
+BY_ROOT = ("swap", "swap-two-rename", "rm", "adopt", "drop", "restore-late", "restore-two-rename-late", "keep", "reap")
 RECOVERIES = ("recover-swap", "recover-swap-in-the-gap", "recover-restore", "recover-restore-in-the-gap")
 WITH_LOANS = ("swap-lent", "restore-late-lent", "adopt-lent")
 CASES = spread(product(BY_ROOT, ERRNOS))

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.needs("root")
 
 ROOT, ME, LIMIT_S = 1, Somebody(0, 0, os.getpid(), 0o022), 60.0
 N, N_NEARLY_NONE, N_AT_A_TIME = 300, 20, 128
-HEAD = struct.Struct("=IiQIIQ")
+HEAD, EXPIRED, PRUNED = struct.Struct("=IiQIIQ"), 3, 9
 Known = tuple[Vfs, int, list[int]]
 
 
@@ -79,10 +79,11 @@ def drop(mount: Mounted) -> Path:
 
 
 @pytest.mark.needs("fuse", "prune")
-def test_what_is_dropped_is_forgotten_and_lies_there(mount: Mounted) -> None:
+def test_what_is_dropped_is_forgotten_and_is_an_orphan(mount: Mounted) -> None:
     drop(mount)
     assert until(lambda: n_nodes(mount) < N_NEARLY_NONE)
-    assert len(os.listdir(mount.backing / ".trashd/u/0/drop/victim/sub")) == N
+    [tree] = mount.backing.glob(".trashd/u/0/orphans/*/tree")
+    assert len(os.listdir(tree / "sub")) == N
 
 
 @pytest.mark.needs("fuse", "prune")
@@ -102,7 +103,7 @@ def test_who_is_at_work_in_what_is_dropped_stays_where_he_is(mount: Mounted) -> 
     with opened(mount.path / "victim" / "sub") as where, (mount.path / "victim/sub/f1").open("rb") as file:
         drop(mount)
         assert until(lambda: n_nodes(mount) < N_NEARLY_NONE)
-        assert where() == str(mount.path / ".trashd/u/0/drop/victim/sub")
+        assert where() == str(mount.path / ".trashd/u/0/drop/victim/sub"), "as long as nobody asks for that name"
         assert file.read() == b"content"
 
 
@@ -153,12 +154,17 @@ def run_beside(known: Known, device: int, after: Callable[[], object]) -> None:
 def test_it_goes_in_small_parts_and_what_is_in_a_directory_goes_first(known: Known) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parts: list[tuple[int, ...]] = []
+    expired: list[tuple[int, bytes]] = []
 
     def listen() -> None:
-        while sum(map(len, parts)) < len(known[2]):
+        while sum(map(len, parts)) < len(known[2]) or not expired:
             message = ours.recv(1 << 16)
             size, code, unique, n, _, _ = HEAD.unpack_from(message)
-            assert (size, code, unique) == (len(message), 9, 0)
+            assert (size, unique) == (len(message), 0)
+            if code == EXPIRED:
+                expired.append((n, message[-7:]))
+                continue
+            assert code == PRUNED
             parts.append(struct.unpack_from(f"={n}Q", message, HEAD.size))
 
     with ours, theirs:
@@ -166,6 +172,7 @@ def test_it_goes_in_small_parts_and_what_is_in_a_directory_goes_first(known: Kno
         run_beside(known, theirs.fileno(), listen)
     assert [nodeid for part in parts for nodeid in part] == known[2][::-1]
     assert max(map(len, parts)) <= N_AT_A_TIME
+    assert expired == [(known[1], b"victim\0")]
 
 
 def test_a_kernel_that_does_not_know_the_message_is_asked_once(known: Known, caplog: pytest.LogCaptureFixture) -> None:
@@ -183,7 +190,8 @@ def test_a_kernel_that_does_not_know_the_message_costs_no_fd_of_what_was_removed
 
     def wait() -> None:
         assert vfs.directories.fd_if_open(sub) is not None
-        shutil.rmtree(source / ".trashd/u/0/drop/victim")
+        [tree] = source.glob(".trashd/u/0/orphans/*/tree")
+        shutil.rmtree(tree)
         assert until(lambda: vfs.directories.fd_if_open(sub) is None, LIMIT_S)
 
     with Fd(os.open(os.devnull, os.O_RDONLY)) as refusing:

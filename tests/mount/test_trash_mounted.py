@@ -99,11 +99,9 @@ def test_mv_into_drop_is_all_that_a_user_needs(mount: Mounted, user: str) -> Non
     done = run_as(uid, ["mv", "job", "../.trashd/drop/"], cwd=mount.path / user)
     assert (done.returncode, done.stderr) == (0, b"")
     assert os.listdir(mount.path / user) == []
-    dropped = mount.backing / ".trashd" / "u" / str(uid) / "drop" / "job"
-    assert snapshot(dropped) == before
-    recover_all(mount.backing)
     [entry] = entries(mount.path)
-    assert (entry.uid, entry.origin) == (uid, None)
+    assert (entry.uid, entry.origin) == (uid, raw(mount.path / user / "job"))
+    assert snapshot(mount.backing / ".trashd/u" / str(uid) / "orphans" / entry.id / "tree") == before
 
 
 def test_everybody_is_led_to_his_own_at_the_same_time(mount: Mounted) -> None:

@@ -63,7 +63,7 @@ def test_drop_leads_to_the_users_own_folder(bench: Path) -> None:
     done = run_as(USER, ["mv", target / "job", target / f".trashd-{USER}/drop/"])
     assert (done.returncode, done.stderr) == (0, b"")
     [entry] = told("list", "--json", "--volume", bench / "source")
-    assert (entry["method"], entry["uid"]) == ("dropped", USER)
+    assert (entry["method"], entry["uid"]) == ("removed", USER)
 
 
 @pytest.mark.needs("prune")

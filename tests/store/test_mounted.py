@@ -24,7 +24,6 @@ from tests.support.store_verbs import (
     entries,
     raw,
     reap_now,
-    recover_all,
     remove,
     restore,
     swap,
@@ -269,12 +268,11 @@ def test_the_reaper_refuses_a_directory_of_a_mount(mount: Mounted) -> None:
         refuse_mounted(kernel, backing)
 
 
-def test_what_was_dropped_through_the_mount_is_adopted(mount: Mounted, job: Path) -> None:
+def test_what_was_dropped_through_the_mount_is_removed(mount: Mounted, job: Path) -> None:
     swap(job)  # makes root's folder
     make_tree(mount.path / "job2", TREE)
     os.rename(mount.path / "job2", mount.path / ".trashd/u/0/drop/job2")
-    assert recover_all(mount.path) == []
-    assert {swapped.method.value for swapped in entries(mount.path) if swapped.method} == {"exchange", "dropped"}
+    assert {swapped.method.value for swapped in entries(mount.path) if swapped.method} == {"exchange", "removed"}
 
 
 def test_a_container_that_mv_takes_out_through_the_mount_is_whole(mount: Mounted, job: Path) -> None:

@@ -139,7 +139,7 @@ def asked_core(*, is_shared: bool) -> Iterator[tuple[CoreAsked, FakeKernel, Vfs,
 
 @contextmanager
 def reading_core(*, is_shared: bool) -> Iterator[tuple[CoreReading, FakeKernel, Vfs, Path]]:
-    """The same, of a core that reads /dev/fuse."""
+    """What `asked_core` has, of a core that reads /dev/fuse."""
     with _core(None, is_shared=is_shared) as (core, kernel, vfs, path):
         yield CoreReading(core, kernel), kernel, vfs, path
 

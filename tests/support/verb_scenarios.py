@@ -16,6 +16,7 @@ from tests.support.crash_scenarios import HOME, USER, Act, CrashScenario, DyingA
 from tests.support.make_trees import Dir, Spec, make_tree
 from tests.support.shared_memory_children import code_of_child
 from tests.support.store_verbs import DyingAt, own, reap_now, recover_all, remove, restore, swap
+from tests.support.vfs_without_mount import move_into_drop
 
 TREE: Spec = {"a": b"first", "empty": {}, "sub": {"leaf": b"second", "b": b"third"}}
 READ_ONLY = Dir(TREE, mode=0o555)
@@ -30,6 +31,13 @@ def make_users(volume: Path) -> None:
     """The tree at its name, a user's in a directory of root's."""
     make_victim(volume)
     os.chown(home(volume), USER, USER)
+
+
+def make_with_folder(volume: Path) -> None:
+    """The tree at its name, and a folder in the store of the user who makes it."""
+    make_victim(volume)
+    with own(volume):
+        pass
 
 
 def make_read_only(volume: Path) -> None:
@@ -129,6 +137,12 @@ def _remove(volume: Path, kernel: Kernel) -> object:
     return remove(home(volume), kernel)
 
 
+def _drop_through_mount(volume: Path, kernel: Kernel) -> object:
+    """What a mount's daemon does for `mv job .trashd/drop/`, if the mover may: the owner."""
+    move_into_drop(volume, home(volume), kernel)
+    return None
+
+
 def recover(volume: Path, kernel: Kernel) -> object:
     return recover_all(volume, kernel)
 
@@ -182,6 +196,9 @@ REMOVE_FILE = CrashScenario(make_file, _remove)
 REMOVE_LENT = CrashScenario(make_read_only, _remove, uid=USER)
 ADOPT = CrashScenario(drop, recover)
 ADOPT_LENT = CrashScenario(drop_read_only, recover, uid=USER)
+DROP_DIRECTORY = CrashScenario(make_victim, _drop_through_mount)
+DROP_FILE = CrashScenario(make_file, _drop_through_mount)
+DROP_BY_DAEMON = CrashScenario(make_with_folder, _drop_through_mount, uid=USER, by=0)
 RESTORE = CrashScenario(make_orphan, restore_it, is_gapless=True)
 RESTORE_LATE = CrashScenario(write_late, restore_it, is_gapless=True)
 RESTORE_PARTS = CrashScenario(restore_parts, restore_it, is_gapless=True, is_split=True)
@@ -230,6 +247,9 @@ SCENES = {
     "rm-lent": REMOVE_LENT,
     "adopt": ADOPT,
     "adopt-lent": ADOPT_LENT,
+    "drop": DROP_DIRECTORY,
+    "drop-file": DROP_FILE,
+    "drop-by-roots-daemon": DROP_BY_DAEMON,
     "restore": RESTORE,
     "restore-late": RESTORE_LATE,
     "restore-parts": RESTORE_PARTS,

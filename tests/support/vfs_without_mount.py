@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from fusefs.core.inode_table import ROOT
 from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
@@ -35,3 +37,19 @@ def vfs_at(
             yield vfs
         finally:
             vfs.close()
+
+
+def move_into_drop(volume: Path, path: Path, kernel: Kernel) -> None:
+    """What a daemon does when the owner of something below a volume moves it to the owner's drop folder."""
+    with vfs_at(volume) as vfs:
+        uid = path.lstat().st_uid
+        [drop] = [found for found in volume.glob(".trashd/[un]*/*/drop") if found.stat().st_uid == uid]
+        mover = Somebody(uid, uid, os.getpid(), 0o022)
+        vfs.names.adoption.kernel = kernel
+
+        def nodeid(at: Path) -> int:
+            above = ROOT if at == volume else nodeid(at.parent)
+            return above if at == volume else vfs.lookups.lookup(above, os.fsencode(at.name), mover).nodeid
+
+        old, new = os.fsencode(path.name), b"dropped"
+        vfs.names.rename(nodeid(path.parent), old, nodeid(drop), new, 0, mover)

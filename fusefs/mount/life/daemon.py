@@ -59,7 +59,10 @@ _N_WORKERS = 512
 """Requests under way at a time: those that wait for a slow filesystem must leave room for others."""
 _N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
 """Of them may wait; what needs no waiting is answered by the others. A thread may be lent two or three fds."""
-_IMPORTED_LATE = ("fusefs.store.registry_targets", "fusefs.store.subordinate_folders", "fusefs.store.take_over")
+_IMPORTED_LATE = (
+    "fusefs.core.glob", "fusefs.linux.config_files", "fusefs.linux.refused_calls", "fusefs.store.registry_targets",
+    "fusefs.store.subordinate_folders",
+)  # fmt: skip
 """By functions that commands share. After an upgrade they would be the new version's."""
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S, _GLANCE_S = 2.0, 0.02

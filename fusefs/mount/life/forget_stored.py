@@ -1,5 +1,10 @@
 """Nodes in a trash store: the kernel is made to forget them bit by bit, before a rename waits, or space is missed.
 
+And names in drop folders: what was moved there has no name any more, but the kernel gives it that which was asked for.
+That name expires, if what was moved is in use and so not forgotten: by a thread that answers nothing, as that waits for
+the folder's lock (I10), and when nothing more is being moved there: a daemon that is killed while it waits is not gone,
+nor are its clients free.
+
 A reaper takes it from there behind the mount. For as long as the kernel knows a directory, we have it open, so that
 neither its blocks nor its inode would come back; and when a name in a drop folder is looked up again, since the next
 one of that name is to be moved there, the kernel lets go of all that it knows in the first one: 5 µs each, for which
@@ -21,7 +26,7 @@ from functools import partial
 import trio
 
 from fusefs.core.inode_table import Node
-from fusefs.linux.fuse_device import forget_unused
+from fusefs.linux.fuse_device import expire_name, forget_unused
 from fusefs.linux.statx import look_at
 from fusefs.mount.tree.trashd_dir import holds_trash
 from fusefs.mount.tree.vfs import Vfs
@@ -82,8 +87,19 @@ class StoredNotices:
                 told_by, left = None, nodes
             else:
                 self._stored.looked_through()
+            await self._expire_names(device)
             goes_on = not waiting.cancelled_caught or len(left) < n_before
             pause_s = _SETTLE_S if goes_on else min(2 * pause_s, _LONGEST_S)
+
+    async def _expire_names(self, device: int) -> None:
+        """Have the kernel ask anew what names in drop folders mean, unless that can wait. Checkpoint  for each"""
+        with self._lock:
+            names = self._stored.take_names(_SETTLE_S)
+        for directory, name in names:
+            try:
+                await trio.to_thread.run_sync(expire_name, device, directory, name, abandon_on_cancel=True)
+            except OSError as error:
+                _log.info("a name in a drop folder is believed until its time is over: %s", error.strerror)
 
     async def _forget_all(self, device: int | None, nodes: list[Node]) -> list[Node]:
         """Those of some nodes that are to be looked at again.
@@ -117,7 +133,7 @@ class StoredNotices:
         """Whether the kernel knows a node that lies in a store, or did until a reaper was seen to take it away."""
         if self._nodes.get(node.nodeid) is not node:
             return False
-        return node.last is not None if node.parent is None else holds_trash(self._nodes, node.parent)
+        return node.last is not None or holds_trash(self._nodes, node.parent or node)
 
     def _close_removed(self, nodes: list[Node]) -> list[Node]:
         """Let go of the directories that were removed behind the mount; those that are open yet."""

@@ -4,6 +4,9 @@ Between a look at a name and the open of what has it, it may be unlinked. On oth
 the same: a looked-up inode is held. We hold no file that is not open, as its space would not come back, and
 say ESTALE. The kernel then looks again and opens again, once; the second time it returns ESTALE, which no program
 expects. So it is with a change of its mode, a link's target, and all else.
+
+And processes that have moved something into a drop folder, where it has no name any more: mv(1) of several things looks
+at each when it has moved it. So they find it there once more.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import NamedTuple
 
 import trio
 
-from fusefs.core.inode_table import Node
+from fusefs.core.inode_table import Node, SourceKey
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import TO_PEEK
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -23,6 +26,18 @@ from fusefs.mount.tables.tables_lock import TablesLock
 _N_MAX = 64
 _LAST_S = 1.0
 """The kernel tries again at once, and is done, or a daemon that is so slow has other troubles."""
+
+_MOVED_S = 2.0
+"""mv looks at once, but the machine may be busy."""
+
+
+class _Moved(NamedTuple):
+    """What a process has moved, and when: place, where it finds that once more; None: it has; fd, O_PATH."""
+
+    since_s: float
+    place: tuple[Node, bytes] | None
+    source: SourceKey
+    fd: Fd
 
 
 class _Retry(NamedTuple):
@@ -40,12 +55,13 @@ class EstaleRetries:
         self._lock = lock
         self._retries: dict[int, _Retry] = {}
         """Those told so longest ago come first."""
+        self._moved: dict[int, _Moved] = {}
         self._token: trio.lowlevel.TrioToken | None = None
         self._has_any = trio.Event()
 
     def __len__(self) -> int:
         """How many there are."""
-        return len(self._retries)
+        return len(self._retries) + len(self._moved)
 
     def __contains__(self, pid: int) -> bool:
         """Whether a process is one."""
@@ -54,11 +70,35 @@ class EstaleRetries:
     def add(self, pid: int) -> None:
         """A process is told ESTALE. The one told so longest ago makes room: it has long tried again. By any thread."""
         self._put(pid, None)
+        self._tell()
+        while len(self._retries) > _N_MAX:
+            self.remove(next(iter(self._retries)))
+
+    def _tell(self) -> None:
         if self._token is not None:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._see_one)
-        while len(self._retries) > _N_MAX:
-            self.remove(next(iter(self._retries)))
+
+    def moved(self, pid: int, place: tuple[Node, bytes], source: SourceKey, fd: Fd) -> None:
+        """A process has moved something to where it has no name. fd: of it, O_PATH, which is ours from now on"""
+        self._leave(pid)
+        self._moved[pid] = _Moved(time.monotonic(), place, source, fd)
+        self._tell()
+        while len(self._moved) > _N_MAX:
+            self._leave(next(iter(self._moved)))
+
+    def moved_to(self, pid: int, place: tuple[Node, bytes]) -> Fd | None:
+        """An O_PATH fd of what a process has moved there, the caller's own, if it asks for the first time."""
+        moved = self._moved.get(pid)
+        if moved is None or moved.place != place:
+            return None
+        self._moved[pid] = moved._replace(place=None)
+        return Fd(os.dup(moved.fd))
+
+    def _leave(self, pid: int) -> None:
+        moved = self._moved.pop(pid, None)
+        if moved is not None:
+            self._lock.call(moved.fd.close)
 
     def _put(self, pid: int, found: tuple[Node, Fd] | None) -> None:
         before = self._retries.pop(pid, None)
@@ -82,7 +122,7 @@ class EstaleRetries:
         """
         self._token = trio.lowlevel.current_trio_token()
         while True:
-            if not self._retries:
+            if not self:
                 await self._has_any.wait()
             self._has_any = trio.Event()
             await trio.sleep(_LAST_S)
@@ -90,6 +130,9 @@ class EstaleRetries:
                 end_s = time.monotonic() - _LAST_S
                 while self._retries and self._retries[pid := next(iter(self._retries))].since_s <= end_s:
                     self.remove(pid)
+                end_s = time.monotonic() - _MOVED_S
+                while self._moved and self._moved[pid := next(iter(self._moved))].since_s <= end_s:
+                    self._leave(pid)
 
     def _see_one(self) -> None:
         self._has_any.set()
@@ -106,11 +149,14 @@ class EstaleRetries:
         """Let all go."""
         for pid in list(self._retries):
             self.remove(pid)
+        for pid in list(self._moved):
+            self._leave(pid)
 
     def fd_of(self, node: Node) -> Fd | None:
         """An O_PATH fd of a node that is held for one of them; it stays ours."""
         found = (retry.found for retry in self._retries.values())
-        return next((held[1] for held in found if held is not None and held[0] is node), None)
+        held = [one[1] for one in found if one is not None and one[0] is node]
+        return next(iter(held or [one.fd for one in self._moved.values() if one.source == node.source]), None)
 
     def open(self, pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
         """An O_PATH fd of what has a name now, the caller's own; None: no such process.

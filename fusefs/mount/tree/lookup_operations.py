@@ -62,8 +62,10 @@ class LookupOperations:
             return self._drop(caller.uid, caller)
         if parent == ROOT and name == TOP_NAME and self._nodes.root.nodeid == TOP:  # asked by mount/life/root_inode.py
             return self._top(self._nodes.root)
-        if self._retries and (known := self._look_again(directory, fd, name, caller)):
-            return known
+        if self._retries:
+            known = self._look_again(directory, fd, name, caller) or self._look_at_moved(directory, fd, name, caller)
+            if known is not None:
+                return known
         is_fickle = self._validity.is_fickle(directory, fd, name)
         if not is_fickle and not self._lock.is_home:
             self._prefetch.asked(directory, fd)
@@ -96,6 +98,18 @@ class LookupOperations:
             node = self._access.node(known.nodeid)  # WouldWait comes before anything is counted
             self._references.counted(known)
         self._retries.hold(caller.pid, node, fd)
+        return known
+
+    def _look_at_moved(self, directory: Node, dir_fd: Fd, name: bytes, caller: Caller) -> EntryParam | None:
+        """What a client has just moved to a name that does not mean it any more; None: nothing, or it has looked."""
+        fd = self._retries.moved_to(caller.pid, (directory, name))
+        if fd is None:
+            return None
+        with self._lock.owned(fd):
+            known = self.see_made(directory, dir_fd, name, fd)
+        node = self._access.node(known.nodeid)
+        self._nodes.take_away(node, directory, name)
+        self._references.counted(known)
         return known
 
     def see(self, directory: Node, fd: Fd, name: bytes) -> EntryParam:

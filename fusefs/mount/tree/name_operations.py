@@ -17,8 +17,10 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import look_at, peek_at
 from fusefs.mount.tables.daemon_cache import DaemonCache, NameIn
 from fusefs.mount.tables.directory_fds import DirectoryFds
+from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.act_as import AsCaller, by_mode, by_mode_of, by_owner, file_writer
+from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.inode_reader import InodeReader
 from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.node_access import NodeAccess
@@ -39,6 +41,7 @@ class NameOperations:
     _nodes: InodeTable
     _cache: DaemonCache
     _directories: DirectoryFds
+    _retries: EstaleRetries
     _timeouts: AttrTimeouts
     _stored: StoredNodes
     _access: NodeAccess
@@ -46,6 +49,7 @@ class NameOperations:
     _reader: InodeReader
     _lookups: LookupOperations
     _opening: Opening
+    adoption: DropAdoption
 
     # New names.
 
@@ -173,7 +177,8 @@ class NameOperations:
     def rename(self, old_parent: int, old: bytes, new_parent: int, new: bytes, flags: int, caller: Caller) -> None:
         """Rename, with the flags of renameat2(2): honoured or refused by the backing filesystem, never ignored.
 
-        Nothing in a drop folder is replaced (EEXIST): each thing there is to become an orphan.
+        What is moved into a drop folder is an orphan at once. Where that can't be nothing is replaced there (EEXIST):
+        the reaper is to make an orphan of each thing.
         A directory's children hang on its node, not on its path: nothing is walked.
         """
         old_directory, old_fd = self._access.changeable(old_parent, old)
@@ -187,6 +192,8 @@ class NameOperations:
 
     def _rename(self, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, flags: int, caller: Caller) -> None:
         source, seen = self._seen(old_fd, old[1])
+        if flags in (0, syscalls.RENAME_NOREPLACE) and self._drop(old_fd, old, new_fd, new, source, seen, caller):
+            return
         found = self._reader.find(new_fd, new[1])
         other = None if found is None else source_key(*found)
         sources = [source] if other is None else [source, other]
@@ -215,6 +222,29 @@ class NameOperations:
             else:
                 self._lost(other, found[0], *new)
         self._moved(source, old, new)
+
+    def _drop(
+        self, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, source: SourceKey, seen: Attributes, caller: Caller
+    ) -> bool:
+        """Make an orphan of what is moved into a drop folder; False: it is not moved yet, to wherever that is.
+
+        The kernel takes the new name for its, and is told soon to ask for that.
+        """
+        if not is_drop_folder(self._nodes, new[0]):
+            return False
+        with self._cache.changes(source, names=[old, new]):
+            item = self.adoption.take_in(old_fd, old, seen, new_fd, new[0], caller)
+        if item is None:
+            return False
+        self._timeouts.changed(old[0])
+        self._timeouts.changed(new[0])
+        self._moved(source, old, new)
+        node = self._nodes.find(source)
+        if node is not None:
+            self._nodes.take_away(node, *new)
+            self._stored.expire(*new, node)
+        self._retries.moved(caller.pid, new, source, item)
+        return True
 
     def _come_back(self) -> None:
         """What lies in a store is about to be taken from there: a reaper may have worked on it behind the mount."""

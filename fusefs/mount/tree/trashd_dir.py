@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -105,6 +106,8 @@ class StoredNodes:
         """Called when there is something, on whatever thread; forget_stored.StoredNotices wants to know."""
         self._has_moved = False
         self._seen: dict[Node, None] = {}
+        self._named: dict[tuple[NodeId, bytes], Node] = {}
+        self._named_s = 0.0
         self.is_known_anew = True
         """Whether nothing lasts any more that was told of directories before they were moved there."""
 
@@ -124,6 +127,20 @@ class StoredNodes:
         """A client was told of a node in a directory that holds trash."""
         self._seen[node] = None
         self.tell()
+
+    def expire(self, directory: Node, name: bytes, node: Node) -> None:
+        """The kernel is about to give this name to a node that is somewhere else."""
+        self._named[directory.nodeid, name] = node
+        self._named_s = time.monotonic()
+        self.tell()
+
+    def take_names(self, quiet_s: float) -> list[tuple[NodeId, bytes]]:
+        """Such names, with their directories, that the kernel may still believe. None while more of them come: the last
+        one came less than that long ago."""
+        if time.monotonic() - self._named_s < quiet_s:
+            return []
+        named, self._named = self._named, {}
+        return [place for place, node in named.items() if self._nodes.get(node.nodeid) is node]
 
     def take(self, left: Sequence[Node]) -> list[Node]:
         """What may lie in a store, the oldest first. left: of the last time"""

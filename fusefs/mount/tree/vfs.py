@@ -24,6 +24,7 @@ from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import trashd_dir
 from fusefs.mount.tree.attribute_operations import AttributeOperations
 from fusefs.mount.tree.cached_replies import CachedReplies
+from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.file_operations import FileOperations
 from fusefs.mount.tree.inode_reader import InodeReader
 from fusefs.mount.tree.lookup_operations import LookupOperations
@@ -116,8 +117,9 @@ class Vfs:
             self.passthrough, drops, self.stored, self.access, self.references, self.reader,
         )  # fmt: skip
         self.names = NameOperations(
-            lock, self.nodes, self.cache, self.directories, self.timeouts, self.stored, self.access, self.references,
-            self.reader, self.lookups, self.opening,
+            lock, self.nodes, self.cache, self.directories, self.retries, self.timeouts, self.stored, self.access,
+            self.references, self.reader, self.lookups, self.opening,
+            DropAdoption(lock, self.nodes, self.directories, self.access, Kernel()),
         )  # fmt: skip
         self.attributes = AttributeOperations(
             root, lock, self.cache, self.directories, self.handles, self.timeouts, drops, self.access, self.lookups,

@@ -1,0 +1,138 @@
+"""What is moved into a drop folder through the mount is an orphan at once (store/adopt_moved.py).
+
+The container is made as the user whose drop folder it is; the rename is the caller's, as any. What can't become an
+orphan here is left to a plain rename, and to the reaper.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fusefs.core.errors import TrashdError
+from fusefs.core.inode_attributes import Attributes
+from fusefs.core.inode_table import InodeTable, Node
+from fusefs.core.names import Name, RelPath, join
+from fusefs.linux.boot_id import invocation_of
+from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fuse_caller import Caller
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.thread_credentials import ThreadCredentials, call_as
+from fusefs.mount.tables.daemon_cache import NameIn
+from fusefs.mount.tables.directory_fds import DirectoryFds
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.act_as import by_mode, by_mode_of, by_owner
+from fusefs.mount.tree.node_access import NodeAccess
+from fusefs.mount.tree.trashd_dir import is_below, is_drop_folder
+from fusefs.store.adopt_moved import ReadyContainer, finish, make_ready, open_folder_of, record_moved
+from fusefs.store.layout import TREE
+
+_PRIVATE = 0o077
+
+
+class _Prepared(NamedTuple):
+    """What waits for the rename.
+
+    item   what is to be moved
+    owner  the container's user
+    owned  closes all else
+    """
+
+    ready: ReadyContainer
+    item: Fd
+    owner: ThreadCredentials
+    owned: ExitStack
+
+
+@dataclass(eq=False, repr=False)
+class DropAdoption:
+    """That of one mount. To be used with the tables' lock."""
+
+    _lock: TablesLock
+    _nodes: InodeTable
+    _directories: DirectoryFds
+    _access: NodeAccess
+    kernel: Kernel
+
+    def take_in(
+        self, old_fd: Fd, old: NameIn, seen: Attributes, new_fd: Fd, new_directory: Node, caller: Caller
+    ) -> Fd | None:
+        """Make an orphan of what is to be moved to a directory, if that is a drop folder.
+
+        old      its place
+        seen     what it is
+        Returns  an O_PATH fd of it, the caller's own. None: it is no drop folder, or that can't be; it is where it was,
+                 and a plain rename works, or tells why not
+        Raises   OSError, WouldWait: nothing was changed
+        """
+        store = _store_above(self._nodes, new_directory)
+        # What lies in a store already, in a drop folder too, has no origin, and may be somebody's work.
+        if store is None or store.parent is None or is_below(self._nodes, old[0]):
+            return None
+        origin = _way(store.parent, *old)
+        with self._directories.hold(store.parent) as base_fd:
+            try:
+                prepared = self._lock.call(
+                    self._prepare, base_fd, Name(store.name), new_fd, old_fd, Name(old[1]), origin, caller
+                )
+            except (OSError, TrashdError):
+                return None
+        is_moved = False
+        try:
+            with suppress(OSError):  # `finish` looks: a server that started again may say ENOENT of what it did
+                self._move(old_fd, old, seen, prepared.ready, new_directory, caller)
+                is_moved = True
+            with suppress(OSError):  # nobody can tell now: the next recovery completes or undoes it
+                is_moved = self._lock.call(call_as, prepared.owner, finish, prepared.ready, prepared.item)
+        finally:
+            if not is_moved:
+                prepared.owned.enter_context(prepared.item)
+            self._lock.call(prepared.owned.close)
+        return prepared.item if is_moved else None
+
+    def _prepare(
+        self, base_fd: Fd, store: Name, drop: Fd, dir_fd: Fd, name: Name, origin: RelPath | None, caller: Caller
+    ) -> _Prepared:
+        """Raises  OSError, TrashdError; nothing is left behind then"""
+        kernel = self.kernel
+        with ExitStack() as owned, closed_on_error(kernel.open_beneath(dir_fd, name)) as item:
+            folder = open_folder_of(kernel, base_fd, store, drop, owned)
+            record = record_moved(folder, dir_fd, item, origin, invocation_of(caller.pid))
+            st = kernel.fstat(folder.fd)
+            root = os.geteuid() == 0
+            owner = ThreadCredentials(st.st_uid if root else 0, st.st_gid if root else 0, umask=_PRIVATE)
+            ready = call_as(owner, make_ready, folder, name, record)
+            owned.enter_context(ready.held)
+            return _Prepared(ready, item, owner, owned.pop_all())
+
+    def _move(
+        self, old_fd: Fd, old: NameIn, seen: Attributes, ready: ReadyContainer, drop: Node, caller: Caller
+    ) -> None:
+        needs = [by_mode_of(self._lock, old_fd), by_mode_of(self._lock, ready.place), by_owner(seen)]
+        if seen.is_directory():
+            needs.append(by_mode(seen))  # what is above it is written in it
+        moving = self._access.as_caller(caller, needs, (old[0], drop))
+        moving.call(self.kernel.rename, old_fd, old[1], ready.place, TREE)
+
+
+def _store_above(nodes: InodeTable, directory: Node) -> Node | None:
+    """The store in which a directory is a user's drop folder, STORE/AREA/FOLDER/drop; None: it is none."""
+    if not is_drop_folder(nodes, directory):
+        return None
+    at: Node | None = directory
+    for _ in range(3):
+        at = None if at is None else at.parent
+    return at
+
+
+def _way(base: Node, directory: Node, name: bytes) -> RelPath | None:
+    """The path of a name relative to a directory above it; None: that is not above it."""
+    names, at = [name], directory
+    while at is not base:
+        if at.parent is None:
+            return None
+        names.append(at.name)
+        at = at.parent
+    return join(*reversed(names))
