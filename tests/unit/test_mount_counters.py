@@ -120,14 +120,12 @@ def test_the_hit_rate_is_the_share_of_hits() -> None:
 @pytest.mark.parametrize(
     ("off", "printed"),
     [
-        (("uring", "native-core"), ""),
-        (("uring", "native-core", "passthrough"), ", without passthrough"),
-        (("native-core",), ", without native-core"),
+        (("uring",), ", over /dev/fuse"),
+        (("uring", "native-core", "passthrough"), ", over /dev/fuse, without native-core, passthrough"),
+        (("native-core",), ", over io_uring, without native-core"),
     ],
 )
-def test_a_mount_that_was_not_asked_for_uring_lacks_neither_that_nor_the_core(
-    off: tuple[str, ...], printed: str
-) -> None:
+def test_a_mount_lists_its_transport_and_what_it_lacks(off: tuple[str, ...], printed: str) -> None:
     states = tuple(
         FastPathState(name, is_on=name not in off, why="") for name in ("uring", "native-core", "passthrough")
     )
