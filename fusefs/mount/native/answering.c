@@ -127,11 +127,10 @@ int answer(Worker *worker, const Incoming *incoming) {
 }
 
 /* A thread begins to answer. Returns 0, or -1 with an exception. */
-int worker_begin(Worker *worker, PyObject *core, PyObject *turn, PyObject *later, int core_number) {
+int worker_begin(Worker *worker, PyObject *core, PyObject *turn, PyObject *later) {
     worker->core = (Core *)Py_NewRef(core);
     worker->turn = Py_NewRef(turn);
     worker->later = Py_NewRef(later);
-    worker->core_number = core_number;
     worker->calls = PyObject_GetAttr(turn, names.calls);
     worker->borrowed = PyObject_GetAttr(turn, names.borrowed);
     if (worker->calls == NULL || worker->borrowed == NULL)

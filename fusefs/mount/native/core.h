@@ -386,7 +386,7 @@ enum { HEAD_BYTES_IN = 40, HEAD_BYTES_OUT = 16 }; /* struct fuse_in_header, fuse
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
 int answer(Worker *worker, const Incoming *incoming);
 void put_head(char *to, uint64_t unique, int result);
-int worker_begin(Worker *worker, PyObject *core, PyObject *turn, PyObject *later, int core_number);
+int worker_begin(Worker *worker, PyObject *core, PyObject *turn, PyObject *later);
 void worker_end(Worker *worker);
 
 /* ring.c, dev.c: the transports */

@@ -167,7 +167,7 @@ static PyObject *core_device_new(PyTypeObject *type, PyObject *args, PyObject *P
     if (self->answer == NULL)
         PyErr_NoMemory();
     if (self->answer == NULL || PyObject_GetBuffer(memory, &self->memory, PyBUF_WRITABLE) < 0 ||
-        worker_begin(&self->worker, core, turn, later, 0) < 0) {
+        worker_begin(&self->worker, core, turn, later) < 0) {
         Py_DECREF(self);
         return NULL;
     }

@@ -185,7 +185,7 @@ static PyObject *core_ring_new(PyTypeObject *type, PyObject *args, PyObject *Py_
     self->cq_head = (uint32_t *)(uintptr_t)at[2], self->cq_tail = (uint32_t *)(uintptr_t)at[3];
     self->sqes = (char *)(uintptr_t)at[4], self->cqes = (char *)(uintptr_t)at[5];
     self->sq_mask = sq_mask, self->cq_mask = cq_mask;
-    if (worker_begin(&self->worker, core, turn, later, 0) < 0) {
+    if (worker_begin(&self->worker, core, turn, later) < 0) {
         Py_DECREF(self);
         return NULL;
     }

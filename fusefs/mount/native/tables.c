@@ -84,7 +84,7 @@ int tell_took(Request *request, const Timed *timed, int n) {
     return nothing == NULL ? -1 : 0;
 }
 
-/* Whether all is as it is most of the time: local, and a caller that was not told ESTALE. */
+/* Whether a request is an ordinary one: the filesystem answers quickly, and the caller has not just had ESTALE. */
 int is_at_rest(const Request *request) {
     Core *core = request->core;
     if (PyObject_Size(core->retries)) {

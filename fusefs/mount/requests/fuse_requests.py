@@ -126,7 +126,7 @@ class FuseRequests:
                     self._unfinished.append(unfinished)
 
     def answer_later(self, _token: int, steps: ReplyInSteps, unique: int, pid: int, opcode: int, begun_ns: int) -> None:
-        """Answer what was read from /dev/fuse and has been done, but takes several steps to be told."""
+        """Answer a request that was read from /dev/fuse and has been done, but whose answer takes several steps."""
         unfinished = _Unfinished(steps, unique, pid, self._acts[opcode].cell, begun_ns, self._write)
         with self._lock:
             is_done = self._step(unfinished, None)

@@ -228,7 +228,7 @@ class NameOperations:
     ) -> bool:
         """Make an orphan of what is moved into a drop folder; False: it is not moved yet, to wherever that is.
 
-        The kernel takes the new name for its, and is told soon to ask for that.
+        The kernel gives it the new name, which expires soon after (forget_stored.py).
         """
         if not is_drop_folder(self._nodes, new[0]):
             return False
