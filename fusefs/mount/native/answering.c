@@ -16,11 +16,13 @@ typedef struct {
 } Handler;
 
 static const Handler handlers[] = {
-    [1] = {do_lookup, 0, 1},     [3] = {do_getattr, 16, 0},  [4] = {do_setattr, 88, 0}, [9] = {do_mkdir, 8, 1},
+    [1] = {do_lookup, 0, 1},     [2] = {do_forget, 8, 0},
+    [3] = {do_getattr, 16, 0},  [4] = {do_setattr, 88, 0}, [9] = {do_mkdir, 8, 1},
     [10] = {do_unlink, 0, 1},     [11] = {do_rmdir, 0, 1},    [12] = {do_rename, 8, 2},
     [14] = {do_open, 8, 0},      [18] = {do_release, 24, 0}, [22] = {do_getxattr, 8, 1},
     [23] = {do_listxattr, 8, 0},
-    [35] = {do_create, 16, 1},    [44] = {do_readdirplus, 40, 0},
+    [35] = {do_create, 16, 1},    [42] = {do_batch_forget, 8, 0},
+    [44] = {do_readdirplus, 40, 0},
     [45] = {do_rename2, 16, 2},
 };
 enum { N_HANDLERS = sizeof handlers / sizeof *handlers };
@@ -88,7 +90,7 @@ bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own) {
 }
 
 /* Answer what has come. Returns how many bytes its body has; a negative errno; NOT_OURS: Python has to; LATER: Python
- * does in the end; RAISED: an exception. */
+ * does in the end; NO_ANSWER: there is none to give; RAISED: an exception. */
 int answer(Worker *worker, const Incoming *incoming) {
     Core *core = worker->core;
     struct head head;
@@ -117,8 +119,8 @@ int answer(Worker *worker, const Incoming *incoming) {
             PyObject *nothing = PyObject_CallFunction(core->told_stale, "I", request.pid);
             Py_XDECREF(nothing);
         }
-        if (count(core, head.opcode, now_ns() - began_ns, result < 0) < 0)
-            result = -failed(core);
+        if (count(core, head.opcode, now_ns() - began_ns, result < 0 && result != NO_ANSWER) < 0)
+            failed(core);
     }
     bool has_failed = turn_end(worker) < 0 || close_left(&request) < 0 ||
                       (result == LATER && tell_later(worker, incoming->token, &request, began_ns) < 0);

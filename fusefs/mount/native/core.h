@@ -33,6 +33,7 @@ enum {
     NOT_OURS = INT_MIN, /* nothing was changed: Python does it */
     RAISED,             /* a Python exception is set */
     LATER,              /* done, and Python finds out how it is to be told: `steps` */
+    NO_ANSWER,          /* done, and the kernel expects no answer */
 };
 
 /* Objects that a mount's core works on; module.c takes them from its parts by these names. */
@@ -364,7 +365,9 @@ int lose(Request *request, PyObject *source, const Seen *seen, const Place *plac
 int move(Request *request, PyObject *source, const Place *old, const Place *new);
 PyObject *core_forget(Core *core, PyObject *pairs);
 
-/* lookups.c, names.c, files.c, listings.c: the operations */
+/* endings.c, lookups.c, names.c, files.c, listings.c: the operations */
+int do_forget(Request *request);
+int do_batch_forget(Request *request);
 int do_readdirplus(Request *request);
 int do_setattr(Request *request);
 int do_lookup(Request *request);

@@ -105,6 +105,8 @@ static int answer_read(CoreDevice *device, size_t size) {
         return result == RAISED ? -1 : 0;
     if (result == LATER)
         return 2;
+    if (result == NO_ANSWER)
+        return 1;
     return write_answer(device, head, result) < 0 ? -1 : 1;
 }
 

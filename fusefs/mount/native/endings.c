@@ -2,6 +2,11 @@
  * _moved, and NodeReferences.forget, do it with what is plain: one name, known here, in a directory outside of stores. */
 #include "core.h"
 
+enum {
+    PAIR_BYTES = 16,      /* struct fuse_forget_one */
+    N_FORGOTTEN_MAX = 64, /* in one go, with the tables' lock; Python forgets more in parts (fuse_operations.PART) */
+};
+
 /* Call something of Python's for what it does. Returns 0, or -1 with an exception. */
 static int done(PyObject *nothing) {
     Py_XDECREF(nothing);
@@ -121,21 +126,48 @@ static int forget_one(Core *core, PyObject *nodeid, uint64_t n) {
     return error;
 }
 
-/* The kernel lets go of nodes: pairs of nodeid and number, 64 bits each. With the tables' lock. */
-PyObject *core_forget(Core *core, PyObject *pairs) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(pairs, &view, PyBUF_SIMPLE) < 0)
-        return NULL;
+/* The kernel lets go of many nodes: pairs of nodeid and number, 64 bits each. Returns 0, or -1 with an exception. */
+static int forget_pairs(Core *core, const char *pairs, size_t n_bytes) {
     int error = 0;
-    for (Py_ssize_t at = 0; at + 16 <= view.len && !error; at += 16) {
+    for (size_t at = 0; at + PAIR_BYTES <= n_bytes && !error; at += PAIR_BYTES) {
         uint64_t pair[2];
-        memcpy(pair, (const char *)view.buf + at, sizeof pair);
+        memcpy(pair, pairs + at, sizeof pair);
         PyObject *nodeid = PyLong_FromUnsignedLongLong(pair[0]);
         error = nodeid == NULL ? -1 : forget_one(core, nodeid, pair[1]);
         Py_XDECREF(nodeid);
     }
+    return error;
+}
+
+/* For Python, which has the tables' lock. */
+PyObject *core_forget(Core *core, PyObject *pairs) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(pairs, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    int error = forget_pairs(core, view.buf, (size_t)view.len);
     PyBuffer_Release(&view);
     if (error)
         return NULL;
     Py_RETURN_NONE;
+}
+
+/* A client waits for neither, so an error is in the log only. */
+static int forgotten(Request *request, const char *pairs, size_t n_bytes) {
+    if (forget_pairs(request->core, pairs, n_bytes) < 0)
+        failed(request->core);
+    return NO_ANSWER;
+}
+
+int do_forget(Request *request) {
+    uint64_t pair[2] = {request->nodeid};
+    memcpy(&pair[1], request->own, sizeof pair[1]);
+    return forgotten(request, (const char *)pair, sizeof pair);
+}
+
+int do_batch_forget(Request *request) {
+    uint32_t n;
+    memcpy(&n, request->own, sizeof n);
+    if (n > N_FORGOTTEN_MAX || request->n_payload != n * PAIR_BYTES)
+        return NOT_OURS;
+    return forgotten(request, request->payload, request->n_payload);
 }

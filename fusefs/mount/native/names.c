@@ -181,6 +181,7 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
     Place old, new = {0};
     Seen seen, other;
     int result = NOT_OURS, no_other = 0, error = EACCES;
+    bool is_there = false;
     const char *second = request->payload + strlen(request->payload) + 1;
     if (flags & ~(uint32_t)RENAME_NOREPLACE || second >= request->payload + request->n_payload ||
         open_place(request, request->nodeid, request->payload, &old) < 0)
@@ -194,7 +195,7 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
         result = RAISED;
         goto end;
     }
-    if (looking(request)(old.fd, old.text, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev &&
+    if (look(old.fd, old.text, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev &&
         (old.node == new.node || !S_ISDIR(seen.mode))) {
         no_other = looking(request)(new.fd, new.text, core->statx_flags, &other);
         bool is_plain = !no_other && other.dev == core->root_dev && (old.node == new.node || !S_ISDIR(other.mode));
@@ -203,6 +204,7 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
         Acting acting = acting_as(request, is_own);
         while ((no_other == ENOENT || is_plain) && acts(&acting, &error))
             error = renameat2(old.fd, old.text, new.fd, new.text, flags) < 0 ? errno : 0;
+        is_there = !error && handle_of(new.fd, new.text, 0, &seen) == 0; /* else somebody moved it on behind us */
     }
     if (changes_end(request, request->nodeid, new_parent) < 0) {
         result = RAISED;
@@ -211,14 +213,16 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
     if (error)
         goto end;
     result = RAISED;
-    source = source_of(&seen);
+    source = is_there ? source_of(&seen) : NULL;
     replaced = no_other ? NULL : source_of(&other);
-    if (source == NULL || (!no_other && replaced == NULL) || forget_changed(request, source, &old, &new) < 0 ||
+    if ((is_there && source == NULL) || (!no_other && replaced == NULL) ||
+        forget_changed(request, source, &old, &new) < 0 ||
         (replaced != NULL && forget_changed(request, replaced, &old, &new) < 0) || changed(core, old.node) < 0 ||
         (new.node != old.node && changed(core, new.node) < 0))
         goto end;
     if (replaced != NULL) {
-        int is_one = PyObject_RichCompareBool(source, replaced, Py_EQ); /* two names of one file: both are left */
+        /* Two names of one file: both are left. */
+        int is_one = is_there ? PyObject_RichCompareBool(source, replaced, Py_EQ) : 0;
         if (is_one < 0 || (!is_one && lose(request, replaced, &other, &new) < 0))
             goto end;
         if (is_one) {
@@ -226,7 +230,7 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
             goto end;
         }
     }
-    result = move(request, source, &old, &new) < 0 ? RAISED : 0;
+    result = is_there && move(request, source, &old, &new) < 0 ? RAISED : 0;
 end:
     Py_XDECREF(source);
     Py_XDECREF(replaced);
