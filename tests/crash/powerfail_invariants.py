@@ -18,6 +18,7 @@ from fusefs.store.layout import CACHEDIR_TEXT, decode_volume
 from fusefs.store.list_orphans import ListedContainer
 from tests.support.asked_directly import asked_directly
 from tests.support.store_verbs import entries, init, problems, reap_now, recover_all
+from tests.support.user_homes import forget_stores
 
 MODE = 0o550  # of every tree and its fresh directory; its owner needs a loan to move it
 ENTERED = 0o700  # of a directory in root's orphan once a reaper is in it, so that no user brings anything in
@@ -166,6 +167,7 @@ def _repair(root: Path, marks: Sequence[str]) -> str | None:
     if not (root / ".trashd").exists():
         if STORE_DURABLE in marks:
             return "the store is gone"
+        forget_stores()  # those of other states: each would be looked for
         init(root)
     unfinished = [str(path) for path in (*root.glob(".trashd"), *root.glob("lower/.trashd")) if not _is_whole(path)]
     if unfinished:

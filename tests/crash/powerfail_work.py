@@ -338,7 +338,7 @@ class Scenario(NamedTuple):
     uid        whose trees they are
     repeats    whether a later round makes the same calls as the first
     check      what every crash state must be
-    since      the mark before which nothing is of interest
+    since      the mark before which nothing is of interest; what it takes to make the store is cut in the first one
     """
 
     round: Callable[[Cut, int], None]
@@ -349,13 +349,13 @@ class Scenario(NamedTuple):
     uid: int = 0
     repeats: bool = True
     check: Check = check_state
-    since: str = MOUNTED
+    since: str = STORE_DURABLE
 
 
 VERBS = {
-    "swap": Scenario(swap_round),
+    "swap": Scenario(swap_round, since=MOUNTED),
     "swap in a lower store": Scenario(lower_store_round, boundary=True),
-    "first swap": Scenario(swap_round, n_rounds=1, has_store=False, repeats=False),
+    "first swap": Scenario(swap_round, n_rounds=1, has_store=False, repeats=False, since=MOUNTED),
     "rm in a lower store": Scenario(lower_store_rm_round, boundary=True),
     "swap by the reserve": Scenario(reserve_round),
     "swap by a user": Scenario(user_round, n_rounds=1, uid=USER),
@@ -374,7 +374,7 @@ VERBS = {
     "restore of a file inside": Scenario(restore_file_inside_round),
     "sweep": Scenario(sweep_round),
     "restore of a sweep": Scenario(restore_swept_round),
-    "init": Scenario(init_round, n_rounds=1, has_store=False, repeats=False),
+    "init": Scenario(init_round, n_rounds=1, has_store=False, repeats=False, since=MOUNTED),
 }
 
 
