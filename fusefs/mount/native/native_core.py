@@ -27,7 +27,8 @@ from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
 
 _OPERATIONS = {
-    Opcode.LOOKUP: "lookup", Opcode.FORGET: "forget", Opcode.BATCH_FORGET: "forget", Opcode.GETATTR: "getattr", Opcode.SETATTR: "setattr",
+    Opcode.LOOKUP: "lookup", Opcode.FORGET: "forget", Opcode.BATCH_FORGET: "forget",
+    Opcode.GETATTR: "getattr", Opcode.SETATTR: "setattr",
     Opcode.MKDIR: "mkdir", Opcode.UNLINK: "unlink",
     Opcode.RMDIR: "rmdir", Opcode.RENAME: "rename", Opcode.RENAME2: "rename", Opcode.OPEN: "open",
     Opcode.RELEASE: "release", Opcode.GETXATTR: "getxattr", Opcode.LISTXATTR: "listxattr",
