@@ -5,7 +5,7 @@ NATIVE = hatch_build.py $(wildcard fusefs/*/native/*.[ch])
 
 SANITIZERS = address,undefined
 
-.PHONY: setup native demo test every flaky quick without-native lint coverage fmt bench simulate docs schema changelog dist release fast-paths uring man site install-system packages deb-bundled rpm tarball suites catch-rate soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize clean
+.PHONY: setup native demo test every flaky quick without-native lint coverage fmt bench simulate docs schema changelog dist release fast-paths uring man site install-system packages deb-bundled rpm tarball suites old-kernel catch-rate soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize clean
 
 setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
@@ -36,6 +36,8 @@ changelog: setup; $(PYTHON) -m towncrier build --yes --version $(shell sed -n 's
 # Faults that were mended, each made again in a copy of the tree: which test fails then.
 catch-rate: setup; @$(PYTHON) -m tests.catch_rate $(ARGS)
 suites: setup; @$(PYTHON) -m bench.suites $(ARGS)
+# On another kernel, Debian 12's 6.1 in User-Mode Linux, as root.
+old-kernel: setup; @.ci/old-kernel $(ARGS)
 shared-packages: setup; @.ci/shared-packages
 # On each shared filesystem that is run here from packages: what can't be started fails.
 shared: shared-packages; @TRASHD_TEST_DEMANDED=shared TRASHD_TEST_ROUNDS=20 TRASHD_TEST_SHARED_LIMIT_S=20000 .ci/pytest -o faulthandler_timeout=0 tests/shared $(or $(ARGS),--numprocesses=2 --dist=worksteal)
