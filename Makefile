@@ -36,8 +36,8 @@ changelog: setup; $(PYTHON) -m towncrier build --yes --version $(shell sed -n 's
 # Faults that were mended, each made again in a copy of the tree: which test fails then.
 catch-rate: setup; @$(PYTHON) -m tests.catch_rate $(ARGS)
 suites: setup; @$(PYTHON) -m bench.suites $(ARGS)
-# On another kernel, Debian 12's 6.1 in User-Mode Linux, as root.
-old-kernel: setup; @.ci/old-kernel $(ARGS)
+# On another kernel, Debian 12's 6.1 (the package user-mode-linux), as root.
+old-kernel: setup; @$(PYTHON) -m tests.support.old_kernel $(ARGS)
 shared-packages: setup; @.ci/shared-packages
 # On each shared filesystem that is run here from packages: what can't be started fails.
 shared: shared-packages; @TRASHD_TEST_DEMANDED=shared TRASHD_TEST_ROUNDS=20 TRASHD_TEST_SHARED_LIMIT_S=20000 .ci/pytest -o faulthandler_timeout=0 tests/shared $(or $(ARGS),--numprocesses=2 --dist=worksteal)

@@ -13,7 +13,9 @@ from pathlib import Path
 from fusefs.cli.main import run as run_command_line
 from fusefs.linux.boot_id import boot_id, host_id
 from tests.support.trashd_command import CommandResult
-from tests.support.uml_guest import Line
+from tests.support.uml_guest import Line, mount
+
+_REPO = Path(__file__).parents[2]
 
 
 def who(_line: Line) -> tuple[str, str, str]:
@@ -72,3 +74,21 @@ def wait_for_path(_line: Line, path: str) -> None:
         if time.monotonic() > end:
             raise TimeoutError(path)
         time.sleep(0.01)
+
+
+def run_pytest(line: Line, words: list[str]) -> int:
+    """Tell each line that .ci/pytest writes; its exit code."""
+    mount("fuse", "/sys/fs/fuse/connections", "fusectl")
+    mount("pts", "/dev/pts", "devpts")
+    for path in ("/dev/fuse", "/tmp", "/var/tmp"):  # as on other machines: some tests act as users
+        os.chmod(path, 0o1777 if path.endswith("tmp") else 0o666)
+    environment = os.environ | {"TRASHD_TEST_SWAPS": "60", "PATH": f"/root/.cargo/bin:{os.environ['PATH']}"}
+    argv = [".ci/pytest", "-p", "no:cacheprovider", "--timeout=1500", "-k", "not fsx", *words]
+    with subprocess.Popen(
+        argv, cwd=_REPO, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace",
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for text in process.stdout:
+            line.tell(text.rstrip("\n"))
+    return process.returncode

@@ -213,16 +213,14 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
     if (error)
         goto end;
     result = RAISED;
-    source = is_there ? source_of(&seen) : NULL;
-    replaced = no_other ? NULL : source_of(&other);
-    if ((is_there && source == NULL) || (!no_other && replaced == NULL) ||
+    if ((is_there && (source = source_of(&seen)) == NULL) || (!no_other && (replaced = source_of(&other)) == NULL) ||
         forget_changed(request, source, &old, &new) < 0 ||
         (replaced != NULL && forget_changed(request, replaced, &old, &new) < 0) || changed(core, old.node) < 0 ||
         (new.node != old.node && changed(core, new.node) < 0))
         goto end;
     if (replaced != NULL) {
         /* Two names of one file: both are left. */
-        int is_one = is_there ? PyObject_RichCompareBool(source, replaced, Py_EQ) : 0;
+        int is_one = source != NULL ? PyObject_RichCompareBool(source, replaced, Py_EQ) : 0;
         if (is_one < 0 || (!is_one && lose(request, replaced, &other, &new) < 0))
             goto end;
         if (is_one) {
@@ -230,7 +228,7 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
             goto end;
         }
     }
-    result = is_there && move(request, source, &old, &new) < 0 ? RAISED : 0;
+    result = source != NULL && move(request, source, &old, &new) < 0 ? RAISED : 0;
 end:
     Py_XDECREF(source);
     Py_XDECREF(replaced);
