@@ -89,7 +89,6 @@ enum {
     X(pages)            /* PageValidity's dict: by node */                                                             \
     X(nameless)         /* b"" */                                                                                      \
     X(numbered)         /* FuseOperations' method: its steps */                                                        \
-    X(comes_whole)      /* OpenHandles' method */                                                                      \
     X(keeps_pages)      /* FileOperations' method */                                                                   \
     X(told_stale)       /* EstaleRetries' method */                                                                    \
     X(fails)            /* failures.errno_of */                                                                        \

@@ -3,7 +3,7 @@
 
 #include <sys/ioctl.h>
 
-enum { FOPEN_DIRECT_IO = 1 << 0, FOPEN_KEEP_CACHE = 1 << 1, FOPEN_PASSTHROUGH = 1 << 7 };
+enum { FOPEN_KEEP_CACHE = 1 << 1, FOPEN_PASSTHROUGH = 1 << 7 };
 enum { LEAST_DIRECTORIES = 16 }; /* as in open_handles.py */
 static const unsigned long BACKING_OPEN = 0x4010E501, BACKING_CLOSE = 0x4004E502; /* FUSE_DEV_IOC_* */
 static const uint32_t NOBODY = 65534;
@@ -209,10 +209,9 @@ PyObject *put_handle(Request *request, PyObject *node, PyObject *source, int fd,
     }
     uint32_t told = id > 0 ? FOPEN_PASSTHROUGH : is_new || !core->is_shared ? FOPEN_KEEP_CACHE : 0;
     int is_kept = id < 0 ? -1 : told ? 0 : is_so(PyObject_CallFunctionObjArgs(core->keeps_pages, node, handle, NULL));
-    int is_whole = is_kept < 0 ? -1 : id ? 0 : is_so(PyObject_CallFunctionObjArgs(core->comes_whole, handle, NULL));
-    if (is_whole < 0)
+    if (is_kept < 0)
         goto error;
-    told |= (is_kept ? FOPEN_KEEP_CACHE : 0) | (is_whole ? FOPEN_DIRECT_IO : 0);
+    told |= is_kept ? FOPEN_KEEP_CACHE : 0;
     opening->id = id;
     uint64_t fh = (uint64_t)fd;
     memcpy(to, &fh, sizeof fh);

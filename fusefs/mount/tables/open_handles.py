@@ -113,8 +113,6 @@ class OpenHandles:
         self._executed: set[int] = set()
         self._to_append: set[int] = set()
         self._late = itertools.count(_NO_FD)
-        self.appends_whole = False
-        """Whether the kernel is to pass on each append as it is, in one message: if others may append behind us."""
 
     def __len__(self) -> int:
         """How many are open."""
@@ -202,14 +200,6 @@ class OpenHandles:
     def is_to_append(self, fh: int) -> bool:
         """Whether a handle was opened with O_APPEND."""
         return fh in self._to_append
-
-    def comes_whole(self, fh: int) -> bool:
-        """Whether the kernel hands on what is written by a handle as it is, if it does not write it itself.
-
-        What goes through its pages comes in one message for the page that it has a part of, and another for the rest.
-        Source  fs/fuse/file.c: fuse_fill_write_pages
-        """
-        return self.appends_whole and fh in self._to_append
 
     def runs_no_more(self, fh: int) -> None:
         """The process that ran a program by a handle has ended; the handle goes, too, perhaps later."""

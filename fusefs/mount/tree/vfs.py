@@ -106,7 +106,7 @@ class Vfs:
         self.opening = Opening(
             lock, self.nodes, self.handles, self.directories, self.passthrough, self.references, self.access, n_fds
         )
-        bits = SetidBits(lock, self.handles, self.timeouts, self.access)
+        bits = SetidBits(lock, self.handles, self.access)
 
         # What is done: both front ends call these.
         self.recalls = CachedReplies(
@@ -127,7 +127,7 @@ class Vfs:
         )  # fmt: skip
         self.files = FileOperations(
             lock, self.cache, self.handles, self.retries, self.passthrough, self.timeouts, pages, self.access,
-            self.opening, bits, is_shared=is_shared, is_flushed=is_flushed,
+            self.opening, is_shared=is_shared, is_flushed=is_flushed,
         )  # fmt: skip
         self.xattrs = XattrOperations(
             lock, self.nodes, self.cache, self.directories, self.prefetch, wanted, self.timeouts, self.access,
@@ -148,7 +148,7 @@ class Vfs:
             "nodes": nodes, "by_nodeid": nodes._by_nodeid, "by_source": nodes._by_source, "learn": nodes.learn,
             "zone_of": nodes.zone_of,
             "open_directories": self.directories._open, "used": self.directories._open.move_to_end,
-            "open_files": self.handles._fds, "comes_whole": self.handles.comes_whole,
+            "open_files": self.handles._fds,
             "mapped": self.passthrough._mapped,
             "metadata": self.cache.metadata, "forget": self.cache._forget, "unsteady": self.cache.unsteady,
             "timeouts": self.timeouts, "told": self.timeouts._told, "changed_s": self.timeouts._changed_s,
