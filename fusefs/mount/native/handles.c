@@ -237,7 +237,7 @@ int let_go(Request *request, PyObject *handle) {
         number_of(mode, names.n_open, &n_open) < 0 || number_of(mode, names.backing_id, &id) < 0 ||
         number_of(node, names.n_open, &n_nodes_open) < 0 || number_of(node, names.nlookup, &n_known) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    if (n_open != 1 || n_nodes_open != 1 || !id || !n_known || PySet_Contains(core->mapped, node))
+    if (n_open != 1 || n_nodes_open != 1 || !id || !n_known)
         return NOT_OURS;
     Py_INCREF(node);
     source = PyObject_GetAttr(node, names.source);
@@ -247,8 +247,12 @@ int let_go(Request *request, PyObject *handle) {
         PyDict_DelItem(core->handles, handle) < 0 || PyDict_DelItem(core->open_files, node) < 0 ||
         PySet_Discard(core->executed, handle) < 0 || PySet_Discard(core->to_append, handle) < 0 ||
         add_to(node, names.n_open, -1) < 0 || PyDict_DelItem(core->modes, node) < 0 ||
-        PySet_Discard(core->passing_writers, handle) < 0 || PySet_Discard(core->passed_by, source) < 0 ||
-        PySet_Discard(core->unsteady, source) < 0 || calls_begin(request) < 0)
+        PySet_Discard(core->passing_writers, handle) < 0)
+        goto end;
+    if (!PySet_Contains(core->mapped, node) &&
+        (PySet_Discard(core->passed_by, source) < 0 || PySet_Discard(core->unsteady, source) < 0))
+        goto end;
+    if (calls_begin(request) < 0)
         goto end;
     close_backing(core, (int)id);
     error = close(fd) < 0 ? errno : 0;

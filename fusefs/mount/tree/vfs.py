@@ -114,7 +114,7 @@ class Vfs:
         )
         self.lookups = LookupOperations(
             lock, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
-            self.passthrough, drops, self.stored, self.access, self.references, self.reader,
+            drops, self.stored, self.access, self.references, self.reader,
         )  # fmt: skip
         self.names = NameOperations(
             lock, self.nodes, self.cache, self.directories, self.retries, self.timeouts, self.stored, self.access,
