@@ -70,7 +70,6 @@ enum {
     X(to_append)        /* its set */                                                                                  \
     X(shares)           /* FairShares */                                                                               \
     X(shares_of_uids)   /* its dict */                                                                                 \
-    X(shares_of_blocks) /* its dict */                                                                                 \
     X(directories)      /* DirectoryFds */                                                                             \
     X(passthrough)      /* Passthrough */                                                                              \
     X(modes)            /* its dict */                                                                                 \

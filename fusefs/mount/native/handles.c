@@ -21,28 +21,22 @@ int add_to(PyObject *object, PyObject *name, int64_t more) {
     return number_of(object, name, &value) < 0 ? -1 : set_number(object, name, (int64_t)value + more);
 }
 
-/* Add to a number in a dict, which goes when it is 0. */
-static int add_in(PyObject *dict, uint64_t at, int64_t more) {
-    PyObject *key = PyLong_FromUnsignedLongLong(at), *has, *sum = NULL;
+/* A uid has more handles, or fewer: FairShares.add. */
+static int share(Core *core, uint64_t uid, int more) {
+    PyObject *key = PyLong_FromUnsignedLongLong(uid), *has, *sum = NULL;
     int error = -1;
-    if (key == NULL)
-        return -1;
-    has = PyDict_GetItemWithError(dict, key);
+    if (key == NULL || add_to(core->shares, names._n_given, more) < 0)
+        goto end;
+    has = PyDict_GetItemWithError(core->shares_of_uids, key);
     long long value = has == NULL ? more : PyLong_AsLongLong(has) + more;
     if (!PyErr_Occurred() && !value)
-        error = PyDict_DelItem(dict, key);
+        error = PyDict_DelItem(core->shares_of_uids, key);
     else if (!PyErr_Occurred() && (sum = PyLong_FromLongLong(value)) != NULL)
-        error = PyDict_SetItem(dict, key, sum);
-    Py_DECREF(key);
+        error = PyDict_SetItem(core->shares_of_uids, key, sum);
+end:
+    Py_XDECREF(key);
     Py_XDECREF(sum);
     return error;
-}
-
-/* A uid has more handles, or fewer: FairShares.give and take_back. */
-static int share(Core *core, uint64_t uid, int more) {
-    if (add_to(core->shares, names._n_given, more) < 0 || add_in(core->shares_of_uids, uid, more) < 0)
-        return -1;
-    return add_in(core->shares_of_blocks, uid >> 16, more);
 }
 
 /* Room for a handle of the caller's, as Opening.make_room: without asking where a quarter is not given yet, of which

@@ -147,11 +147,11 @@ class OpenHandles:
     def _open(self, fh: int, node: Node, opener: int) -> None:
         self._nodes[fh] = node
         self._openers[fh] = opener
-        self.shares.give(opener)
+        self.shares.add(opener, 1)
 
     def _close(self, fh: int) -> Node:
         """The node that it was of. Requests to release it come without a name, and perhaps not from its opener."""
-        self.shares.take_back(self._openers.pop(fh))
+        self.shares.add(self._openers.pop(fh), -1)
         return self._nodes.pop(fh)
 
     def remove(self, fh: int) -> Fd:

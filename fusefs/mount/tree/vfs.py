@@ -158,7 +158,7 @@ class Vfs:
             "make_room": self.opening.make_room, "opened": self.opening.opened,
             "handles": self.handles._nodes, "openers": self.handles._openers, "executed": self.handles._executed,
             "to_append": self.handles._to_append, "shares": self.handles.shares,
-            "shares_of_uids": self.handles.shares._of_uids, "shares_of_blocks": self.handles.shares._of_blocks,
+            "shares_of_uids": self.handles.shares._of_uids,
             "directories": self.directories, "passthrough": self.passthrough, "modes": self.passthrough._modes,
             "passing_writers": self.passthrough._writers, "passed_by": self.cache.passed_by,
             "writers_of": self.passthrough._writers_of.of, "OpenMode": OpenMode,
