@@ -87,7 +87,7 @@ class Vfs:
         self.handles = OpenHandles(lock, shares_of(max_fds, is_for_all=is_checked))
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
         self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
-        self._validity = validity = NameValidity(self.nodes, root, seen.dev, lock)
+        validity = NameValidity(self.nodes, lock)
         self._pages = pages = PageValidity()
         self.timeouts = AttrTimeouts()
         self.passthrough = Passthrough(lock, self.cache, root, is_shared=is_shared)
@@ -96,7 +96,7 @@ class Vfs:
 
         # How an operation gets at it.
         # Last what has fds: closing them may take its time, and the nodeid may be another's then.
-        tables = (self.prefetch, validity, pages, self.timeouts, self.passthrough, self.directories, self.retries)
+        tables = (self.prefetch, pages, self.timeouts, self.passthrough, self.directories, self.retries)
         self.references = NodeReferences(lock, self.nodes, tables)
         self.access = NodeAccess(
             lock, self.nodes, self.directories, self.handles, self.cache, self.timeouts, is_shared=is_shared
@@ -142,7 +142,7 @@ class Vfs:
 
     def native_parts(self) -> dict[str, object]:
         """What the native core works on (native/core.h): tables that are changed in place, and methods."""
-        lock, nodes, validity = self.lock, self.nodes, self._validity
+        lock, nodes = self.lock, self.nodes
         return {
             "lock": lock, "turns": lock.mutex, "submounts": lock.submounts, "counters": self.stats,
             "nodes": nodes, "by_nodeid": nodes._by_nodeid, "by_source": nodes._by_source, "learn": nodes.learn,
@@ -152,7 +152,7 @@ class Vfs:
             "mapped": self.passthrough._mapped,
             "metadata": self.cache.metadata, "forget": self.cache._forget, "unsteady": self.cache.unsteady,
             "timeouts": self.timeouts, "told": self.timeouts._told, "changed_s": self.timeouts._changed_s,
-            "validity": validity, "folding": validity._known,
+            "folding": lock.submounts.folding,
             "retries": self.retries._retries, "told_stale": self.retries.add,
             "meets": self.lookups.is_steady,
             "make_room": self.opening.make_room, "opened": self.opening.opened,
