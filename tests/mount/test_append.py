@@ -53,11 +53,8 @@ class File(NamedTuple):
     params=[
         ("coherence=exclusive",),
         ("coherence=exclusive", "backing=slow"),
-        pytest.param(("coherence=shared",), marks=pytest.mark.rests_on("direct-requests")),
-        pytest.param(
-            ("coherence=shared", "backing=slow"),
-            marks=(SLOW, pytest.mark.rests_on("direct-requests")),
-        ),
+        pytest.param(("coherence=shared",), marks=pytest.mark.rests_on("engine")),
+        pytest.param(("coherence=shared", "backing=slow"), marks=SLOW),
     ],
     ids=["exclusive", "slow", "shared", "shared-slow"],
 )
@@ -128,7 +125,7 @@ def record(who: int, number: int) -> bytes:
     return b"<%d %d %d " % (who, number, size) + b"." * (size - 32) + b">\n"
 
 
-@pytest.mark.rests_on("direct-requests")
+@pytest.mark.rests_on("engine")
 @pytest.mark.parametrize("options", [(), pytest.param(("backing=slow",), marks=SLOW)], ids=["local", "slow"])
 def test_no_record_of_either_side_is_torn(source: Path, options: tuple[str, ...]) -> None:
     with trashd_mount(source, options=(*SHARED, *options), limit_s=LIMIT_S) as mounted:
@@ -150,7 +147,7 @@ def test_no_record_of_either_side_is_torn(source: Path, options: tuple[str, ...]
         ]
 
 
-@pytest.mark.rests_on("direct-requests")
+@pytest.mark.rests_on("engine")
 def test_what_is_appended_comes_in_one_message(source: Path) -> None:
     with trashd_mount(source, options=SHARED, limit_s=LIMIT_S) as mounted, opened(source, os.O_RDONLY) as top:
         for flags in (APPENDS | os.O_CREAT, APPENDS):
@@ -179,7 +176,7 @@ def test_what_is_appended_is_seen_by_who_has_it_mapped(file: File) -> None:
 
 
 @pytest.mark.needs("loop")
-@pytest.mark.rests_on("direct-requests")
+@pytest.mark.rests_on("engine")
 @pytest.mark.parametrize("how", [os.RWF_DSYNC, os.RWF_SYNC])
 def test_a_single_write_that_is_to_last_tells_that_it_does_not(how: int) -> None:
     with faulty_disk() as disk:
