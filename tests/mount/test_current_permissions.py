@@ -34,7 +34,6 @@ from tests.support.privileges import (
     seen_and_behind,
 )
 from tests.support.real_filesystems import overlay_on
-from tests.support.trashd_command import switched_off
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -101,8 +100,6 @@ NAMES: dict[str, Act] = {
     "exchange": lambda at: rename2(at / "file", at / "other", RENAME_EXCHANGE),
     "whiteout": lambda at: rename2(at / "file", at / "new", RENAME_WHITEOUT),
 }
-if {"seam", "direct-requests"} & switched_off():
-    del NAMES["O_TMPFILE"]  # which pyfuse3 knows nothing of
 OPENS: dict[str, Act] = {
     "read": lambda at: opened(at / "file", os.O_RDONLY),
     "write": lambda at: opened(at / "file", os.O_WRONLY),

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.needs("root", "fuse")
 HOW = {
     "shared": ["coherence=shared"],
     "exclusive": ["coherence=exclusive"],
-    "without direct requests": ["coherence=exclusive", "without=direct-requests"],
 }
 GONE = {*DAEMON_GONE, errno.EIO, errno.EINTR, errno.ESTALE, errno.ENOENT}
 N_FILES = 5

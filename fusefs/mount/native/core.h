@@ -101,7 +101,7 @@ enum {
     X(_n_begun) X(_left_open) X(_away) X(returned) X(shared_by) X(_latency) X(is_in_doubt) X(took) X(names)        \
     X(_rests) X(_epoch) X(source) X(zone) X(epoch) X(last) X(nlookup) X(is_told) X(told_until_s) X(n_open)  \
     X(parent) X(name) X(nodeid) X(is_directory) X(btime_ns) X(ino) X(changed) X(set)         \
-    X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(stays_home) X(others) X(backing_id)           \
+    X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(others) X(backing_id)           \
     X(hands_out) X(renew)
 
 #define FIELD(name) PyObject *name;
