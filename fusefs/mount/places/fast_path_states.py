@@ -71,7 +71,7 @@ class FastPathStates:
     def begin(self) -> None:
         """The mount is about to answer."""
         self._has_begun = True
-        off = [f"{path.value} ({why})" for path, why in self._off.items()]
+        off = [f"{path.value} ({why})" for path, why in self._off.items() if why != _WITHOUT_ENGINE]
         if off:
             _log.info("without %s", ", ".join(off))
         self._publish(self.states())

@@ -93,18 +93,19 @@ class PlainHandlers(pyfuse3.Operations):
         caller: RequestContext | None,
         act: Callable[[], R],
         workers: trio.CapacityLimiter,
-        before: Callable[[], object] = bool,
+        before: Callable[[], object] | None = None,
     ) -> R:
         """before: called at once. Raises  FUSEError, and nothing else: that would end the mount"""
         do = partial(self._lock.run_patiently, self._do, name, caller, act)
         try:
-            with self._lock:
-                before()
+            if before is not None:
+                with self._lock:
+                    before()
             return await trio.to_thread.run_sync(do, abandon_on_cancel=True, limiter=workers)
         except Exception as error:
             raise FUSEError(errno_of(error, name)) from None
 
-    async def _end(self, name: str, act: Callable[[], object], before: Callable[[], object] = bool) -> None:
+    async def _end(self, name: str, act: Callable[[], object], before: Callable[[], object] | None = None) -> None:
         """Serve what ends something, which waits for no other request."""
         await self._by_worker(name, None, act, self.ending, before)
 

@@ -139,7 +139,7 @@ class LookupOperations:
         """Whether attributes that were seen just now may be believed at all."""
         device = source[0]
         self._submounts.meet(device)
-        was_asked = not (self._lock.is_home and device in self._submounts.devices)
+        was_asked = self._reader.asks or device not in self._submounts.devices
         return was_asked and source not in self._cache.unsteady
 
     # Nodes.
