@@ -40,7 +40,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def is_plain(item: pytest.Item) -> bool:
     """Whether the mounts of a test are in plain mode."""
     callspec = getattr(item, "callspec", None)
-    return transports.is_plain() or (callspec is not None and callspec.params.get("over_transport") == transports.PLAIN)
+    values = [] if callspec is None else callspec.params.values()
+    return transports.is_plain() or any(transports.PLAIN in (one, getattr(one, "transport", "")) for one in values)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
