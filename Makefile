@@ -5,14 +5,13 @@ NATIVE = hatch_build.py $(wildcard fusefs/*/native/*.[ch])
 
 SANITIZERS = address,undefined
 
-.PHONY: setup native demo test every flaky quick without-native lint coverage fmt bench simulate docs schema changelog dist release fast-paths uring man site install-system packages deb-bundled rpm tarball suites old-kernel catch-rate soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize clean
+.PHONY: setup native demo test every flaky quick without-native lint coverage fmt bench simulate docs schema changelog dist release uring man site install-system packages deb-bundled rpm tarball suites old-kernel catch-rate soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize clean
 
 setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
 native: .venv/.native
 .venv/.native: $(NATIVE) | .venv/.ready; @$(PYTHON) hatch_build.py && touch $@
 demo: setup; @$(PYTHON) -m bench.demo $(ARGS)
-fast-paths: setup; @for path in $(or $(FAST_PATHS),$(shell $(PYTHON) -c "from fusefs.core.fast_paths import FastPath; print(*[p.value for p in FastPath if p not in (FastPath.URING, FastPath.NATIVE)])")); do echo "without $$path" && TRASHD_TEST_WITHOUT=$$path .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal) || failed="$$failed $$path"; done; [ -z "$$failed" ] || { echo "fails without:$$failed"; exit 1; }
 # The mount's tests with every mount over io_uring, and so by the native core.
 uring: setup; @TRASHD_TEST_TRANSPORT=uring=on .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)

@@ -44,7 +44,7 @@ class File(NamedTuple):
     params=[
         ("coherence=exclusive",),
         ("coherence=exclusive", "backing=slow"),
-        pytest.param(("coherence=shared",), marks=pytest.mark.rests_on("engine")),
+        pytest.param(("coherence=shared",), marks=pytest.mark.takes_engine),
         pytest.param(("coherence=shared", "backing=slow"), marks=SLOW),
     ],
     ids=["exclusive", "slow", "shared", "shared-slow"],

@@ -150,7 +150,7 @@ def test_umount_force_lets_who_waits_go(how: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.rests_on("engine")
+@pytest.mark.takes_engine
 def test_many_who_wait_all_have_it_in_the_end() -> None:
     """No more of one user's than some take a thread of the daemon's; the others wait for their turn."""
     with (

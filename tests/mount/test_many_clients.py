@@ -25,7 +25,7 @@ from tests.support.fsfreeze import frozen
 from tests.support.open_files import waits_in_the_kernel
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
-pytestmark = [pytest.mark.needs("root", "fuse", "fuse_uring"), pytest.mark.rests_on("uring")]
+pytestmark = [pytest.mark.needs("root", "fuse", "fuse_uring"), pytest.mark.takes_engine]
 
 N_PROCESSES, N_THREADS = 8, 125
 N_CLIENTS = N_PROCESSES * N_THREADS

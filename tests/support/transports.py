@@ -44,7 +44,7 @@ def is_plain() -> bool:
 
 def by_ring(*values: object) -> object:
     """A case of a test that names uring=on."""
-    return pytest.param(*values, marks=[pytest.mark.needs("fuse_uring"), pytest.mark.rests_on("uring")])
+    return pytest.param(*values, marks=[pytest.mark.needs("fuse_uring"), pytest.mark.takes_engine])
 
 
 def values_of(module: str) -> list[object]:
