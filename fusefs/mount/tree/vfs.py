@@ -1,4 +1,4 @@
-"""The tree of a mount: its tables and the operations on them, built and handed out; knows nothing of pyfuse3.
+"""The tree of a mount: its tables and the operations on them, built and passed on; it knows nothing of what calls it.
 
 All operations are synchronous, so that nothing happens between finding a node and counting its reference (I8), and
 raise OSError only. They run on the loop's own thread, or under the tables' lock in another: all that asks the backing
