@@ -20,7 +20,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.json_objects import FastPathReason, MountExplained, UnmountedPath
 from fusefs.cli.options import Decorator, PathBytes, json_option, together
-from fusefs.core.errors import DaemonGone, Exit, NotFound, Refused, UsageError
+from fusefs.core.errors import DaemonGone, Exit, NotFound, UsageError
 from fusefs.core.mount_counters import SeenMount
 from fusefs.core.mount_options import (
     LISTED,
@@ -161,11 +161,8 @@ def serve(
         _name_switched_off_transport()
 
     def body(ready: Ready) -> int:
-        try:
-            from fusefs.mount.life import daemon
-        except ImportError as error:
-            hint = "apt install trashd-mount; or pipx inject trashd pyfuse3 (Debian: apt install libfuse3-dev first)"
-            raise Refused(f"mounting needs pyfuse3, which can't be loaded ({error})", hint) from error
+        from fusefs.mount.life import daemon
+
         if source == target and options.coherence is Coherence.EXCLUSIVE:
             _warn_of_other_ways(target)
         return daemon.serve(source, target, options, ready, replaces=replaces)

@@ -52,6 +52,17 @@ class PassthroughMode(Enum):
     OFF = "off"
 
 
+class EngineMode(Enum):
+    """What answers requests.
+
+    AUTO   the engine, or pyfuse3 where there is none
+    PLAIN  pyfuse3's handlers: slower, and less of them
+    """
+
+    AUTO = "auto"
+    PLAIN = "plain"
+
+
 class UringMode(Enum):
     """Whether messages come by io_uring, a queue for each core.
 
@@ -70,7 +81,7 @@ URING_AUTO: Final = (
 )
 """Source  docs/decisions/0031"""
 
-_OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, PassthroughMode, UringMode, FastPath)
+_OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, EngineMode, PassthroughMode, UringMode)
 
 _TIMEOUTS_S = {Coherence.EXCLUSIVE: 3600.0, Coherence.SHARED: 1.0}
 """Long enough that time plays no part; as long as people take to look again."""
@@ -106,15 +117,19 @@ _REFUSED = {
     "allow_root": "allow_other lets root in too",
 }
 
-WITHOUT: Final = tuple(path for path in FastPath if path not in (FastPath.URING, FastPath.PASSTHROUGH))
-"""Those that `without=` switches off."""
 _ACCESS_TIMES = "the backing filesystem keeps access times as its own mount says"
 _WITHOUT_EFFECT: Final = {
     "noatime": _ACCESS_TIMES,
     "nodiratime": _ACCESS_TIMES,
+    **dict.fromkeys(("without=seam", "without=direct-requests", "without=native-core"), "use engine=plain"),
     "without=uring": "use uring=off",
     "without=passthrough": "use passthrough=off",
-}
+    **dict.fromkeys(
+        ("without=parallel-lookups", "without=kept-listings", "without=kept-root-acl", "without=unopened-directories",
+         "without=kept-links", "without=kill-privileges"),
+        "the mount has it wherever it can; engine=plain does without",
+    ),
+}  # fmt: skip
 """Words of mount(8) and of earlier versions that are accepted, so that an fstab with them mounts, and ignored."""
 
 
@@ -126,7 +141,6 @@ class MountOptions:
     cache_bytes          what the daemon may take to remember a slow backing filesystem; 0: it remembers nothing
     has_xattrs           extended attributes, and ACLs with them, are there
     n_in_flight          requests at a time for a slow backing filesystem
-    without              fast paths that are off, for tests
     show_trash           `.trashd` is in the listing of the root
     allow_other          users other than the mounting one may use it
     default_permissions  the kernel checks permissions, not the filesystem below with the daemon's own
@@ -139,9 +153,9 @@ class MountOptions:
     has_xattrs: bool
     backing: BackingSpeed
     n_in_flight: int
+    engine: EngineMode
     passthrough: PassthroughMode
     uring: UringMode
-    without: frozenset[FastPath]
     show_trash: bool
     allow_other: bool
     default_permissions: bool
@@ -149,7 +163,9 @@ class MountOptions:
 
     def off(self) -> dict[FastPath, str]:
         """The fast paths that are switched off, and how."""
-        off = {path: f"without={path.value}" for path in self.without}
+        off = {}
+        if self.engine is EngineMode.PLAIN:
+            off[FastPath.ENGINE] = "engine=plain"
         if self.passthrough is PassthroughMode.OFF:
             off[FastPath.PASSTHROUGH] = "passthrough=off"
         if self.uring is not UringMode.ON:
@@ -201,7 +217,6 @@ class MountOption(NamedTuple):
     read     the value of a whole word, `cache_size=64M`; it raises UsageError. None: a switch
     value    what may stand behind the `=`, as hints tell it
     metavar  the same in the help, where that is another
-    adds     it may be given more than once, and each adds a value
     help     empty: the command line has no option for it
     is_told  it is among the words of `-o` that help and man page tell
     """
@@ -213,7 +228,6 @@ class MountOption(NamedTuple):
     value: str = ""
     help: str = ""
     metavar: str = ""
-    adds: bool = False
     is_told: bool = True
 
     def word(self, value: str = "") -> str:
@@ -261,6 +275,7 @@ _OF_ANSWERS: Final = (
         "in_flight", "n_in_flight", _N_IN_FLIGHT, _number, "N",
         f"Ask a slow SRC for N things at a time, 1 to {_N_IN_FLIGHT_MAX} (-o in_flight=); default: {_N_IN_FLIGHT}.",
     ),
+    MountOption("engine", "engine", EngineMode.AUTO, partial(_one_of, EngineMode), _values(EngineMode)),
     MountOption(
         "passthrough", "passthrough", PassthroughMode.AUTO, partial(_one_of, PassthroughMode), _values(PassthroughMode),
         "Reads and writes go past the daemon (-o passthrough=); default: auto, where that can be; on: or fail.",
@@ -268,9 +283,6 @@ _OF_ANSWERS: Final = (
     MountOption(
         "uring", "uring", UringMode.AUTO, partial(_one_of, UringMode), _values(UringMode),
         "Messages come by io_uring (-o uring=); default: auto, not as yet; on: or fail.",
-    ),
-    MountOption(
-        "without", "without", frozenset(), partial(_one_of, WITHOUT), "NAME", adds=True, is_told=False
     ),
 )  # fmt: skip
 _OF_ACCESS: Final = (
@@ -301,8 +313,7 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
         if word in _WITHOUT_EFFECT:
             continue
         if option is not None and option.read is not None:
-            value = option.read(word)
-            values[option.field] = values[option.field] | {value} if option.adds else value
+            values[option.field] = option.read(word)
         elif option is not None and not has_value:
             values[option.field] = not option.default
         elif word in _FLAGS:
@@ -321,18 +332,11 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
     # Without the kernel's checks all users would have the daemon's permissions.
     values["default_permissions"] |= values["allow_other"]
     options = MountOptions(**values, flags=frozenset(flags))
-    if options.passthrough is PassthroughMode.ON:
-        _check_had(options, "passthrough=on", FastPath.SEAM)
-    if options.uring is UringMode.ON:
-        _check_had(options, "uring=on", FastPath.REQUESTS, FastPath.SEAM)
+    for word in ("passthrough=on", "uring=on"):
+        field = word.partition("=")[0]
+        if options.engine is EngineMode.PLAIN and getattr(options, field).value == "on":
+            raise UsageError(f"{word} with engine=plain", "it is one or the other")
     return options
-
-
-def _check_had(options: MountOptions, word: str, *needed: FastPath) -> None:
-    """Raises  UsageError: a word asks for what another one switches off"""
-    for path in needed:
-        if path in options.without:
-            raise UsageError(f"{word} with without={path.value}", "it is one or the other")
 
 
 def find_without_effect(texts: Iterable[str]) -> Iterator[tuple[str, str]]:

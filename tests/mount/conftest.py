@@ -22,35 +22,39 @@ from tests.support.fuse_watchdog import device_for_all
 from tests.support.oracle import DIRECT, Arena, Oracle, Way, arena_on
 from tests.support.passthrough_files import LIMIT_S, stored_volume
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
-from tests.support.trashd_command import switched_off
 
 LOGINS = Path("/run/user")
 _NUMBERS = itertools.count()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of what this run has switched off; all rests on the seam."""
-    off = switched_off()
-    left_out = [item for item in items if any("seam" in off or off & {*m.args} for m in item.iter_markers("rests_on"))]
+    """Leave out in plain mode the tests of what takes the engine."""
+    left_out = [item for item in items if item.get_closest_marker("takes_engine") and is_plain(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
 
+def is_plain(item: pytest.Item) -> bool:
+    """Whether the mounts of a test are in plain mode."""
+    callspec = getattr(item, "callspec", None)
+    values = [] if callspec is None else callspec.params.values()
+    return transports.is_plain() or any(transports.PLAIN in (one, getattr(one, "transport", "")) for one in values)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the modules that are about the native core over each transport, unless this run has one alone."""
-    name = metafunc.module.__name__.rpartition(".")[2]
-    if name in transports.ON_BOTH and transports.VARIABLE not in os.environ:
-        values = [MAIN_TRANSPORT, transports.by_ring("uring=on")]
-        metafunc.parametrize("over_transport", values, indirect=True, scope="module")
+    """Run some modules over each transport, unless this run has one alone."""
+    others = transports.values_of(metafunc.module.__name__.rpartition(".")[2])
+    if others and transports.VARIABLE not in os.environ:
+        metafunc.parametrize("over_transport", [MAIN_TRANSPORT, *others], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def over_transport(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Mounts of this module get their requests by io_uring, if its parameter says so."""
+    """Mounts of this module get their requests as its parameter says."""
     with pytest.MonkeyPatch.context() as patch:
-        if getattr(request, "param", None) == "uring=on":
-            patch.setenv(transports.VARIABLE, "on")
+        if getattr(request, "param", MAIN_TRANSPORT) != MAIN_TRANSPORT:
+            patch.setenv(transports.VARIABLE, request.param)
         yield
 
 

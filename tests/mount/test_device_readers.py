@@ -32,15 +32,15 @@ from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.make_trees import snapshot
 from tests.support.open_files import waits_in_the_kernel
 from tests.support.real_filesystems import loop_volume, mount_of, tmpfs_over, tmpfs_volume
-from tests.support.transports import VARIABLE
+from tests.support.transports import RING, VARIABLE
 from tests.support.trashd_command import trashd
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("direct-requests")]
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
 N_FILES = 12
 N_MANY = 160
 N_OF_ONE = 120
-N_RING_THREADS = 16 * (os.cpu_count() or 1) if os.environ.get(VARIABLE) == "on" else 0
+N_RING_THREADS = 16 * (os.cpu_count() or 1) if os.environ.get(VARIABLE) == RING else 0
 """Each has room for one request that waits; the calls below are the pool's."""
 ANOTHER = 4711
 FS_IOC_GETFLAGS = 0x80086601
@@ -189,7 +189,7 @@ def are_asking(place: Place, n: int) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.rests_on("parallel-lookups")
+@pytest.mark.takes_engine
 def test_many_who_wait_take_no_more_than_their_share_and_are_all_served_in_the_end() -> None:
     with served() as place:
         (place.top / "stuck").lstat()
@@ -204,7 +204,7 @@ def test_many_who_wait_take_no_more_than_their_share_and_are_all_served_in_the_e
 
 
 @pytest.mark.long
-@pytest.mark.rests_on("parallel-lookups")
+@pytest.mark.takes_engine
 def test_who_is_killed_while_he_waits_for_his_turn_ends_at_once() -> None:
     """Who is in a call below ends with that, as natively."""
     with served() as place:

@@ -19,7 +19,7 @@ from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USE
 from tests.support.core_requests import CoreAsked, CoreClient, asked_core, reading_core
 from tests.support.fake_dev_fuse import FakeKernel, FuseReply
 
-pytestmark = [pytest.mark.needs("root"), pytest.mark.rests_on("native-core")]
+pytestmark = [pytest.mark.needs("root"), pytest.mark.takes_engine]
 
 ACL = acl((USER_OBJ, 6, NOBODY), (USER, 6, 1000), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY))
 NONE, TRUSTED = b"user.none\0", "trusted.name"

@@ -46,7 +46,7 @@ class CoreReading:
 
     def __init__(self, core: NativeCore, kernel: FakeKernel) -> None:
         self._kernel = kernel
-        self._device = core.for_device(RequestReader(), Turn(), kernel.wake)
+        self._device = core.for_device(0, RequestReader(), Turn(), kernel.wake)
 
     def asked(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = 1) -> FuseReply | None:
         """What it answers; None: it leaves that to Python."""
@@ -160,5 +160,4 @@ def _core(below: Path | None, *, is_shared: bool) -> Iterator[tuple[NativeCore, 
         pytest.skip(module)
     with a_real(is_shared=is_shared, mutex=module.TurnsLock(), below=below) as (kernel, vfs, path):
         core = native_core(module, vfs, kernel.requests)
-        assert core is not None
         yield core, kernel, vfs, path

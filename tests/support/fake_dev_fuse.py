@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from fusefs.linux.fd import Fd
 from fusefs.mount.places.counters import Counters
-from fusefs.mount.requests.device_readers import PlainDevice
 from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
 from fusefs.mount.requests.thread_pool import PoolTask, ThreadPool
 from fusefs.mount.tables.estale_retries import EstaleRetries
@@ -83,7 +82,6 @@ class FakeKernel:
         self.requests = FuseRequests(vfs, self.session.fileno(), pool, opens_directories=opens_directories)
         self.wake = Fd(os.eventfd(0))
         self._reader = RequestReader()
-        self._device = PlainDevice(self.requests.device, self._reader, self.wake, 0.0)
         self._numbers = count(2, 2)
 
     def close(self) -> None:
@@ -99,8 +97,9 @@ class FakeKernel:
 
     def serve(self) -> bool:
         """Have what was sent answered to the end; whether there was anything."""
-        size = self._device.read(False)
-        if size:
+        size = 0
+        with suppress(BlockingIOError):
+            size = os.readv(self.requests.device, self._reader.room)
             self.requests.answer_read(self._reader, size, hands_out=False)
         while self.requests.n_unfinished:
             self.requests.go_on(is_idle=True)

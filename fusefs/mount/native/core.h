@@ -59,7 +59,6 @@ enum {
     X(timeouts)         /* AttrTimeouts */                                                                             \
     X(told)             /* its set */                                                                                  \
     X(changed_s)        /* its dict */                                                                                 \
-    X(validity)         /* NameValidity */                                                                             \
     X(folding)          /* its dict: by directory */                                                                   \
     X(retries)          /* EstaleRetries' dict */                                                                      \
     X(make_room)        /* Opening's method */                                                                         \
@@ -70,7 +69,6 @@ enum {
     X(to_append)        /* its set */                                                                                  \
     X(shares)           /* FairShares */                                                                               \
     X(shares_of_uids)   /* its dict */                                                                                 \
-    X(shares_of_blocks) /* its dict */                                                                                 \
     X(directories)      /* DirectoryFds */                                                                             \
     X(passthrough)      /* Passthrough */                                                                              \
     X(modes)            /* its dict */                                                                                 \
@@ -89,7 +87,6 @@ enum {
     X(pages)            /* PageValidity's dict: by node */                                                             \
     X(nameless)         /* b"" */                                                                                      \
     X(numbered)         /* FuseOperations' method: its steps */                                                        \
-    X(comes_whole)      /* OpenHandles' method */                                                                      \
     X(keeps_pages)      /* FileOperations' method */                                                                   \
     X(told_stale)       /* EstaleRetries' method */                                                                    \
     X(fails)            /* failures.errno_of */                                                                        \
@@ -103,8 +100,8 @@ enum {
     X(is_slow) X(is_careful) X(is_watched) X(is_used) X(rests) X(wakes) X(turn) X(was_away) X(calls) X(borrowed)       \
     X(_n_begun) X(_left_open) X(_away) X(returned) X(shared_by) X(_latency) X(is_in_doubt) X(took) X(names)        \
     X(_rests) X(_epoch) X(source) X(zone) X(epoch) X(last) X(nlookup) X(is_told) X(told_until_s) X(n_open)  \
-    X(parent) X(name) X(nodeid) X(is_directory) X(btime_ns) X(ino) X(_everywhere) X(changed) X(set)         \
-    X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(stays_home) X(others) X(backing_id)           \
+    X(parent) X(name) X(nodeid) X(is_directory) X(btime_ns) X(ino) X(changed) X(set)         \
+    X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(others) X(backing_id)           \
     X(hands_out) X(renew)
 
 #define FIELD(name) PyObject *name;

@@ -117,7 +117,7 @@ static int forget_one(Core *core, PyObject *nodeid, uint64_t n) {
     if (!error && PyDict_GetItemWithError(core->by_source, source) == node)
         error = PyDict_DelItem(core->by_source, source);
     if (!error)
-        error = PyErr_Occurred() || without(core->folding, node) < 0 || without(core->pages, node) < 0 ||
+        error = PyErr_Occurred() || without(core->pages, node) < 0 ||
                         PySet_Discard(core->told, nodeid) < 0 || without(core->changed_s, nodeid) < 0
                     ? -1
                     : 0;

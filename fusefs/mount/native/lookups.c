@@ -23,7 +23,7 @@ int open_known(Request *request, uint64_t nodeid, Known *known) {
     known->source = PyObject_GetAttr(known->node, names.source);
     PyObject *handle = known->source == NULL ? NULL : PyTuple_GetItem(known->source, 1);
     PyObject *device = known->source == NULL ? NULL : PyTuple_GetItem(known->source, 0);
-    if (handle == NULL || device == NULL || PySet_Contains(core->mapped, known->node))
+    if (handle == NULL || device == NULL)
         goto not_ours;
     char *bytes;
     if (!PyBytes_Check(handle) || PyBytes_AsStringAndSize(handle, &bytes, &known->n_handle) < 0)

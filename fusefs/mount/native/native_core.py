@@ -52,13 +52,12 @@ def load() -> ModuleType | str:
         return f"it can't be loaded: {error}"
 
 
-def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests) -> NativeCore | None:
-    """What answers the commonest requests of a mount; None: its filesystem has no file handles.
+def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests) -> NativeCore:
+    """What reads a mount's requests, and answers the commonest: none where the filesystem has no file handles.
 
     module  of load()
     """
-    if not vfs.directories.handle_of(vfs.root):
-        return None  # a node is known by its handle
+    answers = bool(vfs.directories.handle_of(vfs.root))  # a node is known by its handle
     core = module.Core(
         parts=vfs.native_parts() | requests.native_parts() | {
             "fails": errno_of, "writers": {}, "never": 0.0, "nameless": b"", "outside": NodeZone.OUTSIDE,
@@ -66,7 +65,7 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests) -> NativeC
             "OpenedFile": OpenedFile, "Fd": Fd,
         },
         cells=vfs.stats.cells,
-        cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()},
+        cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()} if answers else {},
         layout=LAYOUT,
         device=requests.device,
         root_fd=vfs.root,
@@ -85,15 +84,18 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests) -> NativeC
         no_capabilities=with_effective(0),
     )  # fmt: skip
 
-    vfs.references.forget_by(core.forget)
-    return NativeCore(module, core, vfs, requests)
+    if answers:
+        vfs.references.forget_by(core.forget)
+    return NativeCore(module, core, vfs, requests, answers=answers)
 
 
 class NativeCore:
-    """What answers the commonest requests of one mount, for each thread."""
+    """What reads the requests of one mount and answers the commonest, for each thread."""
 
-    def __init__(self, module: ModuleType, core: object, vfs: Vfs, requests: FuseRequests) -> None:
+    def __init__(self, module: ModuleType, core: object, vfs: Vfs, requests: FuseRequests, *, answers: bool) -> None:
+        """answers: else it leaves all of them to Python"""
         self._module, self._core, self._vfs, self._requests = module, core, vfs, requests
+        self.answers = answers
 
     def for_ring(self, ring: FuseRing, turn: Turn, later: Later) -> Answering:
         """For a thread's ring. later: answers what takes several steps"""
@@ -101,11 +103,15 @@ class NativeCore:
         answering: Answering = self._module.CoreRing(self._core, ring, turn, later, ring.fileno(), ring.layout())
         return answering
 
-    def for_device(self, reader: RequestReader, turn: Turn, wake: Fd) -> Device:
-        """For a thread that reads /dev/fuse. wake: ends its waiting when it can be read"""
+    def for_device(self, rest_ms: int, reader: RequestReader, turn: Turn, wake: Fd) -> Device:
+        """For a thread that reads /dev/fuse.
+
+        rest_ms  how long what has come may wait: beside a ring no client waits for it
+        wake     ends its waiting when it can be read
+        """
         requests = self._requests
         self._vfs.lock.sharers.append(turn)
         device: Device = self._module.CoreDevice(
-            self._core, turn, requests.answer_later, requests.lose_answer, reader.to, int(wake)
+            self._core, turn, requests.answer_later, requests.lose_answer, reader.to, int(wake), rest_ms
         )
         return device

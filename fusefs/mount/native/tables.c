@@ -131,15 +131,10 @@ static bool is_plain(Core *core, PyObject *directory) {
         return false;
     PyObject *source = PyObject_GetAttr(directory, names.source);
     PyObject *device = source == NULL ? NULL : PyTuple_GetItem(source, 0);
-    bool is_here = device != NULL && PyLong_AsUnsignedLongLong(device) == core->root_dev;
+    bool is_here = device != NULL && PyLong_AsUnsignedLongLong(device) == core->root_dev &&
+                   PyDict_GetItemWithError(core->folding, device) == Py_False;
     Py_XDECREF(source);
-    if (!is_here)
-        return false;
-    PyObject *everywhere = PyObject_GetAttr(core->validity, names._everywhere);
-    Py_XDECREF(everywhere);
-    if (everywhere != Py_None)
-        return everywhere == Py_False;
-    return PyDict_GetItemWithError(core->folding, directory) == Py_False;
+    return is_here;
 }
 
 bool is_root(const Core *core, uint64_t nodeid) { return nodeid == ROOT || nodeid == core->top; }

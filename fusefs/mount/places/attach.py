@@ -149,7 +149,9 @@ def _as_root(source: bytes, target: bytes, options: MountOptions, flags: Iterabl
         try:
             with _open(target) as target_fd:
                 data = ",".join(f"{name}={value}" if value else name for name, value in _data(fd, options).items())
-                mount_calls.mount(source, target_fd, OURS, numbers(flags), data.encode())
+                # With that flag the kernel leaves the umask to the daemon, though libfuse does not ask for that.
+                bits = numbers(flags) | mount_calls.MS_POSIXACL
+                mount_calls.mount(source, target_fd, OURS, bits, data.encode())
         except PermissionError as error:
             raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container doesn't give") from error
     return fd

@@ -1,4 +1,4 @@
-"""Which fast paths a mount has, and why it lacks the others: decided while it starts, shown by `mount --explain`."""
+"""Which fast paths a mount has: decided while it starts, reported by `trashd mount --explain` and `trashd status`."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from fusefs.core.fast_paths import ALWAYS, SAVES, FastPath, FastPathReport, FastPathState, encode
+from fusefs.core.fast_paths import ON, FastPath, FastPathReport, FastPathState, encode
 from fusefs.core.printable_names import printable
 from fusefs.linux.atomic_files import NEW, replace_file
 from fusefs.mount.places import runtime_dir
 
-_WITHOUT_SEAM = "it rests on the seam"
+_WITHOUT_ENGINE = "it takes the engine"
 
 _log = logging.getLogger(__name__)
 
 
 class FastPathStates:
-    """The fast paths of one mount: each is on until it is turned off, and off for good then."""
+    """The fast paths of one mount: each is on until it is turned off for good."""
 
     def __init__(self, off: Mapping[FastPath, str], publish: Callable[[tuple[FastPathState, ...]], None]) -> None:
         """Begin with all but some.
 
-        off      those that are not wanted, and why
-        publish  is told of all of them when the mount is about to answer (`begin`), and at each change from then on
+        off      those that the options switch off, and how
+        publish  called with all of them when the mount is about to answer (`begin`), and at each later change
         """
         self._off: dict[FastPath, str] = {}
+        self._on = dict(ON)
         self._publish = publish
         self._has_begun = False
         for path, why in off.items():
@@ -36,42 +37,35 @@ class FastPathStates:
         """Whether the mount has it."""
         return path not in self._off
 
-    def on(self) -> frozenset[FastPath]:
-        """All that it has."""
-        return frozenset(FastPath) - self._off.keys()
-
     def why_off(self, path: FastPath) -> str:
         """What keeps it off."""
         return self._off[path]
 
-    def turn_off(self, path: FastPath, why: str) -> None:
-        """The mount does without it; only the first reason counts."""
-        if path in self._off:
+    def turn_off(self, path: FastPath, why: str | None) -> None:
+        """The mount does without it, if there is a reason; only the first one counts."""
+        if why is None or path in self._off:
             return
         self._off[path] = why
-        if path is FastPath.SEAM:
-            self._off = dict.fromkeys(FastPath, _WITHOUT_SEAM) | self._off
+        if path is FastPath.ENGINE:
+            self._off = dict.fromkeys(FastPath, _WITHOUT_ENGINE) | self._off
         if self._has_begun:
             _log.warning("without %s from now on: %s", path.value, why)
             self._publish(self.states())
 
-    def decide(self, path: FastPath, why_not: str | None) -> None:
-        """The mount has it if nothing is against it."""
-        if why_not is not None:
-            self.turn_off(path, why_not)
+    def limit(self, path: FastPath, how: str | None) -> None:
+        """The mount has it, but something limits it, if there is a reason."""
+        if how is not None:
+            self._on[path] = how
 
     def states(self) -> tuple[FastPathState, ...]:
-        """How it is with each that users read of."""
-        return tuple(
-            FastPathState(path.value, is_on=path not in self._off, why=self._off.get(path, f"saves {SAVES[path]}"))
-            for path in FastPath
-            if path in self._off or path not in ALWAYS
-        )
+        """Return the state of each."""
+        why = self._on | self._off
+        return tuple(FastPathState(path.value, self.is_on(path), why[path]) for path in FastPath)
 
     def begin(self) -> None:
         """The mount is about to answer."""
         self._has_begun = True
-        off = [f"{path.value} ({why})" for path, why in self._off.items()]
+        off = [f"{path.value} ({why})" for path, why in self._off.items() if why != _WITHOUT_ENGINE]
         if off:
             _log.info("without %s", ", ".join(off))
         self._publish(self.states())

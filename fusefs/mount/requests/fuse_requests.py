@@ -1,7 +1,7 @@
-"""Requests answered without libfuse and pyfuse3, which get INIT alone.
+"""The requests that the C core does not answer.
 
-That is half of what a request costs, and bits of answers that pyfuse3 has no field for cost nothing more. What has to
-wait goes to a thread, which answers it; where the backing filesystem is slow, what is remembered is answered at once.
+What has to wait goes to a thread, which answers it; where the backing filesystem is slow, what is cached is answered at
+once.
 
 Source  docs/decisions/0014-direct-requests.md, 0021-stand-ins.md
 """

@@ -131,12 +131,6 @@ class TablesLock:
         self.is_slow = is_slow
         """Whether operations go to threads now."""
         self.submounts = Submounts()
-        self.stays_home = False
-        """Whether that is for good: no client can be told names alone."""
-
-    def stay_home(self) -> None:
-        """Never use threads: whatever the filesystem is, all requests wait for it."""
-        self._latency, self.is_slow, self.stays_home = None, False, True
 
     def watch(self) -> None:
         """From now on the tables may be taken from a thread in its turn."""

@@ -143,7 +143,7 @@ class AttributeOperations:
             setid_bits.chmod(self._lock, fd, mode)
 
     def _change_times(self, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
-        """To its owner's choice; to now for any that may write to it. (pyfuse3 does not say that now is meant.)"""
+        """To its owner's choice; to now for any that may write to it. (Neither engine passes on that now is meant.)"""
         times, seen = (changes.atime_ns, changes.mtime_ns), self._lock.call(look_at, fd)
         try:
             self._access.as_caller(caller, (by_owner_alone(seen),), (node,)).call(set_times, fd, *times)

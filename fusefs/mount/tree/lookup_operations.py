@@ -19,7 +19,6 @@ from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import trashd_dir
 from fusefs.mount.tree.inode_reader import InodeReader
 from fusefs.mount.tree.node_access import NodeAccess
-from fusefs.mount.tree.passthrough import Passthrough
 from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.validity import NOTHING, EntryParam, NameValidity
 from fusefs.store.layout import DROP
@@ -39,7 +38,6 @@ class LookupOperations:
     _retries: EstaleRetries
     _prefetch: Prefetch
     _validity: NameValidity
-    _passthrough: Passthrough
     _drops: trashd_dir.DropLinks
     _stored: trashd_dir.StoredNodes
     _access: NodeAccess
@@ -141,7 +139,7 @@ class LookupOperations:
         """Whether attributes that were seen just now may be believed at all."""
         device = source[0]
         self._submounts.meet(device)
-        was_asked = not (self._lock.is_home and device in self._submounts.devices)
+        was_asked = self._reader.asks or device not in self._submounts.devices
         return was_asked and source not in self._cache.unsteady
 
     # Nodes.
@@ -155,7 +153,6 @@ class LookupOperations:
 
     def known(self, node: Node) -> EntryParam:
         """What a node is now."""
-        self._passthrough.settle(node, self._directories)
         look = self._cache.looking()
         try:
             seen = self._reader.attributes(node)

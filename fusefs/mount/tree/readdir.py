@@ -99,12 +99,12 @@ class Listings:
 
     def __post_init__(self) -> None:
         self._submounts = self._lock.submounts
-        self.are_kept = True
-        """Whether the kernel may keep listings at all."""
+        self.looks_at_all = False
+        """Whether no entry can be sent by its name alone."""
 
     def cache_flags(self, fh: int) -> int:
         """What the reply to OPENDIR says of the listing that the kernel keeps: FOPEN_*."""
-        if not self.are_kept or trashd_dir.is_below(self._nodes, self._handles.node(fh)):
+        if trashd_dir.is_below(self._nodes, self._handles.node(fh)):
             return 0
         return FOPEN_CACHE_DIR | (FOPEN_KEEP_CACHE if self._handles.listing(fh).is_unchanged else 0)
 
@@ -260,7 +260,7 @@ class Listings:
         fd = entries.fd
         timeout_s = 0 if self._validity.are_fickle_in(node, fd) else self._cache.lifetime_s
         hides, dev, is_trash = self.hides_stores(node), node.source[0], trashd_dir.holds_trash(self._nodes, node)
-        unlooked = frozenset() if self._lock.stays_home else self._submounts.names
+        unlooked = frozenset() if self.looks_at_all else self._submounts.names
         unsteady = self._cache.unsteady
         soon_s, node_of = time.monotonic() + _SOON_S, self._nodes.get
         began_ns = n = n_looked = 0

@@ -1,4 +1,4 @@
-"""The tree of a mount: its tables and the operations on them, built and handed out; knows nothing of pyfuse3.
+"""The tree of a mount: its tables and the operations on them, built and passed on; it knows nothing of what calls it.
 
 All operations are synchronous, so that nothing happens between finding a node and counting its reference (I8), and
 raise OSError only. They run on the loop's own thread, or under the tables' lock in another: all that asks the backing
@@ -87,7 +87,7 @@ class Vfs:
         self.handles = OpenHandles(lock, shares_of(max_fds, is_for_all=is_checked))
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
         self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
-        self._validity = validity = NameValidity(self.nodes, root, seen.dev, lock)
+        validity = NameValidity(self.nodes, lock)
         self._pages = pages = PageValidity()
         self.timeouts = AttrTimeouts()
         self.passthrough = Passthrough(lock, self.cache, root, is_shared=is_shared)
@@ -96,7 +96,7 @@ class Vfs:
 
         # How an operation gets at it.
         # Last what has fds: closing them may take its time, and the nodeid may be another's then.
-        tables = (self.prefetch, validity, pages, self.timeouts, self.passthrough, self.directories, self.retries)
+        tables = (self.prefetch, pages, self.timeouts, self.passthrough, self.directories, self.retries)
         self.references = NodeReferences(lock, self.nodes, tables)
         self.access = NodeAccess(
             lock, self.nodes, self.directories, self.handles, self.cache, self.timeouts, is_shared=is_shared
@@ -106,7 +106,7 @@ class Vfs:
         self.opening = Opening(
             lock, self.nodes, self.handles, self.directories, self.passthrough, self.references, self.access, n_fds
         )
-        bits = SetidBits(lock, self.handles, self.timeouts, self.access)
+        bits = SetidBits(lock, self.handles, self.access)
 
         # What is done: both front ends call these.
         self.recalls = CachedReplies(
@@ -114,7 +114,7 @@ class Vfs:
         )
         self.lookups = LookupOperations(
             lock, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
-            self.passthrough, drops, self.stored, self.access, self.references, self.reader,
+            drops, self.stored, self.access, self.references, self.reader,
         )  # fmt: skip
         self.names = NameOperations(
             lock, self.nodes, self.cache, self.directories, self.retries, self.timeouts, self.stored, self.access,
@@ -127,7 +127,7 @@ class Vfs:
         )  # fmt: skip
         self.files = FileOperations(
             lock, self.cache, self.handles, self.retries, self.passthrough, self.timeouts, pages, self.access,
-            self.opening, bits, is_shared=is_shared, is_flushed=is_flushed,
+            self.opening, is_shared=is_shared, is_flushed=is_flushed,
         )  # fmt: skip
         self.xattrs = XattrOperations(
             lock, self.nodes, self.cache, self.directories, self.prefetch, wanted, self.timeouts, self.access,
@@ -142,23 +142,23 @@ class Vfs:
 
     def native_parts(self) -> dict[str, object]:
         """What the native core works on (native/core.h): tables that are changed in place, and methods."""
-        lock, nodes, validity = self.lock, self.nodes, self._validity
+        lock, nodes = self.lock, self.nodes
         return {
             "lock": lock, "turns": lock.mutex, "submounts": lock.submounts, "counters": self.stats,
             "nodes": nodes, "by_nodeid": nodes._by_nodeid, "by_source": nodes._by_source, "learn": nodes.learn,
             "zone_of": nodes.zone_of,
             "open_directories": self.directories._open, "used": self.directories._open.move_to_end,
-            "open_files": self.handles._fds, "comes_whole": self.handles.comes_whole,
+            "open_files": self.handles._fds,
             "mapped": self.passthrough._mapped,
             "metadata": self.cache.metadata, "forget": self.cache._forget, "unsteady": self.cache.unsteady,
             "timeouts": self.timeouts, "told": self.timeouts._told, "changed_s": self.timeouts._changed_s,
-            "validity": validity, "folding": validity._known,
+            "folding": lock.submounts.folding,
             "retries": self.retries._retries, "told_stale": self.retries.add,
             "meets": self.lookups.is_steady,
             "make_room": self.opening.make_room, "opened": self.opening.opened,
             "handles": self.handles._nodes, "openers": self.handles._openers, "executed": self.handles._executed,
             "to_append": self.handles._to_append, "shares": self.handles.shares,
-            "shares_of_uids": self.handles.shares._of_uids, "shares_of_blocks": self.handles.shares._of_blocks,
+            "shares_of_uids": self.handles.shares._of_uids,
             "directories": self.directories, "passthrough": self.passthrough, "modes": self.passthrough._modes,
             "passing_writers": self.passthrough._writers, "passed_by": self.cache.passed_by,
             "writers_of": self.passthrough._writers_of.of, "OpenMode": OpenMode,
