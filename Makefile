@@ -15,7 +15,8 @@ demo: setup; @$(PYTHON) -m bench.demo $(ARGS)
 fast-paths: setup; @for path in $(or $(FAST_PATHS),$(shell $(PYTHON) -c "from fusefs.core.fast_paths import FastPath; print(*[p.value for p in FastPath if p not in (FastPath.URING, FastPath.NATIVE)])")); do echo "without $$path" && TRASHD_TEST_WITHOUT=$$path .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal) || failed="$$failed $$path"; done; [ -z "$$failed" ] || { echo "fails without:$$failed"; exit 1; }
 # The mount's tests with every mount over io_uring, and so by the native core.
 uring: setup; @TRASHD_TEST_URING=on .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal)
-test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
+# A test of the mount or of the service waits a third of its time: four processes keep two cores at work.
+test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=4 --dist=worksteal)
 every: setup; @.ci/pytest --every $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 # The tests that ARGS selects, ten times beside a load: make flaky ARGS='--times 20 tests/service -k held'
 flaky: setup; @$(PYTHON) -m tests.flaky --numprocesses=2 $(ARGS)
