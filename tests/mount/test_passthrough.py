@@ -1,4 +1,4 @@
-"""Reads and writes go past the daemon, and all that is told of a file stays true (docs/decisions/0012)."""
+"""Reads and writes go past the daemon, and all that is told of a file stays true (docs/decisions/0064)."""
 
 from __future__ import annotations
 

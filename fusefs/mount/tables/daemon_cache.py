@@ -1,6 +1,6 @@
 """A cache of a slow backing filesystem, for what the kernel has forgotten, or has not asked yet.
 
-Of a local one it learns nothing: the kernel below answers as quickly (docs/decisions/0010).
+Of a local one it learns nothing: the kernel below answers as quickly (docs/decisions/0065).
 """
 
 from __future__ import annotations

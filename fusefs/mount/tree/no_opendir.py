@@ -3,7 +3,7 @@
 It asks by the node then, not by a handle, and only for what it has not kept. Whether what it has is still right it
 tells by the directory's time, as for all that it keeps.
 
-Source  docs/decisions/0015-unopened-directories.md
+Source  docs/decisions/0063-what-the-kernel-caches.md
 """
 
 from __future__ import annotations

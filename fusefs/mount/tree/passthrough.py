@@ -4,7 +4,7 @@ An inode that is open is either in this mode or in that of the kernel's page cac
 refused by the kernel with EIO. So the first open of a node decides for all, until the last one is released; the kernel
 has let go of the mode by then.
 
-Source  docs/decisions/0012-passthrough.md
+Source  docs/decisions/0064-passthrough.md
 """
 
 from __future__ import annotations
