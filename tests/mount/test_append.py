@@ -109,7 +109,7 @@ def test_lines_of_both_sides_come_one_after_the_other(source: Path) -> None:
 
 def test_a_record_within_a_page_is_whole_beside_those_of_the_other_side(source: Path) -> None:
     def record(who: int, number: int) -> bytes:
-        return b"<%d %06d" % (who, number) + b"." * 54 + b">\n"  # 64 bytes: none crosses a page
+        return b"<%d %06d" % (who, number) + b"." * 53 + b">\n"  # 64 bytes: none crosses a page
 
     with trashd_mount(source, options=SHARED, limit_s=LIMIT_S) as mounted:
         (source / "log").touch()
