@@ -232,7 +232,7 @@ class InodeTable:
 
     def forget(self, node: Node, n: int) -> bool:
         """The kernel lets go of n references; whether the node is gone now."""
-        node.nlookup -= n
+        node.nlookup = max(0, node.nlookup - n)
         return self.drop_unused(node)
 
     def drop_unused(self, node: Node) -> bool:

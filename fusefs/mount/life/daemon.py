@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -38,7 +38,7 @@ from fusefs.mount.native.native_core import load, native_core
 from fusefs.mount.places import runtime_dir
 from fusefs.mount.places.attach import Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.places.counters import Counters, kept
-from fusefs.mount.places.fast_path_states import FastPathStates, publishing
+from fusefs.mount.places.fast_path_states import FastPathStates
 from fusefs.mount.places.find_mounts import forget_earlier
 from fusefs.mount.places.mount_points import check, mount_of_device, top_mount
 from fusefs.mount.requests.device_readers import DeviceReaders
@@ -241,11 +241,9 @@ class _MountDaemon:
             run_soon = trio.lowlevel.current_trio_token().run_sync_soon  # any thread may have to turn it off
             self._vfs.passthrough.start(lambda why: run_soon(states.turn_off, FastPath.PASSTHROUGH, why))
         elif options.passthrough is PassthroughMode.ON:
-            raise Refused(
-                f"passthrough=on: {states.why_off(FastPath.PASSTHROUGH)}", "passthrough=auto mounts without it"
-            )
+            raise Refused(f"passthrough=on: {states.why(FastPath.PASSTHROUGH)}", "passthrough=auto mounts without it")
         if options.uring is UringMode.ON and not states.is_on(FastPath.URING):
-            raise Refused(f"uring=on: {states.why_off(FastPath.URING)}", "uring=auto mounts without it")
+            raise Refused(f"uring=on: {states.why(FastPath.URING)}", "uring=auto mounts without it")
         states.begin()
         self._ready()
 
@@ -317,7 +315,7 @@ def serve(
         begins_apart &= not has_replaced
         attached = _attached(backing, target, options, flags, begins_apart=begins_apart)
         stack.callback(attached.fd.close)
-        states = FastPathStates(options.off(), stack.enter_context(publishing(target, attached.mount.st_dev())))
+        states = stack.enter_context(closing(FastPathStates(target, attached.mount.st_dev(), options.off())))
         states.turn_off(FastPath.ENGINE, why_plain)
         if states.is_on(FastPath.URING):
             states.turn_off(FastPath.URING, why_not(read_facts()))

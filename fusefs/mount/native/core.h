@@ -383,6 +383,7 @@ void write_anywhere(int fd);
 
 /* answering.c */
 enum { HEAD_BYTES_IN = 40, HEAD_BYTES_OUT = 16 }; /* struct fuse_in_header, fuse_out_header */
+enum { BODY_BYTES_MAX = 1 << 20 }; /* of an answer: there is room for no more */
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
 int answer(Worker *worker, const Incoming *incoming);
 void put_head(char *to, uint64_t unique, int result);

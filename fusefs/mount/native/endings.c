@@ -103,10 +103,12 @@ static int forget_one(Core *core, PyObject *nodeid, uint64_t n) {
     uint64_t n_known, n_open;
     if (node == NULL)
         return PyErr_Occurred() ? -1 : 0;
-    if (number_of(node, names.nlookup, &n_known) < 0 || number_of(node, names.n_open, &n_open) < 0 ||
-        set_number(node, names.nlookup, (int64_t)(n_known - n)) < 0)
+    if (number_of(node, names.nlookup, &n_known) < 0 || number_of(node, names.n_open, &n_open) < 0)
         return -1;
-    if ((int64_t)(n_known - n) > 0 || n_open || is_root(core, PyLong_AsUnsignedLongLong(nodeid)))
+    uint64_t n_left = n < n_known ? n_known - n : 0;
+    if (set_number(node, names.nlookup, (int64_t)n_left) < 0)
+        return -1;
+    if (n_left || n_open || is_root(core, PyLong_AsUnsignedLongLong(nodeid)))
         return 0;
     if (PySet_Contains(core->mapped, node) || PyDict_Contains(core->open_directories, node) ||
         PyDict_Contains(core->queues, node) || PyDict_Size(core->retries))

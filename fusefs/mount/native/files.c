@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 static const uint32_t FOR_EXECUTION = 0x20; /* __FMODE_EXEC */
-static const uint32_t KERNELS_OWN = O_CREAT | O_EXCL | O_NOFOLLOW | O_DIRECT | O_NOCTTY;
+static const uint32_t KERNELS_OWN = O_CREAT | O_EXCL | O_NOFOLLOW | O_DIRECT | O_NOCTTY | O_PATH | O_TMPFILE;
 
 /* An fd that was opened to append: not all that is written by its handle is. A file that may only grow keeps it. */
 void write_anywhere(int fd) {
@@ -36,7 +36,7 @@ int do_open(Request *request) {
     Opening opening;
     int held, fd = -1, result = NOT_OURS;
     memcpy(&flags, request->own, sizeof flags);
-    if (flags & (O_TRUNC | O_DIRECT | O_PATH | FOR_EXECUTION))
+    if (flags & (O_TRUNC | O_DIRECT | FOR_EXECUTION))
         return NOT_OURS;
     if (make_room(request) < 0)
         return RAISED;

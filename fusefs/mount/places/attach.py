@@ -194,8 +194,9 @@ def unmount(path: bytes, way: UnmountMode) -> Unmounted:
         raise NotFound(target, "trashd mounted nothing there; findmnt -t fuse.trashd lists its mounts")
     is_killed = False
     if way is UnmountMode.FORCE:
-        # Over io_uring a request is the daemon's before it has seen it: of a stopped one's, only its death lets go.
-        with servers(mount.connection(), mount.owner) as daemon:
+        # Over io_uring a request is the daemon's before it has seen it: of a stopped one's, only its death lets go. The
+        # last to leave the mount waits for that in the kernel, so it must not be us before we have killed the daemon.
+        with servers(mount.connection(), mount.owner) as daemon, _open(mount.point):
             detach(mount, way)
             is_killed = kill_late(daemon, _PATIENCE_S)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import os
@@ -169,14 +170,12 @@ class OpenHandles:
         return Fd(fh)
 
     def node(self, fh: int) -> Node:
-        """The node that a handle is of, to be asked. Raises  WouldWait"""
-        node = self._nodes[fh]
+        """The node that a handle is of, to be asked. Raises  WouldWait, OSError EBADF: there is no such handle"""
+        node = self._nodes.get(fh)
+        if node is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         self._lock.enter(node.source[0])
         return node
-
-    def file(self, fh: int) -> Fd:
-        """The fd of a handle."""
-        return Fd(fh)
 
     def opened(self, fh: int) -> tuple[Node, Fd]:
         """Whose handle it is, to be asked, and its fd. Raises  WouldWait"""
@@ -210,8 +209,11 @@ class OpenHandles:
         return bool(self._executed) and not self._executed.isdisjoint(self._fds.get(node, ()))
 
     def listing(self, fh: int) -> DirHandle:
-        """What a directory's handle reads."""
-        return self._listings[fh]
+        """What a directory's handle reads. Raises  OSError EBADF: it is not one"""
+        listing = self._listings.get(fh)
+        if listing is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return listing
 
     def close(self) -> None:
         """Close all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -114,7 +115,10 @@ class AttributeOperations:
         By that path, for it is truncate(2) then, whose times differ from those of ftruncate(2).
         """
         if fh is not None:
-            return self._handles.file(fh)
+            its_node, file = self._handles.opened(fh)
+            if its_node is not node:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            return file
         seen = self._lock.call(look_at, fd)
         opened = self._opening.open_as(caller, node, fd, seen, os.O_WRONLY | os.O_CLOEXEC)
         return stack.enter_context(self._lock.owned(opened)).path()

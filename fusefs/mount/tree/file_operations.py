@@ -23,7 +23,7 @@ from fusefs.mount.tree.opening import OpenedFile, Opening
 from fusefs.mount.tree.passthrough import Passthrough
 from fusefs.mount.tree.validity import AttrTimeouts, PageValidity
 
-_KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY
+_KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY | os.O_PATH | os.O_TMPFILE
 """Open flags that the kernel has dealt with; O_DIRECT would ask for aligned buffers, which requests don't have."""
 _COPIED_BYTES_MAX = 64 << 20
 """At a time: a client killed meanwhile waits for it."""

@@ -93,10 +93,10 @@ class Opening:
 
     def release(self, fh: int) -> None:
         """Close a handle of a file or a directory; with the last one of what has no name any more, that has ended."""
-        node = self._handles.node(fh)
+        node, file = self._handles.opened(fh)
         if node.n_open == 1 and node.parent is None and node is not self._nodes.root:
             try:
-                seen = self._lock.call(look_at, self._handles.file(fh))
+                seen = self._lock.call(look_at, file)
             except OSError:
                 seen = NOTHING  # what it is can't be told any more
             if node.n_open == 1 and (node.is_directory or not seen.nlink):
