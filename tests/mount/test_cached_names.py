@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.inode_table import NodeId
+from fusefs.core.nodeids import NodeId
 from fusefs.linux.syscalls import AT_FDCWD, renameat2
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache

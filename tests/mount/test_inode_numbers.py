@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trio
 
-from fusefs.core.inode_table import NodeId
+from fusefs.core.nodeids import NodeId
 from fusefs.linux.syscalls import RENAME_EXCHANGE, handle_of
 from fusefs.mount.bridge.pyfuse3_loop import own_number
 from fusefs.mount.tables.tables_lock import TablesLock

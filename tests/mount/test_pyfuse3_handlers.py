@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import pyfuse3
 import pytest
 
-from fusefs.core.inode_table import ROOT
+from fusefs.core.nodeids import ROOT
 from fusefs.mount.bridge.pyfuse3_handlers import Pyfuse3Handlers
 from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
 from fusefs.mount.places.counters import Counters

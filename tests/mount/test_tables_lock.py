@@ -13,9 +13,9 @@ import pytest
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
-from fusefs.core.inode_table import ROOT
+from fusefs.core.nodeids import ROOT
 from fusefs.linux.fd import Fd
-from fusefs.mount.native.native_core import load
+from fusefs.mount.requests.native_core import load
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.fake_dev_fuse import FakeKernel, a_real

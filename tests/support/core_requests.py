@@ -20,8 +20,8 @@ from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_ring import FuseRing, RingEntry
 from fusefs.linux.io_uring import READ, IoUring
-from fusefs.mount.native.native_core import NativeCore, load, native_core
 from fusefs.mount.requests.fuse_requests import RequestReader
+from fusefs.mount.requests.native_core import NativeCore, load, native_core
 from fusefs.mount.requests.ring_servers import Core
 from fusefs.mount.tables.tables_lock import Turn
 from fusefs.mount.tree.vfs import Vfs

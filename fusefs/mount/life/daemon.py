@@ -37,7 +37,6 @@ from fusefs.mount.bridge.reply_patching import INIT_BITS, MAPS_DIRECT, ReplyPatc
 from fusefs.mount.life import backing_fd_server
 from fusefs.mount.life.forget_stored import StoredNotices
 from fusefs.mount.life.root_inode import show
-from fusefs.mount.native.native_core import NativeCore, load, native_core
 from fusefs.mount.places import runtime_dir
 from fusefs.mount.places.attach import Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.places.counters import Counters, kept
@@ -46,6 +45,7 @@ from fusefs.mount.places.find_mounts import forget_earlier
 from fusefs.mount.places.mount_points import check, mount_of_device, top_mount
 from fusefs.mount.requests.device_readers import Device, DeviceReaders, PlainDevice
 from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
+from fusefs.mount.requests.native_core import NativeCore, load, native_core
 from fusefs.mount.requests.ring_servers import RingServers
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.open_handles import n_spare

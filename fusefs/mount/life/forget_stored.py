@@ -25,9 +25,9 @@ from functools import partial
 
 import trio
 
-from fusefs.core.inode_table import Node
 from fusefs.linux.fuse_device import expire_name, forget_unused
 from fusefs.linux.statx import look_at
+from fusefs.mount.native._core import Node
 from fusefs.mount.tree.trashd_dir import holds_trash
 from fusefs.mount.tree.vfs import Vfs
 
@@ -115,7 +115,7 @@ class StoredNotices:
             part = nodes[max(0, end - _N_AT_A_TIME) : end]
             with self._lock:
                 stored = [node for node in reversed(part) if self._is_stored(node)]
-                self._timeouts.renew_those([node.nodeid for node in stored])
+                self._timeouts.renew_those(stored)
             if stored and device is not None:
                 forget_unused(device, [node.nodeid for node in stored])
                 left += stored

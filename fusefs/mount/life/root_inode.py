@@ -17,11 +17,11 @@ import signal
 
 import trio
 
-from fusefs.core.inode_table import InodeTable
 from fusefs.linux import mount_calls
 from fusefs.linux.child_processes import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import TOP, Mount
+from fusefs.mount.native._core import InodeTable
 from fusefs.mount.places.mount_points import mount_of_device
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.validity import AttrTimeouts

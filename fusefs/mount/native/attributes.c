@@ -55,10 +55,8 @@ int do_setattr(Request *request) {
     bool is_times = what & (ATIME | MTIME) && !(what & ~(uint32_t)(ATIME | MTIME | ATIME_NOW | MTIME_NOW));
     if ((!is_mode && !is_owner && !is_times) || open_known(request, request->nodeid, &known) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    if (!is_outside(core, known.node)) {
-        result = PyErr_Occurred() ? RAISED : NOT_OURS;
+    if (!is_outside(core, known.node))
         goto end;
-    }
     if (calls_begin(request) < 0) {
         result = RAISED;
         goto end;
@@ -77,9 +75,9 @@ int do_setattr(Request *request) {
     if (calls_end(request) < 0)
         result = RAISED;
     else if (is_changed) {
-        int steady = is_steady(core, known.source);
-        if (forget_changed(request, known.source, NULL, NULL) < 0 || steady < 0 ||
-            (steady && PyObject_SetAttr(known.node, names.is_told, Py_True) < 0))
+        int steady = is_steady(core, known.node);
+        known.node->is_told |= steady > 0;
+        if (forget_changed(request, known.node, NULL, NULL) < 0 || steady < 0)
             result = RAISED;
         else
             result = error ? -error : put_attr(request, known.node, &seen, steady);

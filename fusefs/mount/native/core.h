@@ -44,21 +44,15 @@ enum {
     X(requests)         /* FuseRequests */                                                                             \
     X(counters)         /* Counters */                                                                                 \
     X(nodes)            /* InodeTable */                                                                               \
-    X(by_nodeid)        /* its dict */                                                                                 \
-    X(by_source)        /* its dict */                                                                                 \
-    X(learn)            /* its method */                                                                               \
-    X(zone_of)          /* its method */                                                                               \
-    X(outside)          /* NodeZone.OUTSIDE */                                                                         \
     X(open_directories) /* DirectoryFds' OrderedDict */                                                                \
     X(used)             /* its move_to_end */                                                                          \
+    X(drop_directory)   /* DirectoryFds' method: drop */                                                               \
     X(open_files)       /* OpenHandles' dict: fds by node */                                                           \
     X(mapped)           /* Passthrough's set */                                                                        \
     X(metadata)         /* MetadataCache */                                                                            \
     X(forget)           /* DaemonCache's method */                                                                     \
+    X(ended)            /* DaemonCache's method */                                                                     \
     X(unsteady)         /* its set */                                                                                  \
-    X(timeouts)         /* AttrTimeouts */                                                                             \
-    X(told)             /* its set */                                                                                  \
-    X(changed_s)        /* its dict */                                                                                 \
     X(validity)         /* NameValidity */                                                                             \
     X(folding)          /* its dict: by directory */                                                                   \
     X(retries)          /* EstaleRetries' dict */                                                                      \
@@ -79,21 +73,14 @@ enum {
     X(writers_of)       /* ContentWriters' method */                                                                   \
     X(OpenMode)                                                                                                        \
     X(writers)          /* a dict: credentials by uid */                                                               \
-    X(never)            /* 0.0 */                                                                                      \
     X(meets)            /* LookupOperations' method: is_steady */                                                      \
-    X(Node)                                                                                                            \
-    X(lost)             /* NameOperations' method */                                                                   \
-    X(moved)            /* NameOperations' method */                                                                   \
+    X(stored)           /* StoredNodes' method: moved */                                                               \
     X(unused)           /* NodeReferences' method: not_taken */                                                        \
-    X(queues)           /* Prefetch's dict: by directory */                                                            \
-    X(pages)            /* PageValidity's dict: by node */                                                             \
-    X(nameless)         /* b"" */                                                                                      \
     X(numbered)         /* FuseOperations' method: its steps */                                                        \
     X(comes_whole)      /* OpenHandles' method */                                                                      \
     X(keeps_pages)      /* FileOperations' method */                                                                   \
     X(told_stale)       /* EstaleRetries' method */                                                                    \
     X(fails)            /* failures.errno_of */                                                                        \
-    X(Attributes)                                                                                                      \
     X(EntryParam)                                                                                                      \
     X(OpenedFile)                                                                                                      \
     X(Fd)
@@ -101,16 +88,86 @@ enum {
 /* Names of attributes, made once. */
 #define NAMES(X)                                                                                                       \
     X(is_slow) X(is_careful) X(is_watched) X(is_used) X(rests) X(wakes) X(turn) X(was_away) X(calls) X(borrowed)       \
-    X(_n_begun) X(_left_open) X(_away) X(returned) X(shared_by) X(_latency) X(is_in_doubt) X(took) X(names)        \
-    X(_rests) X(_epoch) X(source) X(zone) X(epoch) X(last) X(nlookup) X(is_told) X(told_until_s) X(n_open)  \
-    X(parent) X(name) X(nodeid) X(is_directory) X(btime_ns) X(ino) X(_everywhere) X(changed) X(set)         \
-    X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(stays_home) X(others) X(backing_id)           \
-    X(hands_out) X(renew)
+    X(_n_begun) X(_left_open) X(_away) X(returned) X(shared_by) X(_latency) X(is_in_doubt) X(took) X(names)            \
+    X(_rests) X(n_open) X(_everywhere) X(changed) X(set) X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up)            \
+    X(stays_home) X(backing_id) X(hands_out)
 
 #define FIELD(name) PyObject *name;
 extern struct names {
     NAMES(FIELD)
 } names;
+
+/* What was seen of an inode: by statx, and its file handle. */
+#define HANDLE_BYTES 128
+typedef struct {
+    uint64_t dev, ino, size, blocks, rdev;
+    uint32_t mode, nlink, uid, gid, blksize;
+    int64_t atime_s, mtime_s, ctime_s, btime_ns;
+    uint32_t atime_ns, mtime_ns, ctime_ns;
+    struct {
+        uint32_t n_bytes;
+        int32_t type;
+        char bytes[HANDLE_BYTES];
+    } handle;
+} Seen;
+
+/* Which incarnation of which inode: by its file handle, or where there is none by the time of its birth. */
+typedef struct {
+    uint64_t dev, ino;
+    int64_t btime_ns;
+    const char *handle;
+    uint32_t n_handle; /* 0: there is none */
+} Source;
+
+static inline Source source_of(const Seen *seen) {
+    return (Source){seen->dev, seen->ino, seen->btime_ns, (const char *)&seen->handle,
+                    2 * (uint32_t)sizeof(uint32_t) + seen->handle.n_bytes};
+}
+
+/* Where a node lies: outside of all stores; in one, or it is one; in what a reaper takes from, or it is that. */
+typedef enum { OUTSIDE, STORE, TRASH } Zone;
+
+typedef struct Node Node;
+typedef struct {
+    Node *parent; /* NULL: no name */
+    char *name;
+} NodeName;
+enum { N_OTHERS_MAX = 8 };
+
+/* One incarnation of one inode. */
+struct Node {
+    uint64_t nodeid, dev, ino;
+    int64_t btime_ns;
+    Node *next_by_nodeid, *next_by_source;
+    NodeName at, *others; /* where it was found last; if it has hard links, some of its other names */
+    Seen *last;           /* its attributes when its last link went and it was not open: that is all that is left of it */
+    PyObject *object;     /* what Python has of it; with the interpreter's lock */
+    uint64_t nlookup;     /* references that the kernel holds */
+    uint64_t epoch;       /* of its zone */
+    uint64_t changed_at;  /* the number of the newest change of it, or of a name in it */
+    double told_until_s;  /* until when the kernel may believe its name and attributes; 0: unknown, or not at all */
+    double changed_s;     /* when a name in it was changed; 0: never */
+    int64_t page_mtime_ns, page_ctime_ns, page_size; /* when it was opened last; the size is -1: unknown */
+    uint32_t n_uses, n_open, n_changing; /* changes of names in it that are under way */
+    uint8_t zone;
+    bool is_directory, is_live, is_listed; /* it can be found by its source; by its nodeid */
+    bool is_told;    /* the kernel was sent its attributes since they were made void: the reply may be on its way */
+    bool is_lasting; /* the kernel was sent attributes of this directory that it believes for long */
+    uint32_t n_handle;
+    char handle[];
+};
+
+typedef struct {
+    Node **by_nodeid, **by_source, *root;
+    uint64_t n_buckets, n_nodes, n_private, n_zoned, epoch, root_dev;
+    uint64_t n_changes; /* of nodes and of names, since the beginning */
+    bool has_top, hides_root; /* see mount/life/root_inode.py */
+} Tables;
+
+typedef struct {
+    PyObject_HEAD
+    Tables tables;
+} InodeTable;
 
 /* The lock around the tables: a turn of Python's has them alone, requests of the core share them. */
 typedef struct {
@@ -123,13 +180,6 @@ typedef struct {
     int section_of;          /* the core of that thread, from 1 on. A hint */
 } TurnsLock;
 
-/* Of the nodes whose number has the same remainder. */
-enum { N_CHANGES = 1024 };
-typedef struct {
-    uint64_t n_before;    /* how many changes there had been of all, after the last one of these */
-    uint32_t n_under_way; /* changes of names in them that have begun and not ended */
-} Change;
-
 /* One mount's. */
 typedef struct {
     PyObject_HEAD
@@ -137,9 +187,7 @@ typedef struct {
     TurnsLock *turns_lock; /* turns */
     struct worker **workers;
     int n_workers;
-    uint64_t n_changes;
-    Change changes[N_CHANGES];
-    PyObject *new_attributes; /* (Attributes, tuple) -> Attributes */
+    Tables *tables;         /* nodes' */
     Py_buffer cells;
     uint64_t *cell;                /* the counters */
     uint32_t cell_of[64];          /* where those of an opcode begin; 0: not ours */
@@ -148,7 +196,7 @@ typedef struct {
     int device;                    /* /dev/fuse */
     int root_fd;
     int n_fds;                     /* for handles and directories together */
-    uint64_t top, root_dev;        /* the root's other nodeid; its st_dev */
+    uint64_t root_dev;
     int statx_flags;               /* AT_STATX_DONT_SYNC or 0 */
     bool is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
     bool is_in_doubt;              /* whether the filesystem is slow: when it was last told of */
@@ -198,20 +246,6 @@ typedef struct {
     PyObject *steps;     /* LATER: what answers in the end */
 } Request;
 
-/* What was seen of an inode: by statx, and its file handle. */
-#define HANDLE_BYTES 128
-typedef struct {
-    uint64_t dev, ino, size, blocks, rdev;
-    uint32_t mode, nlink, uid, gid, blksize;
-    int64_t atime_s, mtime_s, ctime_s, btime_ns;
-    uint32_t atime_ns, mtime_ns, ctime_ns;
-    struct {
-        uint32_t n_bytes;
-        int32_t type;
-        char bytes[HANDLE_BYTES];
-    } handle;
-} Seen;
-
 /* How long some looks take. */
 typedef struct {
     uint64_t ns; /* since when; in the end how long */
@@ -226,9 +260,8 @@ static inline bool is_known(const Request *request) {
 
 /* A directory, and a name in it. */
 typedef struct {
-    PyObject *node; /* owned */
-    PyObject *name; /* bytes, owned; NULL: none */
-    const char *text;
+    Node *node;       /* one use */
+    const char *name; /* the request's; NULL: none */
     int fd;
 } Place;
 
@@ -242,36 +275,64 @@ int turn_begin(Request *request);
 int turn_end(Worker *worker);
 int calls_begin(Request *request);
 int calls_end(Request *request);
-int changes_begin(Request *request, uint64_t nodeid, uint64_t other);
-int changes_end(Request *request, uint64_t nodeid, uint64_t other);
+int changes_begin(Request *request, Node *node, Node *other);
+int changes_end(Request *request, Node *node, Node *other);
 bool is_borrowed(const Core *core, const Worker *but, PyObject *fd);
 int close_left(Request *request);
-void note_change(Request *request, uint64_t nodeid);
-bool is_changed(const Request *request, uint64_t nodeid);
+void note_change(Request *request, Node *node);
+bool is_changed(const Request *request, const Node *node);
+
+/* inode_table.c */
+void *allocate(void *old, size_t n_bytes);
+void tables_make(Tables *t, const Source *root);
+void tables_free(Tables *t);
+void show_top(Tables *t, bool is_shown);
+Node *node_of(const Tables *t, uint64_t nodeid);
+Node *find_node(const Tables *t, const Source *source);
+Source source_of_node(const Node *node);
+Node *node_take(Node *node);
+void node_put(Node *node);
+Zone zone_of(Tables *t, Node *node);
+bool is_at(const Node *node, const Node *parent, const char *name);
+void put_name(Tables *t, Node *node, Node *parent, const char *name, bool is_linked);
+void take_away_name(Tables *t, Node *node, Node *parent, const char *name);
+void move_node(Tables *t, Node *node, Node *old_parent, const char *old, Node *new_parent, const char *new);
+Node *learn_node(Tables *t, const Source *source, bool is_directory, bool is_linked, Node *parent, const char *name);
+bool lacks_its_number(const Tables *t, const Node *node);
+void renumber(Tables *t, Node *node);
+bool drop_unused(Tables *t, Node *node);
+bool forget_node(Tables *t, Node *node, uint64_t n);
+void detach_node(Tables *t, Node *node, const Seen *seen);
+
+/* inode_table_type.c */
+PyObject *object_of(Node *node);
+Node *node_from(PyObject *object);
+PyObject *source_object(const Source *source);
+PyObject *attributes_object(const Seen *seen);
+int add_inode_table(PyObject *module);
 
 /* tables.c */
-bool is_root(const Core *core, uint64_t nodeid);
-int may_wait(const Core *core, PyObject *name);
+bool is_root(const Core *core, const Node *node);
+int may_wait(const Core *core, const char *name);
 int is_at_rest(const Request *request);
-PyObject *node_of(Request *request, uint64_t nodeid);
+Node *live_node(const Request *request, uint64_t nodeid);
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place);
 void close_place(Place *place);
-int directory_fd(Request *request, PyObject *node, uint64_t nodeid);
-bool is_outside(Core *core, PyObject *node);
+int directory_fd(Request *request, Node *node);
+bool is_outside(Core *core, Node *node);
 int number_of(PyObject *object, PyObject *name, uint64_t *value);
 bool is_true(PyObject *object, PyObject *name);
 bool is_none(PyObject *object, PyObject *name);
 bool is_empty(PyObject *object, PyObject *name);
-PyObject *source_of(const Seen *seen);
-PyObject *attributes_of(Core *core, const Seen *seen);
-PyObject *learn(Request *request, const Place *place, const Seen *seen, PyObject *source);
-int changed(Core *core, PyObject *node);
-int forget_changed(Request *request, PyObject *source, const Place *place, const Place *other);
-int fd_of_open(Request *request, PyObject *node);
-int counted(PyObject *node, bool is_told);
+bool has_node(PyObject *set, const Node *node);
+Node *learn(Request *request, const Place *place, const Seen *seen);
+void counted(Node *node, bool is_told);
+void changed(Core *core, Node *node);
+void renew(Core *core, Node *node);
+int forget_changed(Request *request, const Node *node, const Place *place, const Place *other);
+int fd_of_open(Request *request, Node *node);
 int tell_took(Request *request, const Timed *timed, int n);
 int is_so(PyObject *said);
-int is_at(PyObject *node, const Place *place, PyObject *name);
 bool is_stores(const char *name);
 bool is_stores_own(const char *name);
 int set_number(PyObject *object, PyObject *name, int64_t value);
@@ -280,12 +341,12 @@ int failed(Core *core);
 uint64_t now_ns(void);
 
 /* answers.c */
-int put_entry(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady);
-double put_entry_for(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady, double name_s);
+int put_entry(Request *request, char *to, Node *node, const Seen *seen, bool is_steady);
+double put_entry_for(Request *request, char *to, Node *node, const Seen *seen, bool is_steady, double name_s);
 void put_attributes(char *to, uint64_t number, const Seen *seen);
 int put_missing(Request *request);
-int put_attr(Request *request, PyObject *node, const Seen *seen, bool is_steady);
-int is_steady(Core *core, PyObject *source);
+int put_attr(Request *request, Node *node, const Seen *seen, bool is_steady);
+int is_steady(Core *core, const Node *node);
 enum { ENTRY_BYTES = 128, ATTR_BYTES = 104, OPEN_BYTES = 16 };
 
 /* calls.c: without the interpreter's lock */
@@ -336,33 +397,27 @@ typedef struct {
     int32_t id;     /* by which it is passed through; 0: none */
 } Opening;
 int make_room(Request *request);
-int prepare_opening(Request *request, PyObject *node, uint32_t flags, Opening *opening);
+int prepare_opening(Request *request, Node *node, uint32_t flags, Opening *opening);
 void open_backing(const Request *request, int fd, const Seen *seen, Opening *opening);
-PyObject *put_handle(Request *request, PyObject *node, PyObject *source, int fd, uint32_t flags, const Seen *seen,
+PyObject *put_handle(Request *request, Node *node, int fd, uint32_t flags, const Seen *seen,
                      bool is_new, Opening *opening, char *to);
 void leave_opening(Request *request, int fd, const Opening *opening);
 int let_go(Request *request, PyObject *handle);
 
 /* lookups.c */
 typedef struct {
-    PyObject *node, *source; /* owned */
-    uint64_t nodeid;
-    PyObject *name;       /* owned: in `dir_fd`; NULL: `fd` is of the node itself */
-    const char *text;
+    Node *node;       /* one use */
+    Node *above;      /* one use: `dir_fd` is its; NULL: `fd` is of the node itself */
     int fd, dir_fd;
-    uint64_t above;       /* the directory's nodeid; 0: `fd` */
-    const char *handle;   /* as it is in its source */
-    Py_ssize_t n_handle;
-    uint64_t ino, dev;
-    int64_t btime_ns;
+    char name[NAME_MAX + 1]; /* in `dir_fd` */
 } Known;
 int open_known(Request *request, uint64_t nodeid, Known *known);
 void close_known(Known *known);
 int reach(const Core *core, const Known *known, Seen *seen, int *fd);
 
 /* endings.c */
-int lose(Request *request, PyObject *source, const Seen *seen, const Place *place);
-int move(Request *request, PyObject *source, const Place *old, const Place *new);
+int lose(Request *request, const Seen *seen, const Place *place);
+int move(Request *request, const Seen *seen, const Place *old, const Place *new);
 PyObject *core_forget(Core *core, PyObject *pairs);
 
 /* endings.c, lookups.c, names.c, files.c, listings.c: the operations */

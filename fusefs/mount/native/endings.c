@@ -1,5 +1,5 @@
-/* What becomes of nodes: they lose names, get others, and end when the kernel forgets them. As NameOperations._lost and
- * _moved, and NodeReferences.forget, do it with what is plain: one name, known here, in a directory outside of stores. */
+/* What becomes of nodes: they lose names, get others, and end when the kernel forgets them; as NameOperations._lost and
+ * _moved, and NodeReferences.forget. */
 #include "core.h"
 
 enum {
@@ -13,117 +13,68 @@ static int done(PyObject *nothing) {
     return nothing == NULL ? -1 : 0;
 }
 
-/* The node of an incarnation that has just this one name, of which all is known in this epoch; borrowed. NULL: it is
- * not so plain; `is_known` says whether there is a node at all. */
-static PyObject *plain_at(Request *request, PyObject *source, const Place *place, bool *is_known) {
-    Core *core = request->core;
-    PyObject *node = PyDict_GetItemWithError(core->by_source, source);
-    uint64_t epoch, now, nodeid;
-    *is_known = node != NULL || PyErr_Occurred();
-    if (node == NULL || number_of(node, names.nodeid, &nodeid) < 0)
-        return NULL;
-    note_change(request, nodeid);
-    if (request->was_away || !is_none(node, names.others) || is_at(node, place, place->name) != 1 ||
-        number_of(node, names.epoch, &epoch) < 0 || number_of(core->nodes, names._epoch, &now) < 0 || epoch != now)
-        return NULL;
-    return PyErr_Occurred() ? NULL : node;
-}
-
-static int lose_by_python(Core *core, PyObject *source, const Seen *seen, const Place *place) {
-    PyObject *told = attributes_of(core, seen);
-    if (told == NULL)
-        return -1;
-    int error = done(PyObject_CallFunctionObjArgs(core->lost, source, told, place->node, place->name, NULL));
-    Py_DECREF(told);
-    return error;
-}
-
-/* It was the last name, and nobody has it open: all that is told of it from now on is what it was. */
-static int detach(Core *core, PyObject *node, PyObject *source, const Seen *seen) {
-    Seen without_links = *seen;
-    without_links.nlink = 0;
-    PyObject *last = attributes_of(core, &without_links);
-    int error = last == NULL ? -1 : PyObject_SetAttr(node, names.last, last);
-    Py_XDECREF(last);
-    return error < 0 ? -1 : PyDict_DelItem(core->by_source, source);
+/* The node of what was seen; NULL: none. */
+static Node *node_seen(Request *request, const Seen *seen) {
+    Source source = source_of(seen);
+    Node *node = find_node(request->core->tables, &source);
+    if (node != NULL)
+        note_change(request, node);
+    return node;
 }
 
 /* An incarnation lost a name. Returns 0, or -1 with an exception. */
-int lose(Request *request, PyObject *source, const Seen *seen, const Place *place) {
+int lose(Request *request, const Seen *seen, const Place *place) {
     Core *core = request->core;
-    bool is_known, is_last = S_ISDIR(seen->mode) || seen->nlink == 1;
-    uint64_t n_open;
-    PyObject *node = plain_at(request, source, place, &is_known);
-    if (PyErr_Occurred())
-        return -1;
-    if (!is_known && !request->was_away)
-        return 0;
-    if (node == NULL || PyDict_GetItemWithError(core->open_directories, node) != NULL)
-        return lose_by_python(core, source, seen, place);
-    if (PyErr_Occurred() || number_of(node, names.n_open, &n_open) < 0 ||
-        PyObject_SetAttr(node, names.parent, Py_None) < 0 || PyObject_SetAttr(node, names.name, core->nameless) < 0)
-        return -1;
-    return is_last && !n_open ? detach(core, node, source, seen) : 0;
-}
-
-/* An incarnation has another name: a file anywhere, a directory in the same one. Returns 0, or -1 with an exception. */
-int move(Request *request, PyObject *source, const Place *old, const Place *new) {
-    Core *core = request->core;
-    bool is_known;
-    PyObject *node = plain_at(request, source, old, &is_known);
-    if (PyErr_Occurred())
-        return -1;
-    if (!is_known && !request->was_away)
-        return 0;
-    if (node == NULL || is_true(node, names.is_directory)) {
-        PyObject *from = PyTuple_Pack(2, old->node, old->name), *to = PyTuple_Pack(2, new->node, new->name);
-        int error = from == NULL || to == NULL
-                        ? -1
-                        : done(PyObject_CallFunctionObjArgs(core->moved, source, from, to, NULL));
-        Py_XDECREF(from);
-        Py_XDECREF(to);
-        return error;
+    Node *node = node_seen(request, seen);
+    if (request->was_away && (S_ISDIR(seen->mode) || seen->nlink == 1)) {
+        Source source = source_of(seen);
+        PyObject *key = source_object(&source);
+        int error = key == NULL ? -1 : done(PyObject_CallFunctionObjArgs(core->ended, key, NULL));
+        Py_XDECREF(key);
+        if (error)
+            return error;
     }
-    if (PyObject_SetAttr(node, names.parent, new->node) < 0 || PyObject_SetAttr(node, names.name, new->name) < 0)
-        return -1;
-    if (is_true(node, names.is_told))
-        return done(PyObject_CallMethodObjArgs(core->timeouts, names.renew, node, NULL));
-    return PyErr_Occurred() ? -1 : 0;
+    if (node == NULL)
+        return 0;
+    take_away_name(core->tables, node, place->node, place->name);
+    if (!node->n_open && (node->is_directory || seen->nlink == 1))
+        detach_node(core->tables, node, seen);
+    if (node->is_directory && node->object != NULL)
+        return done(PyObject_CallFunctionObjArgs(core->drop_directory, node->object, NULL));
+    return 0;
 }
 
-/* Forget a key of a dict, if it has that. */
-static int without(PyObject *dict, PyObject *key) {
-    int has = PyDict_Size(dict) ? PyDict_Contains(dict, key) : 0;
-    return has > 0 ? PyDict_DelItem(dict, key) : has;
+/* An incarnation has another name. Returns 0, or -1 with an exception. */
+int move(Request *request, const Seen *seen, const Place *old, const Place *new) {
+    Core *core = request->core;
+    Node *node = node_seen(request, seen);
+    if (node == NULL)
+        return 0;
+    move_node(core->tables, node, old->node, old->name, new->node, new->name);
+    if (node->is_directory)
+        changed(core, node);
+    else if (node->is_told)
+        renew(core, node);
+    if (zone_of(core->tables, new->node) != TRASH)
+        return 0;
+    PyObject *directory = object_of(new->node), *moved = object_of(node);
+    int error = done(PyObject_CallFunctionObjArgs(core->stored, directory, moved, NULL));
+    Py_XDECREF(directory);
+    Py_XDECREF(moved);
+    return error;
 }
 
 /* The kernel lets go of so many references. Returns 0, or -1 with an exception. */
-static int forget_one(Core *core, PyObject *nodeid, uint64_t n) {
-    PyObject *node = PyDict_GetItemWithError(core->by_nodeid, nodeid), *source = NULL;
-    uint64_t n_known, n_open;
+static int forget_one(Core *core, uint64_t nodeid, uint64_t n) {
+    Node *node = node_of(core->tables, nodeid);
     if (node == NULL)
-        return PyErr_Occurred() ? -1 : 0;
-    if (number_of(node, names.nlookup, &n_known) < 0 || number_of(node, names.n_open, &n_open) < 0 ||
-        set_number(node, names.nlookup, (int64_t)(n_known - n)) < 0)
-        return -1;
-    if ((int64_t)(n_known - n) > 0 || n_open || is_root(core, PyLong_AsUnsignedLongLong(nodeid)))
         return 0;
-    if (PySet_Contains(core->mapped, node) || PyDict_Contains(core->open_directories, node) ||
-        PyDict_Contains(core->queues, node) || PyDict_Size(core->retries))
-        return PyErr_Occurred() ? -1 : done(PyObject_CallFunctionObjArgs(core->unused, node, NULL));
-    Py_INCREF(node);
-    source = PyObject_GetAttr(node, names.source);
-    int error = source == NULL || PyDict_DelItem(core->by_nodeid, nodeid) < 0 ? -1 : 0;
-    if (!error && PyDict_GetItemWithError(core->by_source, source) == node)
-        error = PyDict_DelItem(core->by_source, source);
-    if (!error)
-        error = PyErr_Occurred() || without(core->folding, node) < 0 || without(core->pages, node) < 0 ||
-                        PySet_Discard(core->told, nodeid) < 0 || without(core->changed_s, nodeid) < 0
-                    ? -1
-                    : 0;
-    Py_DECREF(node);
-    Py_XDECREF(source);
-    return error;
+    if (node->object == NULL) {
+        forget_node(core->tables, node, n);
+        return 0;
+    }
+    node->nlookup -= n < node->nlookup ? n : node->nlookup;
+    return node->nlookup || node->n_open ? 0 : done(PyObject_CallFunctionObjArgs(core->unused, node->object, NULL));
 }
 
 /* The kernel lets go of many nodes: pairs of nodeid and number, 64 bits each. Returns 0, or -1 with an exception. */
@@ -132,9 +83,7 @@ static int forget_pairs(Core *core, const char *pairs, size_t n_bytes) {
     for (size_t at = 0; at + PAIR_BYTES <= n_bytes && !error; at += PAIR_BYTES) {
         uint64_t pair[2];
         memcpy(pair, pairs + at, sizeof pair);
-        PyObject *nodeid = PyLong_FromUnsignedLongLong(pair[0]);
-        error = nodeid == NULL ? -1 : forget_one(core, nodeid, pair[1]);
-        Py_XDECREF(nodeid);
+        error = forget_one(core, pair[0], pair[1]);
     }
     return error;
 }

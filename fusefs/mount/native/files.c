@@ -63,7 +63,7 @@ int do_open(Request *request) {
     result = NOT_OURS;
     if (fd >= 0) {
         PyObject *handle =
-            put_handle(request, known.node, known.source, fd, flags, &seen, false, &opening, request->answer);
+            put_handle(request, known.node, fd, flags, &seen, false, &opening, request->answer);
         result = handle == NULL ? RAISED : OPEN_BYTES;
         Py_XDECREF(handle);
     }

@@ -76,15 +76,20 @@ static PyObject *writer_of(Core *core, uint32_t uid) {
     return writer;
 }
 
+/* Whether Python has something for a node in a dict. */
+static bool is_in(PyObject *dict, const Node *node) {
+    return node->object != NULL && PyDict_GetItemWithError(dict, node->object) != NULL;
+}
+
 /* Whether a file that is opened now gets an id to be passed through by, where Passthrough.opened gives one to a node
  * that is not open yet. node: NULL for a new file. Returns 0, or -1 with an exception. */
-int prepare_opening(Request *request, PyObject *node, uint32_t flags, Opening *opening) {
+int prepare_opening(Request *request, Node *node, uint32_t flags, Opening *opening) {
     Core *core = request->core;
     bool maps = (flags & O_ACCMODE) == O_RDWR;
     memset(opening, 0, sizeof *opening);
     if ((maps && (node != NULL || !core->is_shared)) || is_none(core->passthrough, names._give_up))
         return 0;
-    if (node != NULL && PyDict_GetItemWithError(core->modes, node) != NULL)
+    if (node != NULL && is_in(core->modes, node))
         return 0;
     PyObject *nobody = PyErr_Occurred() ? NULL : writer_of(core, NOBODY);
     if (nobody == NULL)
@@ -140,10 +145,10 @@ static int set_add(PyObject *set, PyObject *item) {
 }
 
 /* A node is open by an id, as Passthrough.opened: it was not open before. */
-static int pass(Core *core, PyObject *node, PyObject *source, PyObject *handle, bool writes, const Opening *opening) {
+static int pass(Core *core, PyObject *node, const Source *key, PyObject *handle, bool writes, const Opening *opening) {
     PyObject *writer = writer_of(core, opening->owner);
-    PyObject *mode = NULL;
-    if (writer != NULL)
+    PyObject *mode = NULL, *source = source_object(key);
+    if (writer != NULL && source != NULL)
         mode = PyObject_CallFunction(core->OpenMode, "iOii", opening->id, writer, 1, (int)writes);
     int error = mode == NULL ? -1 : PyDict_SetItem(core->modes, node, mode);
     Py_XDECREF(mode);
@@ -151,6 +156,7 @@ static int pass(Core *core, PyObject *node, PyObject *source, PyObject *handle, 
         error = set_add(core->passed_by, source);
     if (!error && writes)
         error = PySet_Add(core->passing_writers, handle) < 0 ? -1 : set_add(core->unsteady, source);
+    Py_XDECREF(source);
     return error;
 }
 
@@ -168,7 +174,7 @@ static int add_handle(Request *request, PyObject *node, PyObject *handle, uint32
         goto end;
     if (flags & O_APPEND && PySet_Add(core->to_append, handle) < 0)
         goto end;
-    error = add_to(node, names.n_open, 1);
+    error = 0;
 end:
     Py_XDECREF(uid);
     Py_XDECREF(fds);
@@ -186,29 +192,33 @@ static int open_by_python(Request *request, PyObject *node, PyObject *handle, ui
 
 /* Have a handle of a node, by an fd that is the tables' from now on, and put struct fuse_open_out. Returns it, the
  * caller's own; NULL: an exception. opening: prepared, and after `open_backing` */
-PyObject *put_handle(Request *request, PyObject *node, PyObject *source, int fd, uint32_t flags, const Seen *seen,
+PyObject *put_handle(Request *request, Node *node, int fd, uint32_t flags, const Seen *seen,
                      bool is_new, Opening *opening, char *to) {
     Core *core = request->core;
-    PyObject *handle = PyObject_CallFunction(core->Fd, "i", fd);
-    if (handle == NULL) {
+    PyObject *handle = PyObject_CallFunction(core->Fd, "i", fd), *object = object_of(node);
+    if (handle == NULL || object == NULL) {
         close(fd);
-        return NULL;
+        goto error;
     }
     int32_t id = opening->id;
-    bool is_ours = id && PyDict_GetItemWithError(core->modes, node) == NULL; /* nobody else has opened it meanwhile */
+    bool is_ours = id && !is_in(core->modes, node); /* nobody else has opened it meanwhile */
     if (is_ours) {
         bool writes = (flags & O_ACCMODE) != O_RDONLY;
-        if (pass(core, node, source, handle, writes, opening) < 0 || add_handle(request, node, handle, flags) < 0 ||
-            PyObject_SetAttr(node, names.last, Py_None) < 0 || /* if its last link went while it was being opened */
-            (writes && PyObject_SetAttr(node, names.told_until_s, core->never) < 0))
+        Source source = source_of_node(node);
+        if (pass(core, object, &source, handle, writes, opening) < 0 || add_handle(request, object, handle, flags) < 0)
             goto error;
+        node->n_open++;
+        free(node->last); /* if its last link went while it was being opened */
+        node->last = NULL;
+        if (writes)
+            node->told_until_s = 0;
     } else {
         if (id)
             close_backing(core, id);
-        id = open_by_python(request, node, handle, flags, seen);
+        id = open_by_python(request, object, handle, flags, seen);
     }
     uint32_t told = id > 0 ? FOPEN_PASSTHROUGH : is_new || !core->is_shared ? FOPEN_KEEP_CACHE : 0;
-    int is_kept = id < 0 ? -1 : told ? 0 : is_so(PyObject_CallFunctionObjArgs(core->keeps_pages, node, handle, NULL));
+    int is_kept = id < 0 ? -1 : told ? 0 : is_so(PyObject_CallFunctionObjArgs(core->keeps_pages, object, handle, NULL));
     int is_whole = is_kept < 0 ? -1 : id ? 0 : is_so(PyObject_CallFunctionObjArgs(core->comes_whole, handle, NULL));
     if (is_whole < 0)
         goto error;
@@ -218,9 +228,11 @@ PyObject *put_handle(Request *request, PyObject *node, PyObject *source, int fd,
     memcpy(to, &fh, sizeof fh);
     memcpy(to + 8, &told, sizeof told);
     memcpy(to + 12, &id, sizeof id);
+    Py_DECREF(object);
     return handle;
 error:
-    Py_DECREF(handle);
+    Py_XDECREF(object);
+    Py_XDECREF(handle);
     return NULL;
 }
 
@@ -228,34 +240,36 @@ error:
  * Returns as an operation. */
 int let_go(Request *request, PyObject *handle) {
     Core *core = request->core;
-    PyObject *node = PyDict_GetItemWithError(core->handles, handle), *mode, *opener, *source = NULL;
-    uint64_t n_open, n_nodes_open, n_known, id;
-    if (node == NULL || !is_empty(core->lock, names._away) || is_borrowed(core, request->worker, handle))
+    PyObject *object = PyDict_GetItemWithError(core->handles, handle), *mode, *opener;
+    uint64_t n_open, id;
+    if (object == NULL || !is_empty(core->lock, names._away) || is_borrowed(core, request->worker, handle))
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    mode = PyDict_GetItemWithError(core->modes, node);
+    Node *node = node_from(object);
+    mode = PyDict_GetItemWithError(core->modes, object);
     opener = PyDict_GetItemWithError(core->openers, handle);
-    if (mode == NULL || opener == NULL || is_none(node, names.parent) ||
-        number_of(mode, names.n_open, &n_open) < 0 || number_of(mode, names.backing_id, &id) < 0 ||
-        number_of(node, names.n_open, &n_nodes_open) < 0 || number_of(node, names.nlookup, &n_known) < 0)
+    if (mode == NULL || opener == NULL || node->at.parent == NULL || number_of(mode, names.n_open, &n_open) < 0 ||
+        number_of(mode, names.backing_id, &id) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    if (n_open != 1 || n_nodes_open != 1 || !id || !n_known || PySet_Contains(core->mapped, node))
+    if (n_open != 1 || node->n_open != 1 || !id || !node->nlookup || has_node(core->mapped, node))
         return NOT_OURS;
-    Py_INCREF(node);
-    source = PyObject_GetAttr(node, names.source);
+    Py_INCREF(object);
+    Source key = source_of_node(node);
+    PyObject *source = source_object(&key);
     uint64_t uid = PyLong_AsUnsignedLongLong(opener);
     int result = RAISED, fd = (int)PyLong_AsLong(handle), error = 0;
     if (source == NULL || share(core, uid, -1) < 0 || PyDict_DelItem(core->openers, handle) < 0 ||
-        PyDict_DelItem(core->handles, handle) < 0 || PyDict_DelItem(core->open_files, node) < 0 ||
+        PyDict_DelItem(core->handles, handle) < 0 || PyDict_DelItem(core->open_files, object) < 0 ||
         PySet_Discard(core->executed, handle) < 0 || PySet_Discard(core->to_append, handle) < 0 ||
-        add_to(node, names.n_open, -1) < 0 || PyDict_DelItem(core->modes, node) < 0 ||
+        PyDict_DelItem(core->modes, object) < 0 ||
         PySet_Discard(core->passing_writers, handle) < 0 || PySet_Discard(core->passed_by, source) < 0 ||
         PySet_Discard(core->unsteady, source) < 0 || calls_begin(request) < 0)
         goto end;
+    node->n_open--;
     close_backing(core, (int)id);
     error = close(fd) < 0 ? errno : 0;
     result = calls_end(request) < 0 ? RAISED : -error;
 end:
-    Py_DECREF(node);
+    Py_DECREF(object);
     Py_XDECREF(source);
     return result;
 }

@@ -22,8 +22,8 @@ struct name_told {
 /* One name of a block. */
 typedef struct {
     const struct name_told *found;
-    PyObject *name; /* owned; NULL: . and .. */
-    bool is_told;   /* and still believed: its inode number is enough */
+    bool is_dot;  /* . and .. */
+    bool is_told; /* and still believed: its inode number is enough */
     int error;      /* of the look */
     Seen seen;
 } Listed;
@@ -39,21 +39,10 @@ typedef struct {
 } Listing;
 
 /* Whether the kernel has been told what has a name, which is no directory, and believes it for longer than a moment. */
-static int is_told_already(const Listing *listing, uint64_t ino, PyObject *name) {
-    PyObject *key = PyLong_FromUnsignedLongLong(ino);
-    PyObject *node = key == NULL ? NULL : PyDict_GetItemWithError(listing->request->core->by_nodeid, key);
-    Py_XDECREF(key);
-    if (node == NULL)
-        return PyErr_Occurred() ? -1 : 0;
-    uint64_t nlookup;
-    PyObject *until = PyObject_GetAttr(node, names.told_until_s);
-    double until_s = until == NULL ? -1 : PyFloat_AsDouble(until);
-    Py_XDECREF(until);
-    if (PyErr_Occurred() || number_of(node, names.nlookup, &nlookup) < 0)
-        return -1;
-    if (until_s <= listing->now_s + SOON_S || !nlookup || is_true(node, names.is_directory))
-        return 0;
-    return is_at(node, &listing->place, name);
+static bool is_told_already(const Listing *listing, const struct name_told *found) {
+    const Node *node = node_of(listing->request->core->tables, found->ino);
+    return node != NULL && node->told_until_s > listing->now_s + SOON_S && node->nlookup && !node->is_directory &&
+           is_at(node, listing->place.node, found->name);
 }
 
 /* Bytes of an answer that an entry takes. */
@@ -80,42 +69,36 @@ static void put_dirent(Listing *listing, const struct name_told *found, uint64_t
 static int tell_known(Listing *listing, const Listed *listed) {
     Request *request = listing->request;
     Core *core = request->core;
-    Place place = {.node = listing->place.node, .name = listed->name, .text = listed->found->name};
-    PyObject *source = source_of(&listed->seen);
-    PyObject *node = source == NULL ? NULL : learn(request, &place, &listed->seen, source);
-    int steady = node == NULL                                                          ? -1
-                 : listed->seen.dev != core->root_dev ? is_so(PyObject_CallFunctionObjArgs(core->meets, source, NULL))
-                 : PySet_Size(core->unsteady)         ? is_steady(core, source)
-                                                      : 1;
-    double name_s = is_stores(listed->found->name) ? 0 : core->lifetime_s, believed_s = -1;
-    uint64_t nodeid = 0, n_open = 0;
-    if (steady >= 0)
-        believed_s = put_entry_for(request, request->answer + listing->n, node, &listed->seen, steady, name_s);
-    int error = believed_s < 0 || number_of(node, names.n_open, &n_open) < 0 || counted(node, false) < 0 ? -1 : 0;
-    if (!error) {
-        PyObject *until = PyFloat_FromDouble(n_open ? 0 : listing->now_s + believed_s);
-        error = until == NULL ? -1 : PyObject_SetAttr(node, names.told_until_s, until);
-        Py_XDECREF(until);
+    Place place = {.node = listing->place.node, .name = listed->found->name};
+    Node *node = learn(request, &place, &listed->seen);
+    int steady = is_steady(core, node);
+    if (listed->seen.dev != core->root_dev) {
+        Source source = source_of_node(node);
+        PyObject *key = source_object(&source);
+        steady = key == NULL ? -1 : is_so(PyObject_CallFunctionObjArgs(core->meets, key, NULL));
+        Py_XDECREF(key);
     }
-    if (!error) {
-        memcpy(&nodeid, request->answer + listing->n, sizeof nodeid); /* as it has been put there */
-        put_dirent(listing, listed->found, nodeid, listed->seen.mode >> 12);
+    if (steady >= 0) {
+        double name_s = is_stores(listed->found->name) ? 0 : core->lifetime_s;
+        double believed_s = put_entry_for(request, request->answer + listing->n, node, &listed->seen, steady, name_s);
+        counted(node, false);
+        node->told_until_s = node->n_open ? 0 : listing->now_s + believed_s;
+        put_dirent(listing, listed->found, node->nodeid, listed->seen.mode >> 12);
     }
-    Py_XDECREF(source);
-    Py_XDECREF(node);
-    return error;
+    node_put(node);
+    return steady < 0 ? -1 : 0;
 }
 
 /* A name alone. `.` and `..` come with their number. */
 static void tell_name(Listing *listing, const Listed *listed) {
     char *to = listing->request->answer + listing->n;
     memset(to, 0, ENTRY_BYTES);
-    if (listed->name == NULL) {
+    if (listed->is_dot) {
         static const Seen dot = {.mode = S_IFDIR | 0755, .nlink = 1, .blksize = 4096};
         put(to, &listed->found->ino, sizeof listed->found->ino);
         put_attributes(to + 40, listed->found->ino, &dot);
     }
-    put_dirent(listing, listed->found, listed->found->ino, listed->name == NULL ? DT_DIR : listed->found->kind);
+    put_dirent(listing, listed->found, listed->found->ino, listed->is_dot ? DT_DIR : listed->found->kind);
 }
 
 /* Look at some names, in that way. Returns 0, or -1: an exception. */
@@ -127,14 +110,14 @@ static int look_at_some(Listing *listing, Look *look_at, Listed *some, int n) {
         return -1;
     Timed timed = time_begin(core);
     for (int at = 0; at < n; at++)
-        if (some[at].name != NULL && !some[at].is_told) {
+        if (!some[at].is_dot && !some[at].is_told) {
             some[at].error = look_at(listing->place.fd, some[at].found->name, core->statx_flags, &some[at].seen);
             n_looked++;
         }
     time_end(core, &timed, n_looked);
     if (calls_end(request) < 0 || (n_looked && tell_took(request, &timed, n_looked) < 0))
         return -1;
-    bool may_be_two = look_at == identify && (request->was_away || is_changed(request, request->nodeid));
+    bool may_be_two = look_at == identify && (request->was_away || is_changed(request, listing->place.node));
     return may_be_two ? look_at_some(listing, peek, some, n) : 0;
 }
 
@@ -144,7 +127,7 @@ static int tell_some(Listing *listing, Listed *some, int n) {
         return -1;
     for (int at = 0; at < n && !listing->is_full; at++) {
         const Listed *listed = &some[at];
-        bool is_known = listed->name != NULL && !listed->is_told;
+        bool is_known = !listed->is_dot && !listed->is_told;
         if (is_known && listed->error == ENOENT)
             continue; /* it went meanwhile */
         if (is_known && listed->error) {
@@ -162,11 +145,8 @@ static int tell_some(Listing *listing, Listed *some, int n) {
 /* Tell of a block of names. Returns 0, or -1: an exception. */
 static int tell_block(Listing *listing, const char *block, int n_bytes) {
     Core *core = listing->request->core;
-    uint64_t nodeid;
     int at = 0, error = 0;
-    if (number_of(listing->place.node, names.nodeid, &nodeid) < 0)
-        return -1;
-    bool hides = core->hides_trash && is_root(core, nodeid);
+    bool hides = core->hides_trash && is_root(core, listing->place.node);
     Listed *some = PyMem_Malloc(N_LOOKED * sizeof *some);
     if (some == NULL) {
         PyErr_NoMemory();
@@ -189,21 +169,16 @@ static int tell_block(Listing *listing, const char *block, int n_bytes) {
             }
             end += size_of(found);
             some[n] = (Listed){.found = found};
-            if (strcmp(found->name, ".") && strcmp(found->name, "..")) {
-                some[n].name = PyBytes_FromString(found->name);
-                int is_told = some[n].name == NULL ? -1 : may_wait(core, some[n].name); /* then it is a name alone */
-                if (!is_told)
-                    is_told = is_told_already(listing, found->ino, some[n].name);
-                some[n].is_told = is_told > 0;
+            some[n].is_dot = !strcmp(found->name, ".") || !strcmp(found->name, "..");
+            if (!some[n].is_dot) {
+                int is_told = may_wait(core, found->name); /* then it is a name alone */
+                some[n].is_told = is_told > 0 || is_told_already(listing, found);
                 error = is_told < 0 ? -1 : 0;
             }
         }
         if (!error)
             error = tell_some(listing, some, n);
-        int n_told = n;
-        while (n--)
-            Py_XDECREF(some[n].name);
-        if ((is_last && (listing->n || !n_told)) || (listing->n && is_true(core->lock, names.is_slow)))
+        if ((is_last && (listing->n || !n)) || (listing->n && is_true(core->lock, names.is_slow)))
             listing->is_full = true; /* where it is slow, no other request has to wait for the rest */
     }
     PyMem_Free(some);

@@ -1,4 +1,4 @@
-/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; and TurnsLock, which may be there without them. */
+/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TurnsLock, InodeTable and Node. */
 #include "core.h"
 
 struct names names;
@@ -30,25 +30,25 @@ static int take_cells(Core *self, PyObject *cells, PyObject *cell_of) {
 }
 
 static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *words[] = {"parts", "cells", "cell_of", "layout", "device", "root_fd", "n_fds", "top", "root_dev",
+    static char *words[] = {"parts", "cells", "cell_of", "layout", "device", "root_fd", "n_fds", "root_dev",
                             "statx_flags", "is_shared", "tells_xattrs", "hides_labels", "acts_as_others", "hides_trash",
                             "lifetime_s", "quick_ns", "at_rest", "no_capabilities", NULL};
     PyObject *parts, *cells, *cell_of;
     int is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
-    unsigned long long top, root_dev, quick_ns;
+    unsigned long long root_dev, quick_ns;
     const char *at_rest, *no_capabilities;
     Py_ssize_t n_at_rest, n_none;
     Core *self = (Core *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OO!(iiiiii)iiiKKipppppdKy#y#", words, &PyDict_Type, &parts,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OO!(iiiiii)iiiKipppppdKy#y#", words, &PyDict_Type, &parts,
                                      &cells, &PyDict_Type, &cell_of, &self->n_buckets, &self->first_bits,
                                      &self->n_failed, &self->n_total, &self->n_max, &self->n_first_bucket,
-                                     &self->device, &self->root_fd, &self->n_fds, &top, &root_dev, &self->statx_flags, &is_shared,
+                                     &self->device, &self->root_fd, &self->n_fds, &root_dev, &self->statx_flags, &is_shared,
                                      &tells_xattrs, &hides_labels, &acts_as_others, &hides_trash, &self->lifetime_s, &quick_ns,
                                      &at_rest, &n_at_rest, &no_capabilities, &n_none))
         goto error;
-    self->top = top, self->root_dev = root_dev, self->quick_ns = quick_ns;
+    self->root_dev = root_dev, self->quick_ns = quick_ns;
     self->is_shared = is_shared, self->tells_xattrs = tells_xattrs, self->hides_labels = hides_labels;
     self->acts_as_others = acts_as_others, self->hides_trash = hides_trash;
     if (n_at_rest != sizeof self->at_rest || n_none != sizeof self->no_capabilities) {
@@ -65,6 +65,7 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         goto error;
     }
     self->turns_lock = (TurnsLock *)self->turns;
+    self->tables = &((InodeTable *)self->nodes)->tables;
     if (take_cells(self, cells, cell_of) < 0)
         goto error;
     return (PyObject *)self;
@@ -114,7 +115,7 @@ static int begin(PyObject *module) {
             return -1;
         Py_DECREF(type);
     }
-    return 0;
+    return add_inode_table(module);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, begin}, {0, NULL}};

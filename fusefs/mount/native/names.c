@@ -11,16 +11,13 @@ static const int ANEW = O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, NOT_BELOW = O
 
 /* Tell of what was made, when it has its own number: at once, or Python waits for it. steady: as seen before it was
  * opened. handle: of it, if there is one, with the id that it is passed through by. Returns as an operation. */
-static int tell_made(Request *request, PyObject *node, const Seen *seen, int steady, PyObject *handle, int id) {
+static int tell_made(Request *request, Node *node, const Seen *seen, int steady, PyObject *handle, int id) {
     Core *core = request->core;
-    uint64_t nodeid;
-    if (number_of(node, names.nodeid, &nodeid) < 0)
-        return RAISED;
-    if (nodeid == seen->ino)
+    if (node->nodeid == seen->ino)
         return put_entry(request, request->answer, node, seen, steady);
-    PyObject *told = attributes_of(core, seen), *known = NULL, *opened = NULL;
+    PyObject *told = attributes_object(seen), *known = NULL, *opened = NULL;
     if (told != NULL)
-        known = PyObject_CallFunction(core->EntryParam, "KOdOO", (unsigned long long)nodeid, told, core->lifetime_s,
+        known = PyObject_CallFunction(core->EntryParam, "KOdOO", (unsigned long long)node->nodeid, told, core->lifetime_s,
                                       Py_None, steady ? Py_True : Py_False);
     if (known != NULL)
         opened = handle == NULL ? Py_NewRef(Py_None)
@@ -43,16 +40,17 @@ int do_create(Request *request) {
     if (in[1] & S_ISGID || make_room(request) < 0 ||
         open_place(request, request->nodeid, request->payload, &place) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    PyObject *source = NULL, *node = NULL, *handle = NULL;
+    Node *node = NULL;
+    PyObject *handle = NULL;
     Opening opening;
     if (prepare_opening(request, NULL, in[0], &opening) < 0 ||
-        changes_begin(request, request->nodeid, request->nodeid) < 0) {
+        changes_begin(request, place.node, place.node) < 0) {
         result = RAISED;
         goto end;
     }
     Acting acting = making_as(request, is_owner(request, place.fd), in[2]);
     while (acts(&acting, &error)) {
-        fd = openat(place.fd, place.text, (int)(in[0] & ~NOT_BELOW) | ANEW, in[1] & 07777);
+        fd = openat(place.fd, place.name, (int)(in[0] & ~NOT_BELOW) | ANEW, in[1] & 07777);
         error = fd < 0 ? errno : 0;
     }
     if (!error)
@@ -63,25 +61,26 @@ int do_create(Request *request) {
         open_backing(request, fd, &seen, &opening);
     if (!error && opening.id && in[0] & O_APPEND)
         write_anywhere(fd);
-    if (changes_end(request, request->nodeid, request->nodeid) < 0) {
+    if (changes_end(request, place.node, place.node) < 0) {
         result = RAISED;
         goto end;
     }
     if (fd < 0)
         goto end; /* nothing was made: Python tries, and tells why */
     result = RAISED;
-    if (forget_changed(request, NULL, &place, NULL) < 0 || changed(core, place.node) < 0)
+    changed(core, place.node);
+    if (forget_changed(request, NULL, &place, NULL) < 0)
         goto end;
     if (error) {
         result = -error;
         goto end;
     }
-    source = source_of(&seen);
-    node = source == NULL ? NULL : learn(request, &place, &seen, source);
-    int steady = node == NULL ? -1 : is_steady(core, source); /* whoever writes now changes that */
-    if (steady < 0 || counted(node, false) < 0)
+    node = learn(request, &place, &seen);
+    int steady = is_steady(core, node); /* whoever writes now changes that */
+    if (steady < 0)
         goto end;
-    handle = put_handle(request, node, source, fd, in[0], &seen, true, &opening, request->answer + ENTRY_BYTES);
+    counted(node, false);
+    handle = put_handle(request, node, fd, in[0], &seen, true, &opening, request->answer + ENTRY_BYTES);
     fd = -1; /* the tables have it, or it is closed */
     if (handle == NULL)
         goto end;
@@ -91,8 +90,7 @@ int do_create(Request *request) {
 end:
     if (fd >= 0)
         leave_opening(request, fd, &opening);
-    Py_XDECREF(source);
-    Py_XDECREF(node);
+    node_put(node);
     Py_XDECREF(handle);
     close_place(&place);
     return result;
@@ -107,36 +105,37 @@ int do_mkdir(Request *request) {
     memcpy(in, request->own, sizeof in);
     if (open_place(request, request->nodeid, request->payload, &place) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    PyObject *source = NULL, *node = NULL;
-    if (changes_begin(request, request->nodeid, request->nodeid) < 0) {
+    Node *node = NULL;
+    if (changes_begin(request, place.node, place.node) < 0) {
         result = RAISED;
         goto end;
     }
     Acting acting = making_as(request, is_owner(request, place.fd), in[1]);
     while (acts(&acting, &error))
-        error = mkdirat(place.fd, place.text, in[0] & 07777) < 0 ? errno : 0;
+        error = mkdirat(place.fd, place.name, in[0] & 07777) < 0 ? errno : 0;
     bool is_made = !error;
     if (is_made)
-        error = peek(place.fd, place.text, core->statx_flags, &seen);
-    if (changes_end(request, request->nodeid, request->nodeid) < 0)
+        error = peek(place.fd, place.name, core->statx_flags, &seen);
+    if (changes_end(request, place.node, place.node) < 0)
         result = RAISED;
     else if (is_made) {
         result = RAISED;
-        if (forget_changed(request, NULL, &place, NULL) < 0 || changed(core, place.node) < 0)
+        changed(core, place.node);
+        if (forget_changed(request, NULL, &place, NULL) < 0)
             goto end;
         if (error) {
             result = -error;
             goto end;
         }
-        source = source_of(&seen);
-        node = source == NULL ? NULL : learn(request, &place, &seen, source);
-        int steady = node == NULL ? -1 : is_steady(core, source);
-        if (steady >= 0 && counted(node, true) == 0)
-            result = tell_made(request, node, &seen, steady, NULL, 0);
+        node = learn(request, &place, &seen);
+        int steady = is_steady(core, node);
+        if (steady < 0)
+            goto end;
+        counted(node, true);
+        result = tell_made(request, node, &seen, steady, NULL, 0);
     }
 end:
-    Py_XDECREF(source);
-    Py_XDECREF(node);
+    node_put(node);
     close_place(&place);
     return result;
 }
@@ -150,25 +149,24 @@ static int remove_name(Request *request, int flags) {
     int result = NOT_OURS, error = EACCES;
     if (open_place(request, request->nodeid, request->payload, &place) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    if (changes_begin(request, request->nodeid, request->nodeid) < 0) {
+    if (changes_begin(request, place.node, place.node) < 0) {
         close_place(&place);
         return RAISED;
     }
-    if (looking(request)(place.fd, place.text, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev) {
+    if (looking(request)(place.fd, place.name, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev) {
         Acting acting = acting_as(request, seen.uid == request->uid && is_owner(request, place.fd));
         while (acts(&acting, &error))
-            error = unlinkat(place.fd, place.text, flags) < 0 ? errno : 0;
+            error = unlinkat(place.fd, place.name, flags) < 0 ? errno : 0;
     }
-    PyObject *source = NULL;
-    if (changes_end(request, request->nodeid, request->nodeid) < 0)
+    if (changes_end(request, place.node, place.node) < 0)
         result = RAISED;
     else if (!error) {
-        source = source_of(&seen);
-        bool is_told = source != NULL && forget_changed(request, source, &place, NULL) == 0 &&
-                       changed(core, place.node) == 0 && lose(request, source, &seen, &place) == 0;
+        Source source = source_of(&seen);
+        changed(core, place.node);
+        bool is_told = forget_changed(request, find_node(core->tables, &source), &place, NULL) == 0 &&
+                       lose(request, &seen, &place) == 0;
         result = is_told ? 0 : RAISED;
     }
-    Py_XDECREF(source);
     close_place(&place);
     return result;
 }
@@ -179,59 +177,54 @@ int do_rmdir(Request *request) { return remove_name(request, AT_REMOVEDIR); }
 static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
     Core *core = request->core;
     Place old, new = {0};
-    Seen seen, other;
+    Seen seen = {0}, other = {0};
     int result = NOT_OURS, no_other = 0, error = EACCES;
     bool is_there = false;
     const char *second = request->payload + strlen(request->payload) + 1;
     if (flags & ~(uint32_t)RENAME_NOREPLACE || second >= request->payload + request->n_payload ||
         open_place(request, request->nodeid, request->payload, &old) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    PyObject *source = NULL, *replaced = NULL;
     if (open_place(request, new_parent, second, &new) < 0) {
         result = PyErr_Occurred() ? RAISED : NOT_OURS;
         goto end;
     }
-    if (changes_begin(request, request->nodeid, new_parent) < 0) {
+    if (changes_begin(request, old.node, new.node) < 0) {
         result = RAISED;
         goto end;
     }
-    if (look(old.fd, old.text, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev &&
+    if (look(old.fd, old.name, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev &&
         (old.node == new.node || !S_ISDIR(seen.mode))) {
-        no_other = looking(request)(new.fd, new.text, core->statx_flags, &other);
+        no_other = looking(request)(new.fd, new.name, core->statx_flags, &other);
         bool is_plain = !no_other && other.dev == core->root_dev && (old.node == new.node || !S_ISDIR(other.mode));
         bool is_own = seen.uid == request->uid && (no_other || other.uid == request->uid) &&
                       is_owner(request, old.fd) && (old.node == new.node || is_owner(request, new.fd));
         Acting acting = acting_as(request, is_own);
         while ((no_other == ENOENT || is_plain) && acts(&acting, &error))
-            error = renameat2(old.fd, old.text, new.fd, new.text, flags) < 0 ? errno : 0;
-        is_there = !error && handle_of(new.fd, new.text, 0, &seen) == 0; /* else somebody moved it on behind us */
+            error = renameat2(old.fd, old.name, new.fd, new.name, flags) < 0 ? errno : 0;
+        is_there = !error && handle_of(new.fd, new.name, 0, &seen) == 0; /* else somebody moved it on behind us */
     }
-    if (changes_end(request, request->nodeid, new_parent) < 0) {
+    if (changes_end(request, old.node, new.node) < 0) {
         result = RAISED;
         goto end;
     }
     if (error)
         goto end;
     result = RAISED;
-    if ((is_there && (source = source_of(&seen)) == NULL) || (!no_other && (replaced = source_of(&other)) == NULL) ||
-        forget_changed(request, source, &old, &new) < 0 ||
-        (replaced != NULL && forget_changed(request, replaced, &old, &new) < 0) || changed(core, old.node) < 0 ||
-        (new.node != old.node && changed(core, new.node) < 0))
+    Source source = source_of(&seen), replaced = source_of(&other);
+    Node *node = is_there ? find_node(core->tables, &source) : NULL;
+    Node *lost = no_other ? NULL : find_node(core->tables, &replaced);
+    changed(core, old.node);
+    if (new.node != old.node)
+        changed(core, new.node);
+    if (forget_changed(request, node, &old, &new) < 0 || (lost != NULL && forget_changed(request, lost, &old, &new) < 0))
         goto end;
-    if (replaced != NULL) {
-        /* Two names of one file: both are left. */
-        int is_one = source != NULL ? PyObject_RichCompareBool(source, replaced, Py_EQ) : 0;
-        if (is_one < 0 || (!is_one && lose(request, replaced, &other, &new) < 0))
-            goto end;
-        if (is_one) {
-            result = 0;
-            goto end;
-        }
-    }
-    result = source != NULL && move(request, source, &old, &new) < 0 ? RAISED : 0;
+    /* Two names of one file: both are left. */
+    bool is_one = is_there && !no_other && seen.dev == other.dev && source.n_handle == replaced.n_handle &&
+                  !memcmp(source.handle, replaced.handle, source.n_handle);
+    if (!is_one && !no_other && lose(request, &other, &new) < 0)
+        goto end;
+    result = !is_one && is_there && move(request, &seen, &old, &new) < 0 ? RAISED : 0;
 end:
-    Py_XDECREF(source);
-    Py_XDECREF(replaced);
     close_place(&old);
     close_place(&new);
     return result;

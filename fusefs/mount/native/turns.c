@@ -103,7 +103,7 @@ void tables_end(Worker *worker) {
 int turn_begin(Request *request) {
     Worker *worker = request->worker;
     Core *core = worker->core;
-    request->n_changes_before = core->n_changes;
+    request->n_changes_before = core->tables->n_changes;
     if (PyObject_SetAttr(core->lock, names.turn, worker->turn) < 0 ||
         PyObject_SetAttr(worker->turn, names.was_away, Py_False) < 0)
         return -1;
@@ -209,46 +209,38 @@ int close_left(Request *request) {
     return error;
 }
 
-/* What others change meanwhile, by nodeid. A number that many have: who finds it in use does more than it needs to. */
-
-static Change *change_of(Core *core, uint64_t nodeid) {
-    return &core->changes[is_root(core, nodeid) ? 1 : nodeid % N_CHANGES];
-}
+/* What others change meanwhile. */
 
 /* Something about a node was changed, and nothing that was seen of it before is to be believed. */
-void note_change(Request *request, uint64_t nodeid) {
-    Core *core = request->core;
-    request->n_changes_before = change_of(core, nodeid)->n_before = ++core->n_changes; /* its own count for nothing */
-}
-
-static void under_way_no_more(Core *core, uint64_t nodeid, uint64_t other) {
-    change_of(core, nodeid)->n_under_way--;
-    change_of(core, other)->n_under_way--;
+void note_change(Request *request, Node *node) {
+    request->n_changes_before = node->changed_at = ++request->core->tables->n_changes; /* its own count for nothing */
 }
 
 /* Calls that change names in a directory, or in two, follow. Returns 0, or -1. */
-int changes_begin(Request *request, uint64_t nodeid, uint64_t other) {
-    change_of(request->core, nodeid)->n_under_way++;
-    change_of(request->core, other)->n_under_way++;
+int changes_begin(Request *request, Node *node, Node *other) {
+    node->n_changing++;
+    other->n_changing++;
     int error = calls_begin(request);
-    if (error)
-        under_way_no_more(request->core, nodeid, other);
+    if (error) {
+        node->n_changing--;
+        other->n_changing--;
+    }
     return error;
 }
 
 /* They are done. Returns 0, or -1. */
-int changes_end(Request *request, uint64_t nodeid, uint64_t other) {
+int changes_end(Request *request, Node *node, Node *other) {
     int error = calls_end(request);
-    under_way_no_more(request->core, nodeid, other);
-    note_change(request, nodeid);
+    node->n_changing--;
+    other->n_changing--;
+    note_change(request, node);
     note_change(request, other);
     return error;
 }
 
 /* Whether another request has changed a node, or what is in it, since this one began. */
-bool is_changed(const Request *request, uint64_t nodeid) {
-    const Change *change = change_of(request->core, nodeid);
-    return change->n_under_way || change->n_before > request->n_changes_before;
+bool is_changed(const Request *request, const Node *node) {
+    return node->n_changing || node->changed_at > request->n_changes_before;
 }
 
 /* The type. */

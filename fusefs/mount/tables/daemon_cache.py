@@ -14,10 +14,11 @@ from typing import NamedTuple, Self, TypeVarTuple
 
 from fusefs.core.common_xattrs import Answers
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import Node, SourceKey, source_key
 from fusefs.core.metadata_cache import MetadataCache
 from fusefs.core.mount_counters import Remembering
+from fusefs.core.nodeids import SourceKey, source_key
 from fusefs.core.packed_entries import PackedEntries
+from fusefs.mount.native._core import Node
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock
 

@@ -11,11 +11,12 @@ import os
 from collections import OrderedDict
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import ROOTS, Node, source_key
+from fusefs.core.nodeids import ROOTS, source_key
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC
 from fusefs.linux.statx import TO_PEEK, look_at, open_handle
 from fusefs.linux.syscalls import handle_of, statfs_type
+from fusefs.mount.native._core import Node
 from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.tables_lock import TablesLock
 

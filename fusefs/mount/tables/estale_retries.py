@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 import trio
 
-from fusefs.core.inode_table import Node, SourceKey
+from fusefs.core.nodeids import SourceKey
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import TO_PEEK
+from fusefs.mount.native._core import Node
 from fusefs.mount.tables.tables_lock import TablesLock
 
 _N_MAX = 64

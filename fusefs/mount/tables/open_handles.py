@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from fusefs.core.fair_share import FairShares
-from fusefs.core.inode_table import Node
 from fusefs.core.packed_entries import Dirent, PackedEntries
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
+from fusefs.mount.native._core import Node
 from fusefs.mount.tables.daemon_cache import CacheFill
 from fusefs.mount.tables.prefetch import PrefetchBatch, PrefetchQueue
 from fusefs.mount.tables.tables_lock import TablesLock

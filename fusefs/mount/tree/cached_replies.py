@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusefs.core.inode_table import InodeTable, Node, NodeId
+from fusefs.core.nodeids import NodeId
+from fusefs.mount.native._core import InodeTable, Node
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.estale_retries import EstaleRetries

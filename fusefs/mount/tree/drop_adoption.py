@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import InodeTable, Node
 from fusefs.core.names import Name, RelPath, join
 from fusefs.linux.boot_id import invocation_of
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.thread_credentials import ThreadCredentials, call_as
+from fusefs.mount.native._core import InodeTable, Node
 from fusefs.mount.tables.daemon_cache import NameIn
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.tables_lock import TablesLock

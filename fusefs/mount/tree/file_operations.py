@@ -6,12 +6,12 @@ import errno
 import os
 from dataclasses import KW_ONLY, dataclass
 
-from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import fallocate
 from fusefs.linux.thread_credentials import call_as
+from fusefs.mount.native._core import Node
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.open_handles import OpenHandles

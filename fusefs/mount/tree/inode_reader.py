@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import InodeTable, Node
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import StatxReaders
+from fusefs.mount.native._core import InodeTable, Node
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.open_handles import OpenHandles
 from fusefs.mount.tables.tables_lock import TablesLock

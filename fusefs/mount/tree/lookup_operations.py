@@ -7,10 +7,11 @@ import os
 from dataclasses import dataclass
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import ROOT, TOP, InodeTable, Node, NodeId, SourceKey, source_key
+from fusefs.core.nodeids import ROOT, TOP, NodeId, SourceKey, source_key
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.mountinfo import TOP as TOP_NAME
+from fusefs.mount.native._core import InodeTable, Node
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.estale_retries import EstaleRetries

@@ -9,10 +9,11 @@ from functools import partial
 from typing import NoReturn
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import ROOTS, InodeTable, Node
+from fusefs.core.nodeids import ROOTS
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.statx import look_at
+from fusefs.mount.native._core import InodeTable, Node
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.open_handles import OpenHandles

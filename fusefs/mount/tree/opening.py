@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import InodeTable, Node
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.statx import look_at
+from fusefs.mount.native._core import InodeTable, Node
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.open_handles import FOR_EXECUTION, LEAST_DIRECTORIES, OpenHandles
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -85,7 +85,7 @@ class Opening:
         except BaseException:
             self._lock.call(fd.close)
             raise
-        node.last = None  # if its last link went while it was being opened
+        node.opened()
         if flags & os.O_ACCMODE != os.O_RDONLY:
             node.told_until_s = 0.0  # the kernel forgets what it was told of what it writes
         self._handles.add(node, fd, opener, flags)

@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fusefs.core.inode_table import Node
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import close_backing, forget_attributes, is_written, open_backing, takes_direct
@@ -23,6 +22,7 @@ from fusefs.linux.kernel import FUSE_MAGIC, OVERLAY_MAGIC
 from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import statfs_type, statx
 from fusefs.linux.thread_credentials import ITSELF, ThreadCredentials, call_as
+from fusefs.mount.native._core import Node
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.tables_lock import TablesLock

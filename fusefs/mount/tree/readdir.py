@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 from fusefs.core.fuse_protocol import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import InodeTable, Node, NodeId, source_key
+from fusefs.core.nodeids import NodeId, source_key
 from fusefs.core.packed_entries import Dirent, PackedEntries
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.statx import look_at
+from fusefs.mount.native._core import InodeTable, Node
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import TO_READ, DirectoryFds
 from fusefs.mount.tables.open_handles import DirHandle, OpenHandles

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fusefs.core.fuse_protocol import FORGET_ONE, Request
-from fusefs.core.inode_table import InodeTable, Node
+from fusefs.mount.native._core import InodeTable, Node
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.validity import EntryParam
 

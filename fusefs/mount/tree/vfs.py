@@ -7,12 +7,13 @@ filesystem goes through that lock.
 
 from __future__ import annotations
 
-from fusefs.core.inode_table import InodeTable, source_key
 from fusefs.core.mount_counters import Gauges
+from fusefs.core.nodeids import source_key
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import StatxReaders, look_at
 from fusefs.linux.xattrs import are_for_all
+from fusefs.mount.native._core import InodeTable
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
@@ -83,20 +84,20 @@ class Vfs:
         self.retries = EstaleRetries(lock)
         self.directories = DirectoryFds(root, n_fds, lock, self.retries)
         root_source = source_key(seen, self.directories.handle_of(root))
-        self.nodes = InodeTable(root_source, seen, trashd_dir.zone_in)
+        self.nodes = InodeTable(root_source, seen)
         self.handles = OpenHandles(lock, shares_of(max_fds, is_for_all=is_checked))
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
         self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
         self._validity = validity = NameValidity(self.nodes, root, seen.dev, lock)
-        self._pages = pages = PageValidity()
-        self.timeouts = AttrTimeouts()
+        pages = PageValidity()
+        self.timeouts = AttrTimeouts(self.nodes)
         self.passthrough = Passthrough(lock, self.cache, root, is_shared=is_shared)
         drops = trashd_dir.DropLinks(Kernel(), root)
         self.stored = trashd_dir.StoredNodes(self.nodes)
 
         # How an operation gets at it.
         # Last what has fds: closing them may take its time, and the nodeid may be another's then.
-        tables = (self.prefetch, validity, pages, self.timeouts, self.passthrough, self.directories, self.retries)
+        tables = (self.prefetch, validity, self.passthrough, self.directories, self.retries)
         self.references = NodeReferences(lock, self.nodes, tables)
         self.access = NodeAccess(
             lock, self.nodes, self.directories, self.handles, self.cache, self.timeouts, is_shared=is_shared
@@ -142,16 +143,15 @@ class Vfs:
 
     def native_parts(self) -> dict[str, object]:
         """What the native core works on (native/core.h): tables that are changed in place, and methods."""
-        lock, nodes, validity = self.lock, self.nodes, self._validity
+        lock, validity = self.lock, self._validity
         return {
             "lock": lock, "turns": lock.mutex, "submounts": lock.submounts, "counters": self.stats,
-            "nodes": nodes, "by_nodeid": nodes._by_nodeid, "by_source": nodes._by_source, "learn": nodes.learn,
-            "zone_of": nodes.zone_of,
-            "open_directories": self.directories._open, "used": self.directories._open.move_to_end,
+            "nodes": self.nodes, "open_directories": self.directories._open,
+            "used": self.directories._open.move_to_end, "drop_directory": self.directories.drop,
             "open_files": self.handles._fds, "comes_whole": self.handles.comes_whole,
             "mapped": self.passthrough._mapped,
-            "metadata": self.cache.metadata, "forget": self.cache._forget, "unsteady": self.cache.unsteady,
-            "timeouts": self.timeouts, "told": self.timeouts._told, "changed_s": self.timeouts._changed_s,
+            "metadata": self.cache.metadata, "forget": self.cache._forget, "ended": self.cache.ended,
+            "unsteady": self.cache.unsteady,
             "validity": validity, "folding": validity._known,
             "retries": self.retries._retries, "told_stale": self.retries.add,
             "meets": self.lookups.is_steady,
@@ -162,8 +162,7 @@ class Vfs:
             "directories": self.directories, "passthrough": self.passthrough, "modes": self.passthrough._modes,
             "passing_writers": self.passthrough._writers, "passed_by": self.cache.passed_by,
             "writers_of": self.passthrough._writers_of.of, "OpenMode": OpenMode,
-            "queues": self.prefetch._queues, "pages": self._pages._seen, "unused": self.references.not_taken,
-            "lost": self.names._lost, "moved": self.names._moved, "keeps_pages": self.files.keeps_pages,
+            "unused": self.references.not_taken, "stored": self.stored.moved, "keeps_pages": self.files.keeps_pages,
         }  # fmt: skip
 
     def close(self) -> None:

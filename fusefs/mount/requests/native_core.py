@@ -8,8 +8,6 @@ from types import ModuleType
 from typing import Final
 
 from fusefs.core.fuse_protocol import Opcode
-from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import TOP, Node, NodeZone
 from fusefs.core.latency import QUICK_NS
 from fusefs.linux import syscalls
 from fusefs.linux.capabilities import at_rest, with_effective
@@ -61,9 +59,7 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests) -> NativeC
         return None  # a node is known by its handle
     core = module.Core(
         parts=vfs.native_parts() | requests.native_parts() | {
-            "fails": errno_of, "writers": {}, "never": 0.0, "nameless": b"", "outside": NodeZone.OUTSIDE,
-            "Attributes": Attributes, "EntryParam": EntryParam, "Node": Node,
-            "OpenedFile": OpenedFile, "Fd": Fd,
+            "fails": errno_of, "writers": {}, "EntryParam": EntryParam, "OpenedFile": OpenedFile, "Fd": Fd,
         },
         cells=vfs.stats.cells,
         cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()},
@@ -71,7 +67,6 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests) -> NativeC
         device=requests.device,
         root_fd=vfs.root,
         n_fds=vfs.opening.n_fds,
-        top=TOP,
         root_dev=vfs.nodes.root.dev,
         statx_flags=0 if vfs.reader.asks else syscalls.AT_STATX_DONT_SYNC,
         is_shared=vfs.reader.is_shared,
