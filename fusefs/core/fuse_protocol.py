@@ -29,7 +29,7 @@ NUMBER_AT: Final = 8
 ANSWER_HEAD_SIZE: Final = _ANSWER_HEAD.size
 REQUEST_BYTES_MAX: Final = (1 << 20) + (1 << 12)
 """A write of as much as libfuse agrees to, and its header: the kernel refuses a read with less room."""
-FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR, FOPEN_PASSTHROUGH = 1 << 0, 1 << 1, 1 << 3, 1 << 7
+FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR, FOPEN_PASSTHROUGH = 1 << 1, 1 << 3, 1 << 7
 
 _ATTRIBUTES = "QQQqqqIIIIIIIII4x"
 _ATTR = Struct("=QI4x" + _ATTRIBUTES)

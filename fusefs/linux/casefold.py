@@ -1,4 +1,4 @@
-"""Whether a directory takes `FOO` for `foo`: then a missing name can begin to exist without having been made."""
+"""Whether a filesystem takes `FOO` for `foo`: then a missing name can begin to exist without having been made."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import struct
+from contextlib import suppress
 
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
@@ -24,6 +25,9 @@ _FOLDING = frozenset(
 _FLAGGED = frozenset({_EXT, _F2FS, _TMPFS, _OVERLAY})
 """A directory of these has a flag for it. All others are tried."""
 
+_INCOMPATIBLE, _INCOMPATIBLE_AT, _EXT4_CASEFOLD = struct.Struct("<I"), 1024 + 0x60, 0x20000
+"""s_feature_incompat of an ext4 superblock."""
+
 _FS_IOC_GETFLAGS = 0x80086601
 _FLAGS = struct.Struct("=I4x")
 _FS_CASEFOLD_FL = 0x40000000
@@ -34,42 +38,45 @@ _XFS_FSOP_GEOM_FLAGS_DIRV2CI = 1 << 12
 _N_TRIED = 256
 
 
-def folds_case(dir_fd: int) -> bool:
-    """Whether names in a directory are found by other spellings too; True where that is not known (yet).
+def folds_case(dir_fd: int) -> bool | None:
+    """Whether directories of a filesystem may find names by other spellings too; None: a directory can't tell.
 
-    dir_fd  O_PATH will do
-    Cost    a few calls that don't wait; where there is no flag for it, a part of the directory is read, and two names
-            looked up
+    An ext4 filesystem has a feature for it. Its superblock is root's to read; to others, and on other filesystems where
+    directories have a flag of their own, the flag of this one tells.
+
+    dir_fd  of any directory of it; O_PATH will do
+    Cost    a few calls that don't wait; where nothing tells, a part of the directory is read, and two names looked up
     """
-    return _answer(dir_fd)[0] is not False
-
-
-def folds_throughout(dir_fd: int) -> bool | None:
-    """Whether all directories of the filesystem fold case, or none does; None: ask each of them.
-
-    dir_fd  of any of them; one that has names with letters, or else it can't be told
-    """
-    folds, is_common = _answer(dir_fd)
-    return folds if is_common else None
-
-
-def _answer(dir_fd: int) -> tuple[bool | None, bool]:
-    """Whether it folds; None: not known. And whether all the others do the same."""
-    is_flagged = False
+    kind = 0
     try:
         kind = syscalls.statfs_type(dir_fd)
         if kind in _EXACT or kind in _FOLDING:
-            return kind in _FOLDING, True
-        is_flagged = kind in _FLAGGED
+            return kind in _FOLDING
+        if kind == _EXT:
+            with suppress(OSError):
+                return has_feature(_device_of(dir_fd))
         with Fd(os.open(b"/proc/self/fd/%d" % dir_fd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-            if is_flagged:
-                return bool(_asked(fd, _FS_IOC_GETFLAGS, _FLAGS) & _FS_CASEFOLD_FL), False
+            if kind in _FLAGGED:
+                return bool(_asked(fd, _FS_IOC_GETFLAGS, _FLAGS) & _FS_CASEFOLD_FL)
             if kind == _XFS:
-                return bool(_asked(fd, _XFS_IOC_FSGEOMETRY_V1, _XFS_GEOMETRY) & _XFS_FSOP_GEOM_FLAGS_DIRV2CI), True
-            return _finds_another_spelling(fd), True
+                return bool(_asked(fd, _XFS_IOC_FSGEOMETRY_V1, _XFS_GEOMETRY) & _XFS_FSOP_GEOM_FLAGS_DIRV2CI)
+            return _finds_another_spelling(fd)
     except OSError as error:
         # A kernel without flags here (tmpfs until 6.6) has no folding here either; else it may only be searched.
-        return False if is_flagged and error.errno == errno.ENOTTY else None, False
+        return False if error.errno == errno.ENOTTY and kind in _FLAGGED else None
+
+
+def _device_of(dir_fd: int) -> str:
+    device = os.fstat(dir_fd).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    return os.path.join("/dev", os.path.basename(os.readlink(f"/sys/dev/block/{number}")))
+
+
+def has_feature(path: str) -> bool:
+    """Whether directories of an ext4 filesystem may fold. path: of its block device, or of an image"""
+    with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        (features,) = _INCOMPATIBLE.unpack(os.pread(fd, _INCOMPATIBLE.size, _INCOMPATIBLE_AT))
+        return bool(features & _EXT4_CASEFOLD)
 
 
 def _asked(fd: Fd, request: int, answer: struct.Struct) -> int:

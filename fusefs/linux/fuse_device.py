@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import new_mount
-from fusefs.linux.syscalls import F_SETSIG
 
 _DEVICE = "/dev/fuse"
 _BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
@@ -110,21 +109,6 @@ def open_abort(connection: int) -> Fd:
 def abort(fd: int) -> None:
     """Answer every request, waiting or to come, with an error."""
     os.write(fd, b"1")
-
-
-def is_written(fd: int) -> bool:
-    """Whether a file is open for writing, or mapped so; also where that can't be told.
-
-    fd      open for reading alone; an open for writing meanwhile waits a moment
-    Source  fcntl(2), F_SETLEASE: what keeps a read lease from being given
-    """
-    try:
-        fcntl.fcntl(fd, F_SETSIG, signal.SIGURG)  # which does nothing
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except OSError:
-        return True
-    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    return False
 
 
 def takes_direct(fd: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux import casefold, syscalls
-from fusefs.linux.casefold import folds_case, folds_throughout
+from fusefs.linux.casefold import folds_case, has_feature
 from fusefs.linux.fd import Fd
 from tests.support.fuse_bad_rename import lying_volume
 from tests.support.fuse_casefold import folding_volume
@@ -34,9 +35,9 @@ def top() -> Iterator[Path]:
         yield path
 
 
-def asked(path: Path) -> tuple[bool, bool | None]:
+def asked(path: Path) -> bool | None:
     with Fd(os.open(path, os.O_PATH)) as fd:
-        return folds_case(fd), folds_throughout(fd)
+        return folds_case(fd)
 
 
 def other_kernel(patch: pytest.MonkeyPatch, kind: int, answer: int | OSError) -> None:
@@ -56,9 +57,9 @@ def other_kernel(patch: pytest.MonkeyPatch, kind: int, answer: int | OSError) ->
     "volume",
     [tmpfs_volume, pytest.param(partial(loop_volume, "ext4"), marks=pytest.mark.needs("loop"))],
 )
-def test_a_directory_without_the_flag_does_not_fold(volume: type[AbstractContextManager[Path]]) -> None:
+def test_a_filesystem_without_the_flag_or_feature_does_not_fold(volume: type[AbstractContextManager[Path]]) -> None:
     with volume() as path:
-        assert asked(path) == (False, None)
+        assert asked(path) is False
 
 
 @pytest.mark.parametrize(
@@ -66,75 +67,83 @@ def test_a_directory_without_the_flag_does_not_fold(volume: type[AbstractContext
     [pytest.param("xfs", marks=pytest.mark.needs("loop", "xfs")),
      pytest.param("btrfs", marks=pytest.mark.needs("loop", "btrfs"))],
 )  # fmt: skip
-def test_where_no_directory_folds_that_holds_throughout(fs_type: str) -> None:
+def test_a_filesystem_that_never_folds_is_known(fs_type: str) -> None:
     with loop_volume(fs_type) as path:
-        assert asked(path) == (False, False)
+        assert asked(path) is False
 
 
 def test_a_directory_with_the_flag_folds(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other_kernel(monkeypatch, EXT4, CASEFOLD_FL | 0x80000)
-    assert asked(top) == (True, None)
+    assert asked(top) is True
 
 
-def test_an_xfs_that_folds_does_so_throughout(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [["-O", "casefold"], []], ids=["casefold", "plain"])
+def test_the_superblock_of_ext4_tells(tmp_path: Path, options: list[str]) -> None:
+    with (image := tmp_path / "image").open("wb") as file:
+        file.truncate(4 << 20)
+    subprocess.run(["mkfs.ext4", "-q", *options, image], check=True)
+    assert has_feature(str(image)) is bool(options)
+
+
+def test_an_xfs_with_the_flag_folds(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other_kernel(monkeypatch, XFS, ASCII_CI | 0x8000)
-    assert asked(top) == (True, True)
+    assert asked(top) is True
 
 
 @pytest.mark.parametrize("kind", [0x4D44, 0x2011BAB0, 0x7366746E, 0x482B, 0xFF534D42, 0xFE534D42])
 def test_filesystems_from_elsewhere_fold(top: Path, monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
     other_kernel(monkeypatch, kind, 0)
-    assert asked(top) == (True, True)
+    assert asked(top) is True
 
 
 def test_a_kernel_without_the_flag_does_not_fold(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other_kernel(monkeypatch, TMPFS, OSError(errno.ENOTTY, "no flags"))
-    assert asked(top) == (False, None)
+    assert asked(top) is False
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EIO])
-def test_who_may_not_ask_takes_it_to_fold(top: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_refused_question_tells_nothing(top: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     other_kernel(monkeypatch, EXT4, OSError(number, "refused"))
-    assert asked(top) == (True, None)
+    assert asked(top) is None
 
 
-def test_a_filesystem_without_statfs_is_taken_to_fold(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_filesystem_without_statfs_tells_nothing(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def statfs_type(_fd: int) -> int:
         raise OSError(errno.ENOSYS, "not implemented")
 
     monkeypatch.setattr(syscalls, "statfs_type", statfs_type)
-    assert asked(top) == (True, None)
+    assert asked(top) is None
 
 
-def test_who_may_only_search_a_directory_takes_it_to_fold(top: Path) -> None:
+def test_a_directory_that_may_only_be_searched_tells_nothing(top: Path) -> None:
     (top / "passage").mkdir(0o711)
     (top / "passage").chmod(0o711)
-    assert as_user(OTHER, partial(asked, top / "passage")) == (True, None)
+    assert as_user(OTHER, partial(asked, top / "passage")) is None
 
 
 def test_a_name_that_is_found_in_upper_case_too_tells() -> None:
     with folding_volume(["1234", "Readme"]) as path:
-        assert asked(path) == (True, True)
+        assert asked(path) is True
 
 
 def test_a_name_that_is_found_as_it_stands_alone_tells() -> None:
     with lying_volume("honest") as served:
         (served.backing / "1234").touch()
         (served.backing / "Readme").touch()
-        assert asked(served.path) == (False, False)
+        assert asked(served.path) is False
 
 
 def test_two_files_that_differ_in_case_alone_tell() -> None:
     with lying_volume("honest") as served:
         (served.backing / "README").touch()
         (served.backing / "readme").touch()
-        assert asked(served.path) == (False, False)
+        assert asked(served.path) is False
 
 
 @pytest.mark.parametrize("names", [[], ["1234", "\u00e4"]])
 def test_without_a_name_that_has_letters_nobody_can_tell(names: list[str]) -> None:
     with folding_volume(names) as path:
-        assert asked(path) == (True, None)
+        assert asked(path) is None
 
 
 def test_asking_leaves_no_fd_open(top: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 import select
 import stat
@@ -18,7 +17,7 @@ import pytest
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.inode_attributes import Attributes
-from fusefs.linux.fuse_device import close_backing, forget_attributes, is_written, open_backing, takes_direct
+from fusefs.linux.fuse_device import close_backing, forget_attributes, open_backing, takes_direct
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import overlay_volume, tmpfs_volume, unmount
 
@@ -148,45 +147,6 @@ def n_asked_by(act: Callable[[], object], device: int, before_answer: Callable[[
                 n_asked += 1
         acting.result()
     return n_asked
-
-
-def test_who_has_it_open_for_writing_is_seen(volume: Path) -> None:
-    (volume / "file").touch()
-    fd = os.open(volume / "file", os.O_RDONLY)
-    assert not is_written(fd)
-    other = os.open(volume / "file", os.O_RDONLY)
-    assert not is_written(fd)
-    writer = os.open(volume / "file", os.O_WRONLY)
-    assert is_written(fd)
-    os.close(writer)
-    assert not is_written(fd)
-    os.close(other)
-    os.close(fd)
-
-
-def test_a_mapping_that_can_write_is_seen_without_its_fd(volume: Path) -> None:
-    (volume / "file").write_bytes(bytes(100))
-    fd, writer = os.open(volume / "file", os.O_RDONLY), os.open(volume / "file", os.O_RDWR)
-    mapped = mmap.mmap(writer, 100)
-    os.close(writer)
-    assert is_written(fd)
-    mapped.close()
-    assert not is_written(fd)
-    os.close(fd)
-
-
-def test_where_it_can_not_be_told_it_is_taken_for_written(volume: Path) -> None:
-    fd = os.open(volume, os.O_PATH)
-    assert is_written(fd)
-    os.close(fd)
-
-
-def test_looking_who_writes_leaves_no_lease(volume: Path) -> None:
-    (volume / "file").touch()
-    fd = os.open(volume / "file", os.O_RDONLY)
-    assert not is_written(fd)
-    os.close(os.open(volume / "file", os.O_WRONLY | os.O_NONBLOCK))
-    os.close(fd)
 
 
 def test_direct_io_is_asked_of_the_filesystem(volume: Path, tmp_path: Path) -> None:

@@ -213,6 +213,14 @@ def cut_open(file: File) -> None:
         os.pwrite(fd, b"end", 99_997)
 
 
+def is_believed(file: File) -> bool:
+    """Whether a second stat costs no message."""
+    os.stat(file.seen)
+    before = file.mounted.stats().operations["getattr"].n()
+    os.stat(file.seen)
+    return file.mounted.stats().operations["getattr"].n() == before
+
+
 def mapped(file: File) -> None:
     with opened(file.seen, os.O_RDWR) as fd, mmap.mmap(fd, 8192) as memory:
         memory[0] = 1
@@ -267,16 +275,20 @@ def test_a_listing_of_what_is_being_written_is_told_at_once(file: File) -> None:
 
 @pytest.mark.parametrize("mount", QUICK, indirect=True)
 def test_attributes_of_what_nobody_writes_any_more_are_believed(file: File) -> None:
+    appended(file)
+    assert until(lambda: is_believed(file))
+    assert file.agrees()
+
+
+@pytest.mark.parametrize("mount", ["tmpfs", "ext4"], indirect=True)
+def test_attributes_of_what_may_be_mapped_are_asked_for_until_the_kernel_forgets_the_file(file: File) -> None:
     mapped(file)
-
-    def costs_nothing() -> bool:
-        asked = file.mounted.stats().operations["getattr"]
-        os.stat(file.seen)
-        before = asked.n()
-        os.stat(file.seen)
-        return file.mounted.stats().operations["getattr"].n() == before
-
-    assert until(costs_nothing)
+    assert all_closed(file.mounted)
+    assert not is_believed(file)
+    assert until(lambda: file.mounted.stats().gauges["n_nodes"] == 2)
+    file.mounted.forget_all()
+    assert until(lambda: file.mounted.stats().gauges["n_nodes"] == 1)
+    assert until(lambda: is_believed(file))
     assert file.agrees()
 
 

@@ -216,8 +216,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
         """What the kernel is told of a handle, in the reply that goes out now."""
         if opened.backing_id:
             self._replies.patch_next(through(opened.backing_id), partial(self._lost, opened.fh))
-        is_direct = not opened.backing_id and self._handles.comes_whole(opened.fh)
-        return FileInfo(fh=FileHandleT(opened.fh), keep_cache=opened.keeps, direct_io=is_direct)
+        return FileInfo(fh=FileHandleT(opened.fh), keep_cache=opened.keeps)
 
     def _lost(self, fh: int) -> None:
         """Release a handle that no client has been told of: none will."""

@@ -34,10 +34,8 @@ _FLAGS = struct.Struct("=I")
 _INIT_BACKGROUND_AT = ANSWER_HEAD_SIZE + 16
 _BACKGROUND = struct.Struct("=HH")
 _N_BACKGROUND = 256
-MAPS_DIRECT: Final = 1 << 36
-"""Of what the kernel offers: a file may be mapped whose reads and writes it hands on as they are (Linux 6.6)."""
 _FUSE_DONT_MASK, _FUSE_INIT_EXT, _FUSE_NO_EXPORT_SUPPORT = 1 << 6, 1 << 30, 1 << 38
-_FUSE_ALWAYS = _FUSE_DONT_MASK | _FUSE_INIT_EXT | MAPS_DIRECT | _FUSE_NO_EXPORT_SUPPORT
+_FUSE_ALWAYS = _FUSE_DONT_MASK | _FUSE_INIT_EXT | _FUSE_NO_EXPORT_SUPPORT
 INIT_BITS: Final = {
     FastPath.PARALLEL: 1 << 18, FastPath.LINKS: 1 << 23, FastPath.KILLPRIV: 1 << 28,
     FastPath.UNOPENED: 1 << 24, FastPath.PASSTHROUGH: 1 << 37, FastPath.URING: 1 << 41,

@@ -33,7 +33,7 @@ from fusefs.linux.uring_offer import enable, read_facts
 from fusefs.mount.bridge import pyfuse3_loop
 from fusefs.mount.bridge.pyfuse3_handlers import Pyfuse3Handlers
 from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
-from fusefs.mount.bridge.reply_patching import INIT_BITS, MAPS_DIRECT, ReplyPatching, beginning
+from fusefs.mount.bridge.reply_patching import INIT_BITS, ReplyPatching, beginning
 from fusefs.mount.life import backing_fd_server
 from fusefs.mount.life.forget_stored import StoredNotices
 from fusefs.mount.life.root_inode import show
@@ -96,7 +96,6 @@ class _MountDaemon(Pyfuse3Handlers):
         self._ready = ready
         self._has_begun = trio.Event()
         self._moving = trio.Lock()
-        self._maps_direct = False
         self._refusal: Refused | None = None
         """Why it must not answer after all: set by `_answer_from_now_on`, which unmounts it then."""
 
@@ -182,7 +181,6 @@ class _MountDaemon(Pyfuse3Handlers):
                 except OSError as error:
                     self._states.turn_off(FastPath.URING, f"the kernel has not taken it: {error.strerror}")
             self._read_requests(requests, core)
-            self._handles.appends_whole = self._maps_direct and self._options.coherence is Coherence.SHARED
         if not await self._has_shown(attached, ended):
             return
         if self._states.is_on(FastPath.PASSTHROUGH):
@@ -234,7 +232,6 @@ class _MountDaemon(Pyfuse3Handlers):
         """Want no more than the kernel offers. A bit that it doesn't know would do no harm, but would be told of."""
         offered = self._replies.offered() if self._states.is_on(FastPath.SEAM) else None
         if offered is not None:
-            self._maps_direct = bool(offered & MAPS_DIRECT)
             for path, bit in INIT_BITS.items():
                 if not offered & bit:
                     self._states.turn_off(path, "this kernel does not offer it")

@@ -53,8 +53,7 @@ enum {
     X(forget)           /* DaemonCache's method */                                                                     \
     X(ended)            /* DaemonCache's method */                                                                     \
     X(unsteady)         /* its set */                                                                                  \
-    X(validity)         /* NameValidity */                                                                             \
-    X(folding)          /* its dict: by directory */                                                                   \
+    X(folding)          /* Submounts' dict: by device */                                                                \
     X(retries)          /* EstaleRetries' dict */                                                                      \
     X(make_room)        /* Opening's method */                                                                         \
     X(opened)           /* Opening's method */                                                                         \
@@ -64,7 +63,6 @@ enum {
     X(to_append)        /* its set */                                                                                  \
     X(shares)           /* FairShares */                                                                               \
     X(shares_of_uids)   /* its dict */                                                                                 \
-    X(shares_of_blocks) /* its dict */                                                                                 \
     X(directories)      /* DirectoryFds */                                                                             \
     X(passthrough)      /* Passthrough */                                                                              \
     X(modes)            /* its dict */                                                                                 \
@@ -77,7 +75,6 @@ enum {
     X(stored)           /* StoredNodes' method: moved */                                                               \
     X(unused)           /* NodeReferences' method: not_taken */                                                        \
     X(numbered)         /* FuseOperations' method: its steps */                                                        \
-    X(comes_whole)      /* OpenHandles' method */                                                                      \
     X(keeps_pages)      /* FileOperations' method */                                                                   \
     X(told_stale)       /* EstaleRetries' method */                                                                    \
     X(fails)            /* failures.errno_of */                                                                        \
@@ -89,7 +86,7 @@ enum {
 #define NAMES(X)                                                                                                       \
     X(is_slow) X(is_careful) X(is_watched) X(is_used) X(rests) X(wakes) X(turn) X(was_away) X(calls) X(borrowed)       \
     X(_n_begun) X(_left_open) X(_away) X(returned) X(shared_by) X(_latency) X(is_in_doubt) X(took) X(names)            \
-    X(_rests) X(n_open) X(_everywhere) X(changed) X(set) X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up)            \
+    X(_rests) X(n_open) X(changed) X(set) X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up)            \
     X(stays_home) X(backing_id) X(hands_out)
 
 #define FIELD(name) PyObject *name;

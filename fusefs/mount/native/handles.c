@@ -3,7 +3,7 @@
 
 #include <sys/ioctl.h>
 
-enum { FOPEN_DIRECT_IO = 1 << 0, FOPEN_KEEP_CACHE = 1 << 1, FOPEN_PASSTHROUGH = 1 << 7 };
+enum { FOPEN_KEEP_CACHE = 1 << 1, FOPEN_PASSTHROUGH = 1 << 7 };
 enum { LEAST_DIRECTORIES = 16 }; /* as in open_handles.py */
 static const unsigned long BACKING_OPEN = 0x4010E501, BACKING_CLOSE = 0x4004E502; /* FUSE_DEV_IOC_* */
 static const uint32_t NOBODY = 65534;
@@ -21,28 +21,22 @@ int add_to(PyObject *object, PyObject *name, int64_t more) {
     return number_of(object, name, &value) < 0 ? -1 : set_number(object, name, (int64_t)value + more);
 }
 
-/* Add to a number in a dict, which goes when it is 0. */
-static int add_in(PyObject *dict, uint64_t at, int64_t more) {
-    PyObject *key = PyLong_FromUnsignedLongLong(at), *has, *sum = NULL;
+/* A uid has more handles, or fewer: FairShares.add. */
+static int share(Core *core, uint64_t uid, int more) {
+    PyObject *key = PyLong_FromUnsignedLongLong(uid), *has, *sum = NULL;
     int error = -1;
-    if (key == NULL)
-        return -1;
-    has = PyDict_GetItemWithError(dict, key);
+    if (key == NULL || add_to(core->shares, names._n_given, more) < 0)
+        goto end;
+    has = PyDict_GetItemWithError(core->shares_of_uids, key);
     long long value = has == NULL ? more : PyLong_AsLongLong(has) + more;
     if (!PyErr_Occurred() && !value)
-        error = PyDict_DelItem(dict, key);
+        error = PyDict_DelItem(core->shares_of_uids, key);
     else if (!PyErr_Occurred() && (sum = PyLong_FromLongLong(value)) != NULL)
-        error = PyDict_SetItem(dict, key, sum);
-    Py_DECREF(key);
+        error = PyDict_SetItem(core->shares_of_uids, key, sum);
+end:
+    Py_XDECREF(key);
     Py_XDECREF(sum);
     return error;
-}
-
-/* A uid has more handles, or fewer: FairShares.give and take_back. */
-static int share(Core *core, uint64_t uid, int more) {
-    if (add_to(core->shares, names._n_given, more) < 0 || add_in(core->shares_of_uids, uid, more) < 0)
-        return -1;
-    return add_in(core->shares_of_blocks, uid >> 16, more);
 }
 
 /* Room for a handle of the caller's, as Opening.make_room: without asking where a quarter is not given yet, of which
@@ -219,10 +213,9 @@ PyObject *put_handle(Request *request, Node *node, int fd, uint32_t flags, const
     }
     uint32_t told = id > 0 ? FOPEN_PASSTHROUGH : is_new || !core->is_shared ? FOPEN_KEEP_CACHE : 0;
     int is_kept = id < 0 ? -1 : told ? 0 : is_so(PyObject_CallFunctionObjArgs(core->keeps_pages, object, handle, NULL));
-    int is_whole = is_kept < 0 ? -1 : id ? 0 : is_so(PyObject_CallFunctionObjArgs(core->comes_whole, handle, NULL));
-    if (is_whole < 0)
+    if (is_kept < 0)
         goto error;
-    told |= (is_kept ? FOPEN_KEEP_CACHE : 0) | (is_whole ? FOPEN_DIRECT_IO : 0);
+    told |= is_kept ? FOPEN_KEEP_CACHE : 0;
     opening->id = id;
     uint64_t fh = (uint64_t)fd;
     memcpy(to, &fh, sizeof fh);
@@ -250,7 +243,7 @@ int let_go(Request *request, PyObject *handle) {
     if (mode == NULL || opener == NULL || node->at.parent == NULL || number_of(mode, names.n_open, &n_open) < 0 ||
         number_of(mode, names.backing_id, &id) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    if (n_open != 1 || node->n_open != 1 || !id || !node->nlookup || has_node(core->mapped, node))
+    if (n_open != 1 || node->n_open != 1 || !id || !node->nlookup)
         return NOT_OURS;
     Py_INCREF(object);
     Source key = source_of_node(node);
@@ -261,8 +254,12 @@ int let_go(Request *request, PyObject *handle) {
         PyDict_DelItem(core->handles, handle) < 0 || PyDict_DelItem(core->open_files, object) < 0 ||
         PySet_Discard(core->executed, handle) < 0 || PySet_Discard(core->to_append, handle) < 0 ||
         PyDict_DelItem(core->modes, object) < 0 ||
-        PySet_Discard(core->passing_writers, handle) < 0 || PySet_Discard(core->passed_by, source) < 0 ||
-        PySet_Discard(core->unsteady, source) < 0 || calls_begin(request) < 0)
+        PySet_Discard(core->passing_writers, handle) < 0)
+        goto end;
+    if (!has_node(core->mapped, node) &&
+        (PySet_Discard(core->passed_by, source) < 0 || PySet_Discard(core->unsteady, source) < 0))
+        goto end;
+    if (calls_begin(request) < 0)
         goto end;
     node->n_open--;
     close_backing(core, (int)id);

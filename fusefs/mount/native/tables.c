@@ -123,11 +123,10 @@ bool has_node(PyObject *set, const Node *node) { return node->object != NULL && 
 static bool is_plain(Core *core, Node *directory) {
     if (!is_outside(core, directory) || directory->dev != core->root_dev)
         return false;
-    PyObject *everywhere = PyObject_GetAttr(core->validity, names._everywhere);
-    Py_XDECREF(everywhere);
-    if (everywhere != Py_None)
-        return everywhere == Py_False;
-    return found_in(core->folding, directory) == Py_False;
+    PyObject *device = PyLong_FromUnsignedLongLong(directory->dev);
+    bool is_known = device != NULL && PyDict_GetItemWithError(core->folding, device) == Py_False;
+    Py_XDECREF(device);
+    return is_known;
 }
 
 /* Whether a name may be a store's own. */

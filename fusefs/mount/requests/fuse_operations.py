@@ -82,7 +82,6 @@ class FuseOperations:
         self._xattrs = vfs.xattrs
         self._files = vfs.files
         self._opening = vfs.opening
-        self._handles = vfs.handles
         self._listings = vfs.listings
         self._unopened = vfs.unopened
         self._lifetimes = vfs.timeouts.lifetimes
@@ -379,8 +378,6 @@ class FuseOperations:
         """The kernel reads and writes the file of an id itself, and keeps no pages then."""
         fh, backing_id, keeps = opened
         flags = wire.FOPEN_PASSTHROUGH if backing_id else wire.FOPEN_KEEP_CACHE if keeps else 0
-        if not backing_id and self._handles.comes_whole(fh):
-            flags |= wire.FOPEN_DIRECT_IO
         wire.put_opened(answer, fh, flags, backing_id)
         return answer
 

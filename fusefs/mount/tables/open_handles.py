@@ -113,8 +113,6 @@ class OpenHandles:
         self._executed: set[int] = set()
         self._to_append: set[int] = set()
         self._late = itertools.count(_NO_FD)
-        self.appends_whole = False
-        """Whether the kernel is to pass on each append as it is, in one message: if others may append behind us."""
 
     def __len__(self) -> int:
         """How many are open."""
@@ -149,11 +147,11 @@ class OpenHandles:
     def _open(self, fh: int, node: Node, opener: int) -> None:
         self._nodes[fh] = node
         self._openers[fh] = opener
-        self.shares.give(opener)
+        self.shares.add(opener, 1)
 
     def _close(self, fh: int) -> Node:
         """The node that it was of. Requests to release it come without a name, and perhaps not from its opener."""
-        self.shares.take_back(self._openers.pop(fh))
+        self.shares.add(self._openers.pop(fh), -1)
         return self._nodes.pop(fh)
 
     def remove(self, fh: int) -> Fd:
@@ -202,14 +200,6 @@ class OpenHandles:
     def is_to_append(self, fh: int) -> bool:
         """Whether a handle was opened with O_APPEND."""
         return fh in self._to_append
-
-    def comes_whole(self, fh: int) -> bool:
-        """Whether the kernel hands on what is written by a handle as it is, if it does not write it itself.
-
-        What goes through its pages comes in one message for the page that it has a part of, and another for the rest.
-        Source  fs/fuse/file.c: fuse_fill_write_pages
-        """
-        return self.appends_whole and fh in self._to_append
 
     def runs_no_more(self, fh: int) -> None:
         """The process that ran a program by a handle has ended; the handle goes, too, perhaps later."""

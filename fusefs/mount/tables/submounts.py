@@ -30,6 +30,8 @@ class Submounts:
         self.names: frozenset[bytes] = frozenset()
         """The last names of those of their mount points where even a look may wait."""
         self.devices: frozenset[int] = frozenset()
+        self.folding: dict[int, bool] = {}
+        """By device: whether a name may have other spellings there, as NameValidity has found it."""
         self._top: bytes | None = None
         self._own = -1
         self._known: set[int] = set()
@@ -50,6 +52,7 @@ class Submounts:
         with MountWatch() as watch:
             while True:
                 self._known = {self._own}
+                self.folding.clear()
                 await trio.to_thread.run_sync(self._read)  # of thousands of mounts it takes its time
                 await trio.lowlevel.wait_readable(watch.fileno())
                 watch.seen()

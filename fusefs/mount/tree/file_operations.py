@@ -46,7 +46,6 @@ class FileOperations:
     _pages: PageValidity
     _access: NodeAccess
     _opening: Opening
-    _setid_bits: setid_bits.SetidBits
     _: KW_ONLY
     is_shared: bool
     is_flushed: bool
@@ -96,13 +95,10 @@ class FileOperations:
         node, file = self._handles.opened(fh)
         if flags is None:
             flags = os.O_APPEND if self.is_shared and self._handles.is_to_append(fh) else 0
-        how, writer = os.RWF_APPEND if flags & os.O_APPEND else 0, self._passthrough.writer_of(node, file)
+        writer = self._passthrough.writer_of(node, file)
         with self._cache.changes(node.source):
-            if self._handles.comes_whole(fh):
-                self._setid_bits.take_unasked(node, file)
-                how |= _as_durable(flags)
-            if how:
-                return self._lock.call(call_as, writer, os.pwritev, file, (data,), offset, how)
+            if flags & os.O_APPEND:
+                return self._lock.call(call_as, writer, os.pwritev, file, (data,), offset, os.RWF_APPEND)
             return self._lock.call(call_as, writer, os.pwrite, file, data, offset)
 
     def allocate(self, fh: int, mode: int, offset: int, size: int, caller: Caller) -> None:
@@ -155,13 +151,6 @@ class FileOperations:
         """Make a file durable."""
         _node, file = self._handles.opened(fh)
         sync(self._lock, file, data_only=data_only)
-
-
-def _as_durable(flags: int) -> int:
-    """What a single write asks for (RWF_DSYNC, RWF_SYNC), of a file that the kernel does not sync itself afterwards."""
-    if flags & os.O_SYNC == os.O_SYNC:
-        return os.RWF_SYNC
-    return os.RWF_DSYNC if flags & os.O_DSYNC else 0
 
 
 def sync(lock: TablesLock, fd: Fd, *, data_only: bool) -> None:

@@ -20,7 +20,6 @@ from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import trashd_dir
 from fusefs.mount.tree.inode_reader import InodeReader
 from fusefs.mount.tree.node_access import NodeAccess
-from fusefs.mount.tree.passthrough import Passthrough
 from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.validity import NOTHING, EntryParam, NameValidity
 from fusefs.store.layout import DROP
@@ -40,7 +39,6 @@ class LookupOperations:
     _retries: EstaleRetries
     _prefetch: Prefetch
     _validity: NameValidity
-    _passthrough: Passthrough
     _drops: trashd_dir.DropLinks
     _stored: trashd_dir.StoredNodes
     _access: NodeAccess
@@ -156,7 +154,6 @@ class LookupOperations:
 
     def known(self, node: Node) -> EntryParam:
         """What a node is now."""
-        self._passthrough.settle(node, self._directories)
         look = self._cache.looking()
         try:
             seen = self._reader.attributes(node)

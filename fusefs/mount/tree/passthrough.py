@@ -17,14 +17,13 @@ from dataclasses import dataclass
 
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
-from fusefs.linux.fuse_device import close_backing, forget_attributes, is_written, open_backing, takes_direct
+from fusefs.linux.fuse_device import close_backing, forget_attributes, open_backing, takes_direct
 from fusefs.linux.kernel import FUSE_MAGIC, OVERLAY_MAGIC
 from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import statfs_type, statx
 from fusefs.linux.thread_credentials import ITSELF, ThreadCredentials, call_as
 from fusefs.mount.native._core import Node
 from fusefs.mount.tables.daemon_cache import DaemonCache
-from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.act_as import ContentWriters
 
@@ -94,8 +93,8 @@ class Passthrough:
     """What is open on one mount, and how. Touched on the trio thread or under the tables' lock, as those are.
 
     Of what is written without us the present state is unknown: its attributes are not steady, and are not believed,
-    neither by the kernel nor by our memory. They are steady again when none can write any more; and one that had it
-    open for reading and writing may have mapped it, and a mapping outlives its handle.
+    neither by the kernel nor by our memory. They are steady again when none can write any more; or when the node ends,
+    if one had it open for reading and writing: it may have mapped the file, and a mapping outlives its handle.
     """
 
     def __init__(self, lock: TablesLock, cache: DaemonCache, root: Fd, *, is_shared: bool) -> None:
@@ -202,43 +201,22 @@ class Passthrough:
         if fh in self._writers:
             self._writers.discard(fh)
             mode.n_writers -= 1
-        self._settle(node)
+        if node not in self._mapped:
+            if not mode.n_open:
+                self._cache.settle(node.source)
+            if not mode.n_writers:
+                self._cache.unsteady.discard(node.source)
         return 0 if mode.n_open else mode.backing_id
 
     def close_id(self, backing_id: int) -> None:
         """Let an id go that `released` gave. It may be the last that keeps a file open: that may take its time."""
         self._lock.call(close_backing, self._device, backing_id)
 
-    def settle(self, node: Node, directories: DirectoryFds) -> None:
-        """See whether a node that may have been mapped still is; to be asked before it is looked at."""
-        if node not in self._mapped or not self._lock.is_home:
-            return
-        mode = self._modes.get(node)
-        if mode is not None and mode.n_writers:
-            return
-        held = directories.hold_by_name(node, is_alone=True)
-        if held is None:
-            return
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        with held[0], self._lock.owned(Fd(self._lock.call(os.open, held[0].path(), flags))) as fd:
-            if is_written(fd):
-                return
-        self._mapped.discard(node)
-        self._settle(node)
-
     def drop(self, node: Node) -> None:
         """A node has ended: it is not open."""
         if node in self._mapped:
             self._mapped.discard(node)
-            self._settle(node)
-
-    def _settle(self, node: Node) -> None:
-        if node in self._mapped:
-            return
-        mode = self._modes.get(node)
-        if mode is None:
             self._cache.settle(node.source)
-        if mode is None or not mode.n_writers:
             self._cache.unsteady.discard(node.source)
 
     def _open(self, node: Node, fh: Fd, writer: ThreadCredentials) -> int:

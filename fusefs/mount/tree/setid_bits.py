@@ -13,13 +13,12 @@ from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller, is_capable, keeps_group
 from fusefs.linux.statx import look_at
-from fusefs.linux.thread_credentials import ThreadCredentials, call_as, in_group, in_no_group
+from fusefs.linux.thread_credentials import call_as, in_group, in_no_group
 from fusefs.mount.native._core import Node
 from fusefs.mount.tables.open_handles import OpenHandles
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.act_as import by_owner_alone
 from fusefs.mount.tree.node_access import NodeAccess
-from fusefs.mount.tree.validity import AttrTimeouts
 
 
 @dataclass(eq=False, repr=False)
@@ -28,7 +27,6 @@ class SetidBits:
 
     _lock: TablesLock
     _handles: OpenHandles
-    _timeouts: AttrTimeouts
     _access: NodeAccess
 
     def take(self, node: Node, fd: Fd, caller: Caller) -> None:
@@ -47,13 +45,9 @@ class SetidBits:
             gid = seen.gid if is_group_kept else None
             self._access.as_caller(caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chown, fd.path(), -1, -1)
             return
-        _take_away(self._lock, fd, in_group(seen.gid) if is_group_kept else in_no_group())
-
-    def take_unasked(self, node: Node, fd: Fd) -> None:
-        """Take set-ID bits away before a write that the kernel passes on as it is, without taking or asking."""
-        if self._lock.call(look_at, fd).mode & (stat.S_ISUID | stat.S_ISGID):
-            _take_away(self._lock, fd, in_no_group())
-            self._timeouts.renew(node)
+        who = in_group(seen.gid) if is_group_kept else in_no_group()
+        with suppress(PermissionError):  # in a user's own mount, to another's file: the write itself takes them away
+            self._lock.call(call_as, who, os.chown, fd.path(), -1, -1)
 
     def are_taken_by(self, node: Node, fd: Fd, mode: int) -> bool:
         """Whether that mode takes such bits away alone, and a process may be writing that is not the owner's.
@@ -64,11 +58,6 @@ class SetidBits:
         return mode | stat.S_ISUID | stat.S_ISGID == before | stat.S_ISUID | stat.S_ISGID and (
             not mode & ~before and self._handles.has_writer(node)
         )
-
-
-def _take_away(lock: TablesLock, fd: Fd, who: ThreadCredentials) -> None:
-    with suppress(PermissionError):  # in a user's own mount, to another's file: the write itself takes them away
-        lock.call(call_as, who, os.chown, fd.path(), -1, -1)
 
 
 def group_for(seen: Attributes, caller: Caller) -> int:

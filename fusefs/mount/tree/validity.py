@@ -23,7 +23,7 @@ from typing import NamedTuple
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.names import STORE
 from fusefs.core.nodeids import ROOTS, NodeId, NodeZone
-from fusefs.linux.casefold import folds_case, folds_throughout
+from fusefs.linux.casefold import folds_case
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import forget_attributes
 from fusefs.mount.native._core import InodeTable, Node
@@ -68,18 +68,15 @@ def shown_number(known: EntryParam) -> int:
 
 
 class NameValidity:
-    """Which names must not be remembered, by directory.
+    """Which names must not be remembered.
 
     The store's names change behind the mount; and where letter case does not matter, one name is many.
     """
 
-    def __init__(self, nodes: InodeTable, root: Fd, dev: int, lock: TablesLock) -> None:
-        """root: the backing tree's directory. dev: its st_dev"""
+    def __init__(self, nodes: InodeTable, lock: TablesLock) -> None:
+        """Begin with nothing known."""
         self._nodes = nodes
-        self._everywhere = folds_throughout(root)
-        self._dev = dev
         self._lock = lock
-        self._known: dict[Node, bool] = {}
 
     def is_fickle(self, directory: Node, fd: Fd, name: bytes) -> bool:
         """Whether a name must not be remembered. fd: the directory's"""
@@ -87,21 +84,17 @@ class NameValidity:
 
     def are_fickle_in(self, directory: Node, fd: Fd) -> bool:
         """Whether no name in a directory may be remembered. fd: of it"""
-        return is_below(self._nodes, directory) or self._folds(directory, fd)
+        return is_below(self._nodes, directory) or self._may_fold(directory.source[0], fd)
 
-    def drop(self, directory: Node) -> None:
-        """A node has ended."""
-        self._known.pop(directory, None)
-
-    def _folds(self, directory: Node, fd: Fd) -> bool:
-        if self._everywhere is not None and directory.source[0] == self._dev:
-            return self._everywhere
-        folds = self._known.get(directory)
+    def _may_fold(self, device: int, fd: Fd) -> bool:
+        """Whether a name may have other spellings in the filesystem of a device. fd: of a directory of it"""
+        known = self._lock.submounts.folding
+        folds = known.get(device)
         if folds is None:
             folds = self._lock.call(folds_case, fd)
-            if directory.nlookup or directory.n_open or directory.nodeid in ROOTS:  # the end of a node is told
-                self._known[directory] = folds
-        return folds
+            if folds is not None:
+                known[device] = folds
+        return folds is not False
 
 
 class AttrTimeouts:

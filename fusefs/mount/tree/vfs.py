@@ -88,7 +88,7 @@ class Vfs:
         self.handles = OpenHandles(lock, shares_of(max_fds, is_for_all=is_checked))
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
         self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
-        self._validity = validity = NameValidity(self.nodes, root, seen.dev, lock)
+        validity = NameValidity(self.nodes, lock)
         pages = PageValidity()
         self.timeouts = AttrTimeouts(self.nodes)
         self.passthrough = Passthrough(lock, self.cache, root, is_shared=is_shared)
@@ -97,7 +97,7 @@ class Vfs:
 
         # How an operation gets at it.
         # Last what has fds: closing them may take its time, and the nodeid may be another's then.
-        tables = (self.prefetch, validity, self.passthrough, self.directories, self.retries)
+        tables = (self.prefetch, self.passthrough, self.directories, self.retries)
         self.references = NodeReferences(lock, self.nodes, tables)
         self.access = NodeAccess(
             lock, self.nodes, self.directories, self.handles, self.cache, self.timeouts, is_shared=is_shared
@@ -107,7 +107,7 @@ class Vfs:
         self.opening = Opening(
             lock, self.nodes, self.handles, self.directories, self.passthrough, self.references, self.access, n_fds
         )
-        bits = SetidBits(lock, self.handles, self.timeouts, self.access)
+        bits = SetidBits(lock, self.handles, self.access)
 
         # What is done: both front ends call these.
         self.recalls = CachedReplies(
@@ -115,7 +115,7 @@ class Vfs:
         )
         self.lookups = LookupOperations(
             lock, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
-            self.passthrough, drops, self.stored, self.access, self.references, self.reader,
+            drops, self.stored, self.access, self.references, self.reader,
         )  # fmt: skip
         self.names = NameOperations(
             lock, self.nodes, self.cache, self.directories, self.retries, self.timeouts, self.stored, self.access,
@@ -128,7 +128,7 @@ class Vfs:
         )  # fmt: skip
         self.files = FileOperations(
             lock, self.cache, self.handles, self.retries, self.passthrough, self.timeouts, pages, self.access,
-            self.opening, bits, is_shared=is_shared, is_flushed=is_flushed,
+            self.opening, is_shared=is_shared, is_flushed=is_flushed,
         )  # fmt: skip
         self.xattrs = XattrOperations(
             lock, self.nodes, self.cache, self.directories, self.prefetch, wanted, self.timeouts, self.access,
@@ -143,22 +143,22 @@ class Vfs:
 
     def native_parts(self) -> dict[str, object]:
         """What the native core works on (native/core.h): tables that are changed in place, and methods."""
-        lock, validity = self.lock, self._validity
+        lock = self.lock
         return {
             "lock": lock, "turns": lock.mutex, "submounts": lock.submounts, "counters": self.stats,
             "nodes": self.nodes, "open_directories": self.directories._open,
             "used": self.directories._open.move_to_end, "drop_directory": self.directories.drop,
-            "open_files": self.handles._fds, "comes_whole": self.handles.comes_whole,
+            "open_files": self.handles._fds,
             "mapped": self.passthrough._mapped,
             "metadata": self.cache.metadata, "forget": self.cache._forget, "ended": self.cache.ended,
             "unsteady": self.cache.unsteady,
-            "validity": validity, "folding": validity._known,
+            "folding": lock.submounts.folding,
             "retries": self.retries._retries, "told_stale": self.retries.add,
             "meets": self.lookups.is_steady,
             "make_room": self.opening.make_room, "opened": self.opening.opened,
             "handles": self.handles._nodes, "openers": self.handles._openers, "executed": self.handles._executed,
             "to_append": self.handles._to_append, "shares": self.handles.shares,
-            "shares_of_uids": self.handles.shares._of_uids, "shares_of_blocks": self.handles.shares._of_blocks,
+            "shares_of_uids": self.handles.shares._of_uids,
             "directories": self.directories, "passthrough": self.passthrough, "modes": self.passthrough._modes,
             "passing_writers": self.passthrough._writers, "passed_by": self.cache.passed_by,
             "writers_of": self.passthrough._writers_of.of, "OpenMode": OpenMode,
