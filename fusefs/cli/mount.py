@@ -209,7 +209,8 @@ class FewFiles(NamedTuple):
 
 def few_files(seen: SeenMount) -> FewFiles | None:
     """What the limit of a mount's daemon, one of root's, costs its users; None: it is high, or can't be seen."""
-    from fusefs.mount.tables.open_handles import shares_of
+    from fusefs.mount.native._core import most_of_one
+    from fusefs.mount.tables.open_handles import n_handles
 
     try:
         with open(f"/proc/{seen.stats.table.pid}/limits", encoding="ascii") as file:
@@ -218,7 +219,7 @@ def few_files(seen: SeenMount) -> FewFiles | None:
         return None
     if limit is None or not seen.is_running or int(limit[1]) >= _FEW_FILES:
         return None
-    most = shares_of(int(limit[1]), is_for_all=True).most_of_one()
+    most = most_of_one(n_handles(int(limit[1])))
     what = f"all its users together can have fewer than {limit[1]} files open, and one user at most {most}"
     return FewFiles(what, f"LimitNOFILE={_MANY_FILES} in its unit, or ulimit -Hn {_MANY_FILES} before trashd mount")
 

@@ -14,12 +14,11 @@ import pytest
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.nodeids import ROOT
-from fusefs.linux.fd import Fd
 from fusefs.mount.requests.native_core import load
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.fake_dev_fuse import FakeKernel, a_real
-from tests.support.vfs_without_mount import Somebody
+from tests.support.vfs_without_mount import Somebody, vfs_at
 
 LIMIT_S, MOMENT_S = 20, 0.2
 ME = Somebody(0, 0, os.getpid(), 0o22)
@@ -94,20 +93,24 @@ def test_what_fails_while_he_is_away_fails_for_him(lock: TablesLock) -> None:
     assert is_free(lock)
 
 
-def test_what_he_was_lent_stays_open_until_his_next_operation(lock: TablesLock) -> None:
-    fd, other = (Fd(os.open("/", os.O_PATH)) for _ in range(2))
-    with lock:
-        lock.lend(fd)
-        lock.call(taken, lock, lambda: [lock.run(lock.close, one) for one in (fd, other)])
+def test_an_fd_stays_open_for_as_long_as_anyone_uses_it(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    with vfs_at(tmp_path) as vfs:
+        node = vfs.nodes.get(vfs.lookups.lookup(ROOT, b"sub", Somebody(0, 0, 1, 0)).nodeid)
+        assert node is not None
+        with vfs.lock:
+            fd = vfs.directories.fd_of(node)
+            vfs.nodes.drop_directory_fd(node)
+            assert vfs.nodes.directory_fd(node) is None
         os.fstat(fd)
+        with vfs.lock:
+            fd.close()
+            os.fstat(fd)  # no call is made with the tables' lock
         with pytest.raises(OSError, match="Bad file"):
-            os.fstat(other)
-    with lock, pytest.raises(OSError, match="Bad file"):
-        os.fstat(fd)
+            os.fstat(fd)
 
 
 def test_two_may_be_away_at_a_time_and_each_comes_back_to_its_own_turn(lock: TablesLock) -> None:
-    fd = Fd(os.open("/", os.O_PATH))
     away, may_return = threading.Event(), threading.Event()
     ends: list[tuple[str, bool, bool]] = []
 
@@ -117,7 +120,6 @@ def test_two_may_be_away_at_a_time_and_each_comes_back_to_its_own_turn(lock: Tab
 
     def first() -> None:
         with lock:
-            lock.lend(fd)
             lock.call(wait)
             ends.append(("first", lock.is_away, lock.was_away))
 
@@ -129,19 +131,11 @@ def test_two_may_be_away_at_a_time_and_each_comes_back_to_its_own_turn(lock: Tab
     assert call is not None
     assert lock.take_away(first_turn, call)
     with lock:
-        lock.call(taken, lock, lambda: in_thread(lambda: closed_in_turn(lock, fd)))
-        os.fstat(fd)  # the first one may be using it
+        lock.call(taken, lock, lambda: in_thread(lambda: lock.run(str)))
         ends.append(("second", lock.is_away, lock.was_away))
     may_return.set()
     thread.join(LIMIT_S)
     assert ends == [("second", True, True), ("first", False, True)]
-    with lock, pytest.raises(OSError, match="Bad file"):
-        os.fstat(fd)
-
-
-def closed_in_turn(lock: TablesLock, fd: Fd) -> None:
-    with lock:
-        lock.close(fd)
 
 
 @pytest.fixture

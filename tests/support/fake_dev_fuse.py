@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
-from fusefs.mount.native._core import InodeTable
+from fusefs.mount.native._core import Tables
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.requests.device_readers import PlainDevice
 from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
@@ -31,7 +31,7 @@ class Broken:
     def __init__(self, error: Exception) -> None:
         self.error = error
         self.lock, self.stats = TablesLock(), Counters.in_memory()
-        self.timeouts = AttrTimeouts(InodeTable((1, b""), Attributes(1, 1, 0o040755, *[0] * 11)))
+        self.timeouts = AttrTimeouts(Tables((1, b""), Attributes(1, 1, 0o040755, *[0] * 11)))
         self.retries = EstaleRetries(self.lock)
 
     def __getattr__(self, name: str) -> Broken:

@@ -15,7 +15,7 @@ from fusefs.core.inode_attributes import Attributes
 from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE
 from fusefs.core.nodeids import ROOT, NodeId, NodeZone, SourceKey
-from fusefs.mount.native._core import InodeTable, Node
+from fusefs.mount.native._core import Node, Tables
 from fusefs.store.layout import DROP, is_stores_own
 
 DEVICE = 8
@@ -29,11 +29,11 @@ def source(ino: int, generation: int = 0, dev: int = DEVICE) -> SourceKey:
     return (dev, b"%d:%d" % (ino, generation))
 
 
-def table() -> InodeTable:
-    return InodeTable(source(2), seen(2, mode=stat.S_IFDIR | 0o755))
+def table() -> Tables:
+    return Tables(source(2), seen(2, mode=stat.S_IFDIR | 0o755))
 
 
-def known(nodes: InodeTable, ino: int, generation: int = 0, name: bytes = b"a") -> Node:
+def known(nodes: Tables, ino: int, generation: int = 0, name: bytes = b"a") -> Node:
     """A node that the kernel was told of once."""
     node = nodes.learn(source(ino, generation), seen(ino), nodes.root, name)
     node.nlookup += 1
@@ -61,14 +61,14 @@ def test_a_node_is_seen_in_attributes_of_its_own_incarnation_alone() -> None:
 _MANY_NODES = """
 import os, sys
 from fusefs.core.inode_attributes import Attributes
-from fusefs.mount.native._core import InodeTable
+from fusefs.mount.native._core import Tables
 
 def n_bytes():
     with open("/proc/self/statm") as told:
         return int(told.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 seen = Attributes(8, 2, 0o040755, 2, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 7)
-nodes = InodeTable((8, b"root"), seen)
+nodes = Tables((8, b"root"), seen)
 root, before = nodes.root, n_bytes()
 for ino in range(1 << 40, (1 << 40) + int(sys.argv[1])):
     nodes.learn((8, b"%020d" % ino), seen._replace(ino=ino, mode=0o100644), root, b"file-%09d.txt" % ino)
@@ -258,7 +258,7 @@ def zone_in(above: NodeZone, name: bytes) -> NodeZone:
     "name", [*sorted(_HOLD_TRASH), b"a", b".trash", STORE, b".trashd-0", b".trashd-01", b".trashd.x"]
 )
 def test_the_zone_of_a_name(above: NodeZone, name: bytes) -> None:
-    nodes = InodeTable((8, b"1"), _DIRECTORY)
+    nodes = Tables((8, b"1"), _DIRECTORY)
     parent = nodes.root
     for number, part in enumerate([b"", STORE, STORE + b"/orphans"][above].split(b"/") if above else []):
         parent = learn(nodes, 20 + number, parent, part)
@@ -266,12 +266,12 @@ def test_the_zone_of_a_name(above: NodeZone, name: bytes) -> None:
     assert nodes.zone_of(learn(nodes, 9, parent, name)) == zone_in(above, name)
 
 
-def learn(nodes: InodeTable, ino: int, parent: Node, name: bytes, *, nlink: int = 2, is_file: bool = False) -> Node:
+def learn(nodes: Tables, ino: int, parent: Node, name: bytes, *, nlink: int = 2, is_file: bool = False) -> Node:
     mode = stat.S_IFREG if is_file else stat.S_IFDIR
     return nodes.learn((8, b"%d" % ino), _DIRECTORY._replace(ino=ino, mode=mode, nlink=nlink), parent, name)
 
 
-def chain(nodes: InodeTable, parent: Node, depth: int, ino: int = 10) -> list[Node]:
+def chain(nodes: Tables, parent: Node, depth: int, ino: int = 10) -> list[Node]:
     """Directories one in the other."""
     found = [parent]
     for number in range(depth):
@@ -279,7 +279,7 @@ def chain(nodes: InodeTable, parent: Node, depth: int, ino: int = 10) -> list[No
     return found[1:]
 
 
-def cost(nodes: InodeTable, several: Sequence[Node]) -> int:
+def cost(nodes: Tables, several: Sequence[Node]) -> int:
     """Names that are looked at to find where these lie."""
     before = nodes.n_zoned
     for node in several:
@@ -288,7 +288,7 @@ def cost(nodes: InodeTable, several: Sequence[Node]) -> int:
 
 
 def test_where_a_node_lies_is_found_out_once() -> None:
-    nodes = InodeTable((8, b"1"), _DIRECTORY)
+    nodes = Tables((8, b"1"), _DIRECTORY)
     deep = chain(nodes, nodes.root, 20_000)
     assert cost(nodes, deep[::-1]) == len(deep)
     assert cost(nodes, deep) == 0
@@ -297,7 +297,7 @@ def test_where_a_node_lies_is_found_out_once() -> None:
 
 
 def test_renaming_a_directory_outside_of_stores_makes_nobody_find_out_anew() -> None:
-    nodes = InodeTable((8, b"1"), _DIRECTORY)
+    nodes = Tables((8, b"1"), _DIRECTORY)
     deep = chain(nodes, nodes.root, 1000)
     cost(nodes, deep)
     nodes.move(deep[500], (deep[499], b"d"), (nodes.root, b"top"))
@@ -305,7 +305,7 @@ def test_renaming_a_directory_outside_of_stores_makes_nobody_find_out_anew() -> 
 
 
 def test_all_in_a_directory_that_is_dropped_or_taken_back_follows_it() -> None:
-    nodes = InodeTable((8, b"1"), _DIRECTORY)
+    nodes = Tables((8, b"1"), _DIRECTORY)
     store = learn(nodes, 5, nodes.root, STORE)
     trash = learn(nodes, 6, store, DROP)
     deep = chain(nodes, nodes.root, 1000)
@@ -317,7 +317,7 @@ def test_all_in_a_directory_that_is_dropped_or_taken_back_follows_it() -> None:
 
 
 def test_removing_a_deep_tree_in_a_store_costs_each_level_the_same() -> None:
-    nodes = InodeTable((8, b"1"), _DIRECTORY)
+    nodes = Tables((8, b"1"), _DIRECTORY)
     deep = chain(nodes, learn(nodes, 6, learn(nodes, 5, nodes.root, STORE), DROP), 1000)
     cost(nodes, deep)
     before = nodes.n_zoned
@@ -333,7 +333,7 @@ class Moves(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.nodes = InodeTable((8, b"1"), _DIRECTORY)
+        self.nodes = Tables((8, b"1"), _DIRECTORY)
         self.known = [self.nodes.root]
         self.was: dict[Node, NodeZone] = {}
 

@@ -55,7 +55,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
         self._xattrs = vfs.xattrs
         self._files = vfs.files
         self._opening = vfs.opening
-        self._handles = vfs.handles
+        self._nodes = vfs.nodes
         self._listings = vfs.listings
         self._retries = vfs.retries
         self._timeouts = vfs.timeouts
@@ -241,7 +241,7 @@ class Pyfuse3Handlers(pyfuse3.Operations):
     @answered
     async def release(self, fh: FileHandleT) -> None:
         with self.lock:
-            self._handles.runs_no_more(fh)  # the next writer may be quicker than the thread that lets it go
+            self._nodes.runs_no_more(fh)  # the next writer may be quicker than the thread that lets it go
         await self.threads.finish(self._opening.release, fh)
 
     # Listings.

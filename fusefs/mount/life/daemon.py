@@ -165,7 +165,6 @@ class _MountDaemon(Pyfuse3Handlers):
         mount = attached.mount
         await self._has_begun.wait()
         self._timeouts.connect(self._replies.device)
-        self._vfs.passthrough.connect(self._replies.device)
         for path in (FastPath.REQUESTS, FastPath.LISTINGS):
             if not self._states.is_on(path):
                 self._states.turn_off(FastPath.UNOPENED, f"it takes {path.value}")

@@ -48,7 +48,6 @@ class StoredNotices:
     def __init__(self, vfs: Vfs) -> None:
         self._lock = vfs.lock
         self._nodes = vfs.nodes
-        self._directories = vfs.directories
         self._timeouts = vfs.timeouts
         self._stored = vfs.stored
         self._access = vfs.access
@@ -139,13 +138,13 @@ class StoredNotices:
         """Let go of the directories that were removed behind the mount; those that are open yet."""
         left = []
         for node in nodes:
-            fd = self._directories.fd_if_open(node) if node.is_directory else None
+            fd = self._nodes.directory_fd(node) if node.is_directory else None
             if fd is None:
                 continue
             try:
                 seen = self._lock.call(look_at, fd)
             except OSError:
-                self._directories.drop(node)  # a request for it tells why
+                self._nodes.drop_directory_fd(node)  # a request for it tells why
                 continue
             if seen.nlink:
                 left.append(node)

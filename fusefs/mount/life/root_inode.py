@@ -21,7 +21,7 @@ from fusefs.linux import mount_calls
 from fusefs.linux.child_processes import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import TOP, Mount
-from fusefs.mount.native._core import InodeTable
+from fusefs.mount.native._core import Tables
 from fusefs.mount.places.mount_points import mount_of_device
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.validity import AttrTimeouts
@@ -30,7 +30,7 @@ _LIMIT_S, _GRACE_S = 10.0, 1.0
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-async def show(lock: TablesLock, nodes: InodeTable, timeouts: AttrTimeouts, mount: Mount, apart: Fd) -> str | None:
+async def show(lock: TablesLock, nodes: Tables, timeouts: AttrTimeouts, mount: Mount, apart: Fd) -> str | None:
     """Have a mount that answers where people see it; why that shows its own root after all, or None.
 
     apart   the mount, which is closed then

@@ -122,8 +122,14 @@ int answer(Worker *worker, const Incoming *incoming) {
         if (count(core, head.opcode, now_ns() - began_ns, result < 0 && result != NO_ANSWER) < 0)
             failed(core);
     }
-    bool has_failed = turn_end(worker) < 0 || close_left(&request) < 0 ||
-                      (result == LATER && tell_later(worker, incoming->token, &request, began_ns) < 0);
+    if (has_fds_to_close()) {
+        if (calls_begin(&request) < 0)
+            return RAISED;
+        close_fds();
+        if (calls_end(&request) < 0)
+            return RAISED;
+    }
+    bool has_failed = result == LATER && tell_later(worker, incoming->token, &request, began_ns) < 0;
     Py_XDECREF(request.steps);
     return has_failed || PyErr_Occurred() ? RAISED : result;
 }
@@ -134,8 +140,7 @@ int worker_begin(Worker *worker, PyObject *core, PyObject *turn, PyObject *later
     worker->turn = Py_NewRef(turn);
     worker->later = Py_NewRef(later);
     worker->calls = PyObject_GetAttr(turn, names.calls);
-    worker->borrowed = PyObject_GetAttr(turn, names.borrowed);
-    if (worker->calls == NULL || worker->borrowed == NULL)
+    if (worker->calls == NULL)
         return -1;
     struct worker **workers =
         PyMem_Realloc(worker->core->workers, (size_t)(worker->core->n_workers + 1) * sizeof *workers);
@@ -159,6 +164,5 @@ void worker_end(Worker *worker) {
     Py_XDECREF(worker->turn);
     Py_XDECREF(worker->later);
     Py_XDECREF(worker->calls);
-    Py_XDECREF(worker->borrowed);
     Py_DECREF((PyObject *)core);
 }

@@ -23,7 +23,7 @@ void put_attributes(char *to, uint64_t number, const Seen *seen) {
 
 /* Whether what a directory is may be believed for the whole time, as AttrTimeouts._lasts. */
 static bool lasts(const Core *core, Node *node) {
-    node->is_lasting = core->device >= 0 && (!node->changed_s || now_ns() / 1e9 - node->changed_s >= SHORT_S);
+    node->is_lasting = core->tables->device >= 0 && (!node->changed_s || now_ns() / 1e9 - node->changed_s >= SHORT_S);
     return node->is_lasting;
 }
 
@@ -37,17 +37,6 @@ static double attr_s(const Core *core, Node *node, const Seen *seen, double time
     if (S_ISDIR(seen->mode))
         return lasts(core, node) ? timeout_s : SHORT_S;
     return seen->nlink > 1 ? SHORT_S : timeout_s;
-}
-
-/* Whether attributes that were seen just now may be believed; -1: an exception. */
-int is_steady(Core *core, const Node *node) {
-    if (!PySet_Size(core->unsteady))
-        return true;
-    Source source = source_of_node(node);
-    PyObject *key = source_object(&source);
-    int is_unsteady = key == NULL ? -1 : PySet_Contains(core->unsteady, key);
-    Py_XDECREF(key);
-    return is_unsteady < 0 ? -1 : !is_unsteady;
 }
 
 /* Whether what was seen of a node is so still, as far as we know. */

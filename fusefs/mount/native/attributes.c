@@ -65,7 +65,7 @@ int do_setattr(Request *request) {
     /* Where a change takes such bits along, or may not, that is Python's. */
     bool is_plain = is_times || !(seen.mode & (S_ISUID | S_ISGID));
     if (!error && is_plain && !(is_mode && S_ISLNK(seen.mode))) {
-        int held = fd < 0 ? known.fd : fd;
+        int held = fd < 0 ? known.fd->number : fd;
         is_changed = change(request, held, &wanted, &seen) == 0;
         if (is_changed)
             error = look(held, "", core->statx_flags, &seen);
@@ -75,12 +75,11 @@ int do_setattr(Request *request) {
     if (calls_end(request) < 0)
         result = RAISED;
     else if (is_changed) {
-        int steady = is_steady(core, known.node);
-        known.node->is_told |= steady > 0;
-        if (forget_changed(request, known.node, NULL, NULL) < 0 || steady < 0)
-            result = RAISED;
-        else
-            result = error ? -error : put_attr(request, known.node, &seen, steady);
+        bool is_steady = !is_unsteady(known.node);
+        known.node->is_told |= is_steady;
+        result = forget_changed(request, known.node, NULL, NULL) < 0 ? RAISED
+                 : error                                             ? -error
+                                                                     : put_attr(request, known.node, &seen, is_steady);
     }
 end:
     close_known(&known);

@@ -38,56 +38,32 @@ enum {
 
 /* Objects that a mount's core works on; module.c takes them from its parts by these names. */
 #define PARTS(X)                                                                                                       \
-    X(lock)             /* TablesLock */                                                                               \
-    X(submounts)        /* its Submounts */                                                                            \
-    X(turns)            /* its mutex, a TurnsLock */                                                                   \
-    X(requests)         /* FuseRequests */                                                                             \
-    X(counters)         /* Counters */                                                                                 \
-    X(nodes)            /* InodeTable */                                                                               \
-    X(open_directories) /* DirectoryFds' OrderedDict */                                                                \
-    X(used)             /* its move_to_end */                                                                          \
-    X(drop_directory)   /* DirectoryFds' method: drop */                                                               \
-    X(open_files)       /* OpenHandles' dict: fds by node */                                                           \
-    X(mapped)           /* Passthrough's set */                                                                        \
-    X(metadata)         /* MetadataCache */                                                                            \
-    X(forget)           /* DaemonCache's method */                                                                     \
-    X(ended)            /* DaemonCache's method */                                                                     \
-    X(unsteady)         /* its set */                                                                                  \
-    X(folding)          /* Submounts' dict: by device */                                                                \
-    X(retries)          /* EstaleRetries' dict */                                                                      \
-    X(make_room)        /* Opening's method */                                                                         \
-    X(opened)           /* Opening's method */                                                                         \
-    X(handles)          /* OpenHandles' dict: nodes by handle */                                                       \
-    X(openers)          /* its dict */                                                                                 \
-    X(executed)         /* its set */                                                                                  \
-    X(to_append)        /* its set */                                                                                  \
-    X(shares)           /* FairShares */                                                                               \
-    X(shares_of_uids)   /* its dict */                                                                                 \
-    X(directories)      /* DirectoryFds */                                                                             \
-    X(passthrough)      /* Passthrough */                                                                              \
-    X(modes)            /* its dict */                                                                                 \
-    X(passing_writers)  /* its set */                                                                                  \
-    X(passed_by)        /* DaemonCache's set */                                                                        \
-    X(writers_of)       /* ContentWriters' method */                                                                   \
-    X(OpenMode)                                                                                                        \
-    X(writers)          /* a dict: credentials by uid */                                                               \
-    X(meets)            /* LookupOperations' method: is_steady */                                                      \
-    X(stored)           /* StoredNodes' method: moved */                                                               \
-    X(unused)           /* NodeReferences' method: not_taken */                                                        \
-    X(numbered)         /* FuseOperations' method: its steps */                                                        \
-    X(keeps_pages)      /* FileOperations' method */                                                                   \
-    X(told_stale)       /* EstaleRetries' method */                                                                    \
-    X(fails)            /* failures.errno_of */                                                                        \
+    X(lock)       /* TablesLock */                                                                                     \
+    X(submounts)  /* its Submounts */                                                                                  \
+    X(turns)      /* its mutex, a TurnsLock */                                                                         \
+    X(requests)   /* FuseRequests */                                                                                   \
+    X(counters)   /* Counters */                                                                                       \
+    X(nodes)      /* Tables */                                                                                         \
+    X(metadata)   /* MetadataCache */                                                                                  \
+    X(forget)     /* DaemonCache's method */                                                                           \
+    X(ended)      /* DaemonCache's method */                                                                           \
+    X(folding)    /* Submounts' dict: by device */                                                                     \
+    X(retries)    /* EstaleRetries' dict */                                                                            \
+    X(refused)    /* Passthrough's method */                                                                           \
+    X(meets)      /* LookupOperations' method: is_steady */                                                            \
+    X(stored)     /* StoredNodes' method: moved */                                                                     \
+    X(unused)     /* NodeReferences' method: not_taken */                                                              \
+    X(numbered)   /* FuseOperations' method: its steps */                                                              \
+    X(told_stale) /* EstaleRetries' method */                                                                          \
+    X(fails)      /* failures.errno_of */                                                                              \
     X(EntryParam)                                                                                                      \
-    X(OpenedFile)                                                                                                      \
-    X(Fd)
+    X(OpenedFile)
 
 /* Names of attributes, made once. */
 #define NAMES(X)                                                                                                       \
-    X(is_slow) X(is_careful) X(is_watched) X(is_used) X(rests) X(wakes) X(turn) X(was_away) X(calls) X(borrowed)       \
-    X(_n_begun) X(_left_open) X(_away) X(returned) X(shared_by) X(_latency) X(is_in_doubt) X(took) X(names)            \
-    X(_rests) X(n_open) X(changed) X(set) X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up)            \
-    X(stays_home) X(backing_id) X(hands_out)
+    X(is_slow) X(is_careful) X(is_watched) X(is_used) X(rests) X(wakes) X(turn) X(was_away) X(calls) X(_n_begun)       \
+    X(_away) X(returned) X(shared_by) X(_latency) X(is_in_doubt) X(took) X(names) X(_rests) X(changed) X(set)          \
+    X(is_idle) X(stays_home) X(hands_out)
 
 #define FIELD(name) PyObject *name;
 extern struct names {
@@ -124,7 +100,29 @@ static inline Source source_of(const Seen *seen) {
 /* Where a node lies: outside of all stores; in one, or it is one; in what a reaper takes from, or it is that. */
 typedef enum { OUTSIDE, STORE, TRASH } Zone;
 
+/* A counted fd, or the counted id of a file that is passed through. */
+typedef struct Fd {
+    int number, device, backing_id; /* of the id; 0: it is an fd */
+    uint32_t n_uses;
+    struct Fd *next; /* of those that a thread is to close */
+} Fd;
+
 typedef struct Node Node;
+
+/* What a client has open. */
+typedef struct Handle {
+    Node *node; /* one use */
+    Fd *fd;
+    struct Handle *next; /* of the node */
+    uint32_t uid;
+    bool writes, may_map, is_executed, appends, is_passed;
+} Handle;
+
+typedef struct {
+    uint32_t uid;
+    int64_t n;
+} Share;
+
 typedef struct {
     Node *parent; /* NULL: no name */
     char *name;
@@ -138,33 +136,52 @@ struct Node {
     Node *next_by_nodeid, *next_by_source;
     NodeName at, *others; /* where it was found last; if it has hard links, some of its other names */
     Seen *last;           /* its attributes when its last link went and it was not open: that is all that is left of it */
+    Handle *handles;
+    Fd *backing;          /* the id that it is passed through by, while it is open; NULL: the kernel keeps its pages */
+    Fd *dir_fd;           /* of a directory, O_PATH */
+    Node *newer, *older;  /* of those with such an fd */
     PyObject *object;     /* what Python has of it; with the interpreter's lock */
     uint64_t nlookup;     /* references that the kernel holds */
     uint64_t epoch;       /* of its zone */
+    uint64_t number;      /* in which it was made */
     uint64_t changed_at;  /* the number of the newest change of it, or of a name in it */
     double told_until_s;  /* until when the kernel may believe its name and attributes; 0: unknown, or not at all */
     double changed_s;     /* when a name in it was changed; 0: never */
     int64_t page_mtime_ns, page_ctime_ns, page_size; /* when it was opened last; the size is -1: unknown */
-    uint32_t n_uses, n_open, n_changing; /* changes of names in it that are under way */
+    int64_t writer; /* whom it is written as, while it is open: see file_writer; -1: unknown */
+    uint32_t n_uses, n_open, n_passing_writers;
+    uint32_t n_changing; /* changes of names in it that are under way */
     uint8_t zone;
     bool is_directory, is_live, is_listed; /* it can be found by its source; by its nodeid */
     bool is_told;    /* the kernel was sent its attributes since they were made void: the reply may be on its way */
     bool is_lasting; /* the kernel was sent attributes of this directory that it believes for long */
+    bool is_mapped;  /* it was open for reading and writing past us, and may be mapped yet */
     uint32_t n_handle;
     char handle[];
 };
 
 typedef struct {
     Node **by_nodeid, **by_source, *root;
-    uint64_t n_buckets, n_nodes, n_private, n_zoned, epoch, root_dev;
+    uint64_t n_buckets, n_nodes, n_private, n_made, n_zoned, epoch, root_dev;
     uint64_t n_changes; /* of nodes and of names, since the beginning */
     bool has_top, hides_root; /* see mount/life/root_inode.py */
+    Node *newest, *oldest;    /* directories with an fd, but for the root */
+    uint32_t n_directories, n_directories_max;
+    Handle **handles; /* by number */
+    uint32_t n_slots, n_handles;
+    Share *shares;
+    uint32_t n_shares;
+    int64_t n_given, n_handles_max;
+    uint32_t n_fds; /* for handles and directories together */
+    int device;     /* /dev/fuse; -1: not yet */
+    bool is_for_all, is_shared;
+    bool passes;    /* what is opened is passed through, if it can be */
 } Tables;
 
 typedef struct {
     PyObject_HEAD
     Tables tables;
-} InodeTable;
+} TablesObject;
 
 /* The lock around the tables: a turn of Python's has them alone, requests of the core share them. */
 typedef struct {
@@ -192,9 +209,9 @@ typedef struct {
     int n_failed, n_total, n_max, n_first_bucket;
     int device;                    /* /dev/fuse */
     int root_fd;
-    int n_fds;                     /* for handles and directories together */
     uint64_t root_dev;
     int statx_flags;               /* AT_STATX_DONT_SYNC or 0 */
+    uint32_t nobody_uid, nobody_gid; /* as whom a file of nobody's is written; another owner's is with another uid only */
     bool is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
     bool is_in_doubt;              /* whether the filesystem is slow: when it was last told of */
     double lifetime_s;
@@ -207,7 +224,7 @@ typedef struct {
 typedef struct worker {
     PyObject_HEAD
     Core *core;
-    PyObject *turn, *calls, *borrowed;
+    PyObject *turn, *calls;
     PyObject *later; /* answers in steps what is done */
     bool was_taken; /* the tables, since the last request */
     bool has_tables;          /* shared with others of the core */
@@ -259,7 +276,7 @@ static inline bool is_known(const Request *request) {
 typedef struct {
     Node *node;       /* one use */
     const char *name; /* the request's; NULL: none */
-    int fd;
+    Fd *fd;           /* the node's, one use */
 } Place;
 
 typedef int (*Operation)(Request *);
@@ -269,19 +286,16 @@ extern PyType_Spec turns_lock_spec;
 void tables_begin(Worker *worker);
 void tables_end(Worker *worker);
 int turn_begin(Request *request);
-int turn_end(Worker *worker);
 int calls_begin(Request *request);
 int calls_end(Request *request);
 int changes_begin(Request *request, Node *node, Node *other);
 int changes_end(Request *request, Node *node, Node *other);
-bool is_borrowed(const Core *core, const Worker *but, PyObject *fd);
-int close_left(Request *request);
 void note_change(Request *request, Node *node);
 bool is_changed(const Request *request, const Node *node);
 
 /* inode_table.c */
 void *allocate(void *old, size_t n_bytes);
-void tables_make(Tables *t, const Source *root);
+void tables_make(Tables *t, const Source *root, int root_fd);
 void tables_free(Tables *t);
 void show_top(Tables *t, bool is_shown);
 Node *node_of(const Tables *t, uint64_t nodeid);
@@ -301,12 +315,37 @@ bool drop_unused(Tables *t, Node *node);
 bool forget_node(Tables *t, Node *node, uint64_t n);
 void detach_node(Tables *t, Node *node, const Seen *seen);
 
-/* inode_table_type.c */
+/* open_fds.c */
+Fd *fd_new(int number, int device, int backing_id);
+Fd *fd_take(Fd *fd);
+void fd_put(Fd *fd);
+extern _Thread_local bool holds_tables;
+bool has_fds_to_close(void);
+void close_fds(void);
+Fd *directory_fd(Tables *t, Node *node);
+Fd *keep_directory_fd(Tables *t, Node *node, int number);
+void drop_directory_fd(Tables *t, Node *node);
+void limit_directories(Tables *t, uint32_t n);
+void add_to_share(Tables *t, uint32_t uid, int64_t n);
+bool may_open(const Tables *t, uint32_t uid);
+int64_t most_of_one(int64_t n);
+bool make_room(Tables *t, uint32_t uid);
+Handle *handle_of_number(const Tables *t, uint64_t fh);
+void open_handle(Tables *t, Node *node, int number, uint32_t uid, uint32_t flags, Fd *backing, int64_t writer);
+Node *close_handle(Tables *t, uint64_t fh);
+bool is_unsteady(const Node *node);
+void close_tables(Tables *t);
+
+/* node_type.c, tables_type.c: for Python */
 PyObject *object_of(Node *node);
 Node *node_from(PyObject *object);
 PyObject *source_object(const Source *source);
+int source_from(PyObject *key, Source *source);
 PyObject *attributes_object(const Seen *seen);
-int add_inode_table(PyObject *module);
+int seen_from(PyObject *attributes, Seen *seen);
+PyObject *fd_object(Fd *fd);
+int add_node_types(PyObject *module);
+int add_tables(PyObject *module);
 
 /* tables.c */
 bool is_root(const Core *core, const Node *node);
@@ -315,25 +354,22 @@ int is_at_rest(const Request *request);
 Node *live_node(const Request *request, uint64_t nodeid);
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place);
 void close_place(Place *place);
-int directory_fd(Request *request, Node *node);
 bool is_outside(Core *core, Node *node);
 int number_of(PyObject *object, PyObject *name, uint64_t *value);
 bool is_true(PyObject *object, PyObject *name);
 bool is_none(PyObject *object, PyObject *name);
 bool is_empty(PyObject *object, PyObject *name);
-bool has_node(PyObject *set, const Node *node);
 Node *learn(Request *request, const Place *place, const Seen *seen);
 void counted(Node *node, bool is_told);
-void changed(Core *core, Node *node);
-void renew(Core *core, Node *node);
+void notify_attributes(const Tables *t, const Node *node);
+void changed(Tables *t, Node *node);
+void renew(Tables *t, Node *node);
+bool pages_are_right(Node *node, const Seen *seen);
 int forget_changed(Request *request, const Node *node, const Place *place, const Place *other);
-int fd_of_open(Request *request, Node *node);
 int tell_took(Request *request, const Timed *timed, int n);
 int is_so(PyObject *said);
 bool is_stores(const char *name);
 bool is_stores_own(const char *name);
-int set_number(PyObject *object, PyObject *name, int64_t value);
-int add_to(PyObject *object, PyObject *name, int64_t more);
 int failed(Core *core);
 uint64_t now_ns(void);
 
@@ -343,7 +379,6 @@ double put_entry_for(Request *request, char *to, Node *node, const Seen *seen, b
 void put_attributes(char *to, uint64_t number, const Seen *seen);
 int put_missing(Request *request);
 int put_attr(Request *request, Node *node, const Seen *seen, bool is_steady);
-int is_steady(Core *core, const Node *node);
 enum { ENTRY_BYTES = 128, ATTR_BYTES = 104, OPEN_BYTES = 16 };
 
 /* calls.c: without the interpreter's lock */
@@ -388,24 +423,18 @@ bool is_owner(const Request *request, int fd);
 
 /* handles.c */
 typedef struct {
-    bool passes;
-    Actor nobody;   /* as whom a file of nobody's is written; another owner's is with another uid only */
     uint32_t owner; /* for whom it is written; see `file_writer` */
-    int32_t id;     /* by which it is passed through; 0: none */
+    Fd *backing;    /* the id by which it is passed through; NULL: none */
+    int error;      /* why there is none, if there should be one */
 } Opening;
-int make_room(Request *request);
-int prepare_opening(Request *request, Node *node, uint32_t flags, Opening *opening);
-void open_backing(const Request *request, int fd, const Seen *seen, Opening *opening);
-PyObject *put_handle(Request *request, Node *node, int fd, uint32_t flags, const Seen *seen,
-                     bool is_new, Opening *opening, char *to);
-void leave_opening(Request *request, int fd, const Opening *opening);
-int let_go(Request *request, PyObject *handle);
+Opening open_backing(const Request *request, int fd, const Seen *seen);
+int put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, Opening *opening, char *to);
 
 /* lookups.c */
 typedef struct {
     Node *node;       /* one use */
     Node *above;      /* one use: `dir_fd` is its; NULL: `fd` is of the node itself */
-    int fd, dir_fd;
+    Fd *fd, *dir_fd;  /* one use */
     char name[NAME_MAX + 1]; /* in `dir_fd` */
 } Known;
 int open_known(Request *request, uint64_t nodeid, Known *known);
@@ -415,6 +444,7 @@ int reach(const Core *core, const Known *known, Seen *seen, int *fd);
 /* endings.c */
 int lose(Request *request, const Seen *seen, const Place *place);
 int move(Request *request, const Seen *seen, const Place *old, const Place *new);
+int tell_unused(Core *core, Node *node);
 PyObject *core_forget(Core *core, PyObject *pairs);
 
 /* endings.c, lookups.c, names.c, files.c, listings.c: the operations */
@@ -434,7 +464,6 @@ int do_rename(Request *request);
 int do_rename2(Request *request);
 int do_open(Request *request);
 int do_release(Request *request);
-void write_anywhere(int fd);
 
 /* answering.c */
 enum { HEAD_BYTES_IN = 40, HEAD_BYTES_OUT = 16 }; /* struct fuse_in_header, fuse_out_header */

@@ -39,8 +39,8 @@ int lose(Request *request, const Seen *seen, const Place *place) {
     take_away_name(core->tables, node, place->node, place->name);
     if (!node->n_open && (node->is_directory || seen->nlink == 1))
         detach_node(core->tables, node, seen);
-    if (node->is_directory && node->object != NULL)
-        return done(PyObject_CallFunctionObjArgs(core->drop_directory, node->object, NULL));
+    if (node->is_directory)
+        drop_directory_fd(core->tables, node);
     return 0;
 }
 
@@ -52,9 +52,9 @@ int move(Request *request, const Seen *seen, const Place *old, const Place *new)
         return 0;
     move_node(core->tables, node, old->node, old->name, new->node, new->name);
     if (node->is_directory)
-        changed(core, node);
+        changed(core->tables, node);
     else if (node->is_told)
-        renew(core, node);
+        renew(core->tables, node);
     if (zone_of(core->tables, new->node) != TRASH)
         return 0;
     PyObject *directory = object_of(new->node), *moved = object_of(node);
@@ -64,17 +64,25 @@ int move(Request *request, const Seen *seen, const Place *old, const Place *new)
     return error;
 }
 
+/* Have Python end a node that nobody refers to, and forget what it has of that. Returns 0, or -1 with an exception. */
+int tell_unused(Core *core, Node *node) {
+    PyObject *object = object_of(node);
+    int error = object == NULL ? -1 : done(PyObject_CallFunctionObjArgs(core->unused, object, NULL));
+    Py_XDECREF(object);
+    return error;
+}
+
 /* The kernel lets go of so many references. Returns 0, or -1 with an exception. */
 static int forget_one(Core *core, uint64_t nodeid, uint64_t n) {
     Node *node = node_of(core->tables, nodeid);
     if (node == NULL)
         return 0;
-    if (node->object == NULL) {
+    if (node->object == NULL && !node->is_mapped) {
         forget_node(core->tables, node, n);
         return 0;
     }
     node->nlookup -= n < node->nlookup ? n : node->nlookup;
-    return node->nlookup || node->n_open ? 0 : done(PyObject_CallFunctionObjArgs(core->unused, node->object, NULL));
+    return node->nlookup || node->n_open ? 0 : tell_unused(core, node);
 }
 
 /* The kernel lets go of many nodes: pairs of nodeid and number, 64 bits each. Returns 0, or -1 with an exception. */

@@ -152,12 +152,13 @@ void node_put(Node *node) {
 static Node *new_node(Tables *t, uint64_t nodeid, const Source *source, bool is_directory) {
     Node *node = allocate(NULL, sizeof *node + source->n_handle);
     node->nodeid = nodeid;
+    node->number = ++t->n_made;
     node->dev = source->dev, node->ino = source->ino, node->btime_ns = source->btime_ns;
     node->is_directory = is_directory;
     node->is_live = node->is_listed = true;
     node->epoch = NEVER;
     node->n_uses = 1;
-    node->page_size = -1;
+    node->page_size = node->writer = -1;
     node->n_handle = source->n_handle;
     memcpy(node->handle, source->handle, source->n_handle);
     if (++t->n_nodes > t->n_buckets)
@@ -174,10 +175,12 @@ static uint64_t free_nodeid(Tables *t, const Source *source) {
     return PRIVATE + ++t->n_private;
 }
 
-void tables_make(Tables *t, const Source *root) {
+void tables_make(Tables *t, const Source *root, int root_fd) {
     grow(t);
     t->root_dev = root->dev;
     t->root = new_node(t, ROOT, root, true);
+    t->root->dir_fd = fd_new(root_fd, -1, 0);
+    t->device = -1;
 }
 
 /* Whether clients know the root by TOP; it is found by ROOT all the same, until that is hidden. */
@@ -189,6 +192,8 @@ void show_top(Tables *t, bool is_shown) {
 }
 
 void tables_free(Tables *t) {
+    close_tables(t);
+    free(t->root->dir_fd); /* which is its owner's */
     for (uint64_t at = 0; at < t->n_buckets; at++)
         for (Node *node = t->by_nodeid[at], *next; node != NULL; node = next) {
             next = node->next_by_nodeid;
@@ -196,6 +201,8 @@ void tables_free(Tables *t) {
         }
     free(t->by_nodeid);
     free(t->by_source);
+    free(t->handles);
+    free(t->shares);
 }
 
 /* Where a node lies. */
@@ -363,6 +370,7 @@ bool drop_unused(Tables *t, Node *node) {
         node->is_listed = node->is_lasting = false;
         leave_nodeid(t, node);
         leave_source(t, node);
+        drop_directory_fd(t, node);
         t->n_nodes--;
         node_put(node);
     }

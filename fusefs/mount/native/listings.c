@@ -71,12 +71,11 @@ static int tell_known(Listing *listing, const Listed *listed) {
     Core *core = request->core;
     Place place = {.node = listing->place.node, .name = listed->found->name};
     Node *node = learn(request, &place, &listed->seen);
-    int steady = is_steady(core, node);
+    int steady = !is_unsteady(node);
     if (listed->seen.dev != core->root_dev) {
-        Source source = source_of_node(node);
-        PyObject *key = source_object(&source);
-        steady = key == NULL ? -1 : is_so(PyObject_CallFunctionObjArgs(core->meets, key, NULL));
-        Py_XDECREF(key);
+        PyObject *object = object_of(node);
+        steady = object == NULL ? -1 : is_so(PyObject_CallFunctionObjArgs(core->meets, object, NULL));
+        Py_XDECREF(object);
     }
     if (steady >= 0) {
         double name_s = is_stores(listed->found->name) ? 0 : core->lifetime_s;
@@ -111,7 +110,7 @@ static int look_at_some(Listing *listing, Look *look_at, Listed *some, int n) {
     Timed timed = time_begin(core);
     for (int at = 0; at < n; at++)
         if (!some[at].is_dot && !some[at].is_told) {
-            some[at].error = look_at(listing->place.fd, some[at].found->name, core->statx_flags, &some[at].seen);
+            some[at].error = look_at(listing->place.fd->number, some[at].found->name, core->statx_flags, &some[at].seen);
             n_looked++;
         }
     time_end(core, &timed, n_looked);
@@ -203,7 +202,7 @@ static int read_all(Listing *listing, uint64_t offset) {
             break;
         }
         if (listing->fd < 0)
-            listing->fd = openat(listing->place.fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+            listing->fd = openat(listing->place.fd->number, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         n = listing->fd < 0 || lseek(listing->fd, (off_t)listing->at, SEEK_SET) < 0
                 ? -1
                 : syscall(SYS_getdents64, listing->fd, block, size);

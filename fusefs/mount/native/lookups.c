@@ -13,33 +13,34 @@ enum { VALUE_BYTES = 4096 };
  * Returns 0, or -1: not ours, or an exception. */
 int open_known(Request *request, uint64_t nodeid, Known *known) {
     Core *core = request->core;
-    *known = (Known){.fd = -1, .dir_fd = -1, .node = live_node(request, nodeid)};
+    *known = (Known){.node = live_node(request, nodeid)};
     Node *node = known->node;
     if (node == NULL)
         return -1;
     if (node->dev != core->root_dev || !node->n_handle)
         goto not_ours;
-    if (node->n_open)
-        known->fd = fd_of_open(request, node);
+    if (node->handles != NULL)
+        known->fd = fd_take(node->handles->fd);
     else if (node->is_directory)
-        known->fd = directory_fd(request, node);
+        known->fd = directory_fd(core->tables, node);
     else if (node->at.parent != NULL && strlen(node->at.name) <= NAME_MAX) {
         known->above = node_take(node->at.parent);
-        known->dir_fd = directory_fd(request, known->above);
+        known->dir_fd = directory_fd(core->tables, known->above);
         strcpy(known->name, node->at.name);
     }
-    if ((known->fd < 0 && known->dir_fd < 0) || PyErr_Occurred())
-        goto not_ours;
-    return 0;
+    if (known->fd != NULL || known->dir_fd != NULL)
+        return 0;
 not_ours:
     close_known(known);
     return -1;
 }
 
 void close_known(Known *known) {
+    fd_put(known->fd);
+    fd_put(known->dir_fd);
     node_put(known->node);
     node_put(known->above);
-    known->node = known->above = NULL;
+    *known = (Known){0};
 }
 
 static bool is_it(const Core *core, const Known *known, Seen *seen, int fd) {
@@ -57,9 +58,9 @@ static bool is_it(const Core *core, const Known *known, Seen *seen, int fd) {
  * lock. Returns 0, or an errno: ESTALE, if it is to be found otherwise. */
 int reach(const Core *core, const Known *known, Seen *seen, int *fd) {
     *fd = -1;
-    if (known->fd >= 0)
-        return look(known->fd, "", core->statx_flags, seen);
-    int held = openat(known->dir_fd, known->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (known->fd != NULL)
+        return look(known->fd->number, "", core->statx_flags, seen);
+    int held = openat(known->dir_fd->number, known->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (held < 0)
         return ESTALE;
     int error = look(held, "", core->statx_flags, seen);
@@ -85,7 +86,7 @@ int do_lookup(Request *request) {
     }
     Look *look_at = looking(request);
     Timed timed = time_begin(core);
-    int error = look_at(place.fd, place.name, core->statx_flags, &seen);
+    int error = look_at(place.fd->number, place.name, core->statx_flags, &seen);
     time_end(core, &timed, 1);
     if (calls_end(request) < 0 || tell_took(request, &timed, 1) < 0)
         result = RAISED;
@@ -95,10 +96,8 @@ int do_lookup(Request *request) {
         result = put_missing(request);
     else if (!error && seen.dev == core->root_dev) {
         Node *node = learn(request, &place, &seen);
-        int steady = is_steady(core, node);
-        if (steady >= 0)
-            counted(node, true);
-        result = steady < 0 ? RAISED : put_entry(request, request->answer, node, &seen, steady);
+        counted(node, true);
+        result = put_entry(request, request->answer, node, &seen, !is_unsteady(node));
         node_put(node);
     }
     close_place(&place);
@@ -126,9 +125,8 @@ int do_getattr(Request *request) {
     if (calls_end(request) < 0 || tell_took(request, &timed, 1) < 0)
         result = RAISED;
     else if (!error) {
-        int steady = is_steady(core, known.node);
-        known.node->is_told |= steady > 0;
-        result = steady < 0 ? RAISED : put_attr(request, known.node, &seen, steady);
+        known.node->is_told |= !is_unsteady(known.node);
+        result = put_attr(request, known.node, &seen, !is_unsteady(known.node));
     }
 end:
     close_known(&known);
@@ -160,12 +158,12 @@ static int value_of(const Core *core, const Known *known, bool is_directory, con
     Seen seen;
     char path[32];
     int n, fd;
-    if (known->fd >= 0)
-        return is_directory ? value_at(known->fd, ".", 0, name, value)
-                            : value_at(known->fd, "", AT_EMPTY_PATH, name, value);
+    if (known->fd != NULL)
+        return is_directory ? value_at(known->fd->number, ".", 0, name, value)
+                            : value_at(known->fd->number, "", AT_EMPTY_PATH, name, value);
     if (!core->is_shared) {
-        n = value_at(known->dir_fd, known->name, AT_SYMLINK_NOFOLLOW, name, value);
-        return !look(known->dir_fd, known->name, core->statx_flags, &seen) && is_it(core, known, &seen, -1) ? n : -ESTALE;
+        n = value_at(known->dir_fd->number, known->name, AT_SYMLINK_NOFOLLOW, name, value);
+        return !look(known->dir_fd->number, known->name, core->statx_flags, &seen) && is_it(core, known, &seen, -1) ? n : -ESTALE;
     }
     if (reach(core, known, &seen, &fd))
         return -ESTALE;

@@ -1,4 +1,4 @@
-/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TurnsLock, InodeTable and Node. */
+/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TurnsLock, Tables and Node. */
 #include "core.h"
 
 struct names names;
@@ -30,9 +30,9 @@ static int take_cells(Core *self, PyObject *cells, PyObject *cell_of) {
 }
 
 static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *words[] = {"parts", "cells", "cell_of", "layout", "device", "root_fd", "n_fds", "root_dev",
+    static char *words[] = {"parts", "cells", "cell_of", "layout", "device", "root_fd", "root_dev",
                             "statx_flags", "is_shared", "tells_xattrs", "hides_labels", "acts_as_others", "hides_trash",
-                            "lifetime_s", "quick_ns", "at_rest", "no_capabilities", NULL};
+                            "lifetime_s", "quick_ns", "nobody_uid", "nobody_gid", "at_rest", "no_capabilities", NULL};
     PyObject *parts, *cells, *cell_of;
     int is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
     unsigned long long root_dev, quick_ns;
@@ -41,11 +41,12 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     Core *self = (Core *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OO!(iiiiii)iiiKipppppdKy#y#", words, &PyDict_Type, &parts,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OO!(iiiiii)iiKipppppdKIIy#y#", words, &PyDict_Type, &parts,
                                      &cells, &PyDict_Type, &cell_of, &self->n_buckets, &self->first_bits,
                                      &self->n_failed, &self->n_total, &self->n_max, &self->n_first_bucket,
-                                     &self->device, &self->root_fd, &self->n_fds, &root_dev, &self->statx_flags, &is_shared,
+                                     &self->device, &self->root_fd, &root_dev, &self->statx_flags, &is_shared,
                                      &tells_xattrs, &hides_labels, &acts_as_others, &hides_trash, &self->lifetime_s, &quick_ns,
+                                     &self->nobody_uid, &self->nobody_gid,
                                      &at_rest, &n_at_rest, &no_capabilities, &n_none))
         goto error;
     self->root_dev = root_dev, self->quick_ns = quick_ns;
@@ -65,7 +66,7 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         goto error;
     }
     self->turns_lock = (TurnsLock *)self->turns;
-    self->tables = &((InodeTable *)self->nodes)->tables;
+    self->tables = &((TablesObject *)self->nodes)->tables;
     if (take_cells(self, cells, cell_of) < 0)
         goto error;
     return (PyObject *)self;
@@ -115,7 +116,7 @@ static int begin(PyObject *module) {
             return -1;
         Py_DECREF(type);
     }
-    return add_inode_table(module);
+    return add_tables(module);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, begin}, {0, NULL}};

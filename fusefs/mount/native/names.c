@@ -9,24 +9,20 @@ static const int ANEW = O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, NOT_BELOW = O
 
 /* New names. */
 
-/* Tell of what was made, when it has its own number: at once, or Python waits for it. steady: as seen before it was
- * opened. handle: of it, if there is one, with the id that it is passed through by. Returns as an operation. */
-static int tell_made(Request *request, Node *node, const Seen *seen, int steady, PyObject *handle, int id) {
+/* Reply with what was made, when it has its own number: at once, or Python waits for it. is_steady: as seen before it
+ * was opened. opened: an OpenedFile, or None. Returns as an operation. */
+static int tell_made(Request *request, Node *node, const Seen *seen, bool is_steady, PyObject *opened) {
     Core *core = request->core;
     if (node->nodeid == seen->ino)
-        return put_entry(request, request->answer, node, seen, steady);
-    PyObject *told = attributes_object(seen), *known = NULL, *opened = NULL;
+        return put_entry(request, request->answer, node, seen, is_steady);
+    PyObject *told = attributes_object(seen), *known = NULL;
     if (told != NULL)
-        known = PyObject_CallFunction(core->EntryParam, "KOdOO", (unsigned long long)node->nodeid, told, core->lifetime_s,
-                                      Py_None, steady ? Py_True : Py_False);
+        known = PyObject_CallFunction(core->EntryParam, "KOdOO", (unsigned long long)node->nodeid, told,
+                                      core->lifetime_s, Py_None, is_steady ? Py_True : Py_False);
     if (known != NULL)
-        opened = handle == NULL ? Py_NewRef(Py_None)
-                                : PyObject_CallFunction(core->OpenedFile, "OiO", handle, id, Py_True);
-    if (opened != NULL)
         request->steps = PyObject_CallFunctionObjArgs(core->numbered, known, opened, NULL);
     Py_XDECREF(told);
     Py_XDECREF(known);
-    Py_XDECREF(opened);
     return request->steps == NULL ? RAISED : LATER;
 }
 
@@ -35,22 +31,17 @@ int do_create(Request *request) {
     uint32_t in[4]; /* struct fuse_create_in: flags, mode, umask, open_flags */
     Place place;
     Seen seen;
-    int result = NOT_OURS, fd = -1, error;
+    Opening opening = {0};
+    int result = RAISED, fd = -1, error;
     memcpy(in, request->own, sizeof in);
-    if (in[1] & S_ISGID || make_room(request) < 0 ||
+    if (in[1] & S_ISGID || !make_room(core->tables, request->uid) ||
         open_place(request, request->nodeid, request->payload, &place) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
-    Node *node = NULL;
-    PyObject *handle = NULL;
-    Opening opening;
-    if (prepare_opening(request, NULL, in[0], &opening) < 0 ||
-        changes_begin(request, place.node, place.node) < 0) {
-        result = RAISED;
+    if (changes_begin(request, place.node, place.node) < 0)
         goto end;
-    }
-    Acting acting = making_as(request, is_owner(request, place.fd), in[2]);
+    Acting acting = making_as(request, is_owner(request, place.fd->number), in[2]);
     while (acts(&acting, &error)) {
-        fd = openat(place.fd, place.name, (int)(in[0] & ~NOT_BELOW) | ANEW, in[1] & 07777);
+        fd = openat(place.fd->number, place.name, (int)(in[0] & ~NOT_BELOW) | ANEW, in[1] & 07777);
         error = fd < 0 ? errno : 0;
     }
     if (!error)
@@ -58,40 +49,39 @@ int do_create(Request *request) {
     if (!error)
         error = handle_of(fd, "", AT_EMPTY_PATH, &seen);
     if (!error)
-        open_backing(request, fd, &seen, &opening);
-    if (!error && opening.id && in[0] & O_APPEND)
-        write_anywhere(fd);
-    if (changes_end(request, place.node, place.node) < 0) {
-        result = RAISED;
+        opening = open_backing(request, fd, &seen);
+    if (changes_end(request, place.node, place.node) < 0)
+        goto end;
+    if (fd < 0) {
+        result = NOT_OURS; /* nothing was made: Python tries, and finds out why */
         goto end;
     }
-    if (fd < 0)
-        goto end; /* nothing was made: Python tries, and tells why */
-    result = RAISED;
-    changed(core, place.node);
+    changed(core->tables, place.node);
     if (forget_changed(request, NULL, &place, NULL) < 0)
         goto end;
     if (error) {
         result = -error;
         goto end;
     }
-    node = learn(request, &place, &seen);
-    int steady = is_steady(core, node); /* whoever writes now changes that */
-    if (steady < 0)
-        goto end;
+    Node *node = learn(request, &place, &seen);
+    bool is_steady = !is_unsteady(node); /* whoever writes now changes that */
     counted(node, false);
-    handle = put_handle(request, node, fd, in[0], &seen, true, &opening, request->answer + ENTRY_BYTES);
-    fd = -1; /* the tables have it, or it is closed */
-    if (handle == NULL)
-        goto end;
-    result = tell_made(request, node, &seen, steady, handle, opening.id);
+    if (put_handle(request, node, fd, in[0], true, &opening, request->answer + ENTRY_BYTES) == 0) {
+        int id = node->backing == NULL ? 0 : node->backing->backing_id;
+        PyObject *opened = PyObject_CallFunction(core->OpenedFile, "iiO", fd, id, Py_True);
+        if (opened != NULL)
+            result = tell_made(request, node, &seen, is_steady, opened);
+        Py_XDECREF(opened);
+    }
     if (result >= 0)
         result += OPEN_BYTES;
-end:
-    if (fd >= 0)
-        leave_opening(request, fd, &opening);
+    fd = -1; /* the tables' */
     node_put(node);
-    Py_XDECREF(handle);
+end:
+    if (fd >= 0) {
+        fd_put(opening.backing);
+        close(fd);
+    }
     close_place(&place);
     return result;
 }
@@ -110,17 +100,17 @@ int do_mkdir(Request *request) {
         result = RAISED;
         goto end;
     }
-    Acting acting = making_as(request, is_owner(request, place.fd), in[1]);
+    Acting acting = making_as(request, is_owner(request, place.fd->number), in[1]);
     while (acts(&acting, &error))
-        error = mkdirat(place.fd, place.name, in[0] & 07777) < 0 ? errno : 0;
+        error = mkdirat(place.fd->number, place.name, in[0] & 07777) < 0 ? errno : 0;
     bool is_made = !error;
     if (is_made)
-        error = peek(place.fd, place.name, core->statx_flags, &seen);
+        error = peek(place.fd->number, place.name, core->statx_flags, &seen);
     if (changes_end(request, place.node, place.node) < 0)
         result = RAISED;
     else if (is_made) {
         result = RAISED;
-        changed(core, place.node);
+        changed(core->tables, place.node);
         if (forget_changed(request, NULL, &place, NULL) < 0)
             goto end;
         if (error) {
@@ -128,11 +118,8 @@ int do_mkdir(Request *request) {
             goto end;
         }
         node = learn(request, &place, &seen);
-        int steady = is_steady(core, node);
-        if (steady < 0)
-            goto end;
         counted(node, true);
-        result = tell_made(request, node, &seen, steady, NULL, 0);
+        result = tell_made(request, node, &seen, !is_unsteady(node), Py_None);
     }
 end:
     node_put(node);
@@ -153,16 +140,16 @@ static int remove_name(Request *request, int flags) {
         close_place(&place);
         return RAISED;
     }
-    if (looking(request)(place.fd, place.name, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev) {
-        Acting acting = acting_as(request, seen.uid == request->uid && is_owner(request, place.fd));
+    if (looking(request)(place.fd->number, place.name, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev) {
+        Acting acting = acting_as(request, seen.uid == request->uid && is_owner(request, place.fd->number));
         while (acts(&acting, &error))
-            error = unlinkat(place.fd, place.name, flags) < 0 ? errno : 0;
+            error = unlinkat(place.fd->number, place.name, flags) < 0 ? errno : 0;
     }
     if (changes_end(request, place.node, place.node) < 0)
         result = RAISED;
     else if (!error) {
         Source source = source_of(&seen);
-        changed(core, place.node);
+        changed(core->tables, place.node);
         bool is_told = forget_changed(request, find_node(core->tables, &source), &place, NULL) == 0 &&
                        lose(request, &seen, &place) == 0;
         result = is_told ? 0 : RAISED;
@@ -192,16 +179,16 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
         result = RAISED;
         goto end;
     }
-    if (look(old.fd, old.name, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev &&
+    if (look(old.fd->number, old.name, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev &&
         (old.node == new.node || !S_ISDIR(seen.mode))) {
-        no_other = looking(request)(new.fd, new.name, core->statx_flags, &other);
+        no_other = looking(request)(new.fd->number, new.name, core->statx_flags, &other);
         bool is_plain = !no_other && other.dev == core->root_dev && (old.node == new.node || !S_ISDIR(other.mode));
         bool is_own = seen.uid == request->uid && (no_other || other.uid == request->uid) &&
-                      is_owner(request, old.fd) && (old.node == new.node || is_owner(request, new.fd));
+                      is_owner(request, old.fd->number) && (old.node == new.node || is_owner(request, new.fd->number));
         Acting acting = acting_as(request, is_own);
         while ((no_other == ENOENT || is_plain) && acts(&acting, &error))
-            error = renameat2(old.fd, old.name, new.fd, new.name, flags) < 0 ? errno : 0;
-        is_there = !error && handle_of(new.fd, new.name, 0, &seen) == 0; /* else somebody moved it on behind us */
+            error = renameat2(old.fd->number, old.name, new.fd->number, new.name, flags) < 0 ? errno : 0;
+        is_there = !error && handle_of(new.fd->number, new.name, 0, &seen) == 0; /* else somebody moved it on behind us */
     }
     if (changes_end(request, old.node, new.node) < 0) {
         result = RAISED;
@@ -213,9 +200,9 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
     Source source = source_of(&seen), replaced = source_of(&other);
     Node *node = is_there ? find_node(core->tables, &source) : NULL;
     Node *lost = no_other ? NULL : find_node(core->tables, &replaced);
-    changed(core, old.node);
+    changed(core->tables, old.node);
     if (new.node != old.node)
-        changed(core, new.node);
+        changed(core->tables, new.node);
     if (forget_changed(request, node, &old, &new) < 0 || (lost != NULL && forget_changed(request, lost, &old, &new) < 0))
         goto end;
     /* Two names of one file: both are left. */

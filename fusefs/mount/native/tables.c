@@ -27,24 +27,11 @@ int number_of(PyObject *object, PyObject *name, uint64_t *value) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-bool is_none(PyObject *object, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(object, name);
-    Py_XDECREF(value);
-    return value == Py_None;
-}
-
 bool is_empty(PyObject *object, PyObject *name) {
     PyObject *value = PyObject_GetAttr(object, name);
     bool is_it = value != NULL && PyObject_Size(value) == 0;
     Py_XDECREF(value);
     return is_it;
-}
-
-/* Call something with one argument, for what it does. Returns 0, or -1 with an exception. */
-static int tell(PyObject *function, PyObject *argument) {
-    PyObject *nothing = PyObject_CallFunctionObjArgs(function, argument, NULL);
-    Py_XDECREF(nothing);
-    return nothing == NULL ? -1 : 0;
 }
 
 /* The errno of the exception that is set, which is none any more. */
@@ -111,14 +98,6 @@ bool is_root(const Core *core, const Node *node) { return node == core->tables->
 /* Whether a node lies outside of all stores. */
 bool is_outside(Core *core, Node *node) { return zone_of(core->tables, node) == OUTSIDE; }
 
-/* What Python has for a node in a dict; NULL: nothing. */
-static PyObject *found_in(PyObject *dict, const Node *node) {
-    return node->object == NULL ? NULL : PyDict_GetItemWithError(dict, node->object);
-}
-
-/* Whether Python has a node in a set. */
-bool has_node(PyObject *set, const Node *node) { return node->object != NULL && PySet_Contains(set, node->object) > 0; }
-
 /* Whether a directory is on the volume's own filesystem, outside of all stores, and its letter case matters. */
 static bool is_plain(Core *core, Node *directory) {
     if (!is_outside(core, directory) || directory->dev != core->root_dev)
@@ -161,36 +140,24 @@ bool is_stores_own(const char *name) {
     return name[-1] == '.' && strlen(name) == N_HEX && strspn(name, hex) == N_HEX;
 }
 
-/* The fd of a directory, of the tables' own; -1: none is open. */
-int directory_fd(Request *request, Node *node) {
-    Core *core = request->core;
-    if (is_root(core, node))
-        return core->root_fd;
-    PyObject *fd = found_in(core->open_directories, node);
-    if (fd == NULL || tell(core->used, node->object) < 0)
-        return -1;
-    if (PyList_Append(request->worker->borrowed, fd) < 0)
-        return -1;
-    return (int)PyLong_AsLong(fd);
-}
-
 /* A directory, and a name in it if there is one; both plain. Returns 0, or -1: not ours, or an exception. */
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place) {
-    *place = (Place){.name = name, .fd = -1};
+    *place = (Place){.name = name};
     if (name != NULL && (is_stores(name) || may_wait(request->core, name)))
         return -1;
     place->node = live_node(request, nodeid);
     if (place->node != NULL && is_plain(request->core, place->node))
-        place->fd = directory_fd(request, place->node);
-    if (place->fd >= 0)
+        place->fd = directory_fd(request->core->tables, place->node);
+    if (place->fd != NULL)
         return 0;
     close_place(place);
     return -1;
 }
 
 void close_place(Place *place) {
+    fd_put(place->fd);
     node_put(place->node);
-    place->node = NULL;
+    *place = (Place){0};
 }
 
 /* The node of what was seen under a name in a plain directory, with one use. */
@@ -207,34 +174,52 @@ int is_so(PyObject *said) {
     return is_it;
 }
 
-/* What the kernel believes of attributes. */
+/* What the kernel believes. */
 
-static void notify(const Core *core, uint64_t nodeid) { /* as forget_attributes */
+/* Have the kernel ask for attributes when they are wanted next, as forget_attributes. */
+void notify_attributes(const Tables *t, const Node *node) {
     struct {
         uint32_t size;
         int32_t code;
         uint64_t unique, nodeid;
         int64_t offset, length;
-    } notice = {sizeof notice, 2, 0, nodeid, -1, 0};
-    if (write(core->device, &notice, sizeof notice) < 0) { /* the kernel does not know it, or not any more */
+    } notice = {sizeof notice, 2, 0, node->nodeid, -1, 0};
+    if (t->device >= 0 && write(t->device, &notice, sizeof notice) < 0) { /* it does not know it, or not any more */
     }
 }
 
 /* Something in a directory, or of itself, has changed, as AttrTimeouts.changed. */
-void changed(Core *core, Node *node) {
-    node->changed_s = now_ns() / 1e9;
+void changed(Tables *t, Node *node) {
+    node->changed_s = (double)now_ns() / 1e9;
     if (node->is_lasting) {
         node->is_lasting = false;
-        notify(core, node->nodeid);
+        notify_attributes(t, node);
     }
 }
 
 /* What the kernel was sent of a node is void, and what is under way to it. */
-void renew(Core *core, Node *node) {
+void renew(Tables *t, Node *node) {
     node->is_told = false;
     node->told_until_s = 0;
-    if (core->device >= 0)
-        notify(core, node->nodeid);
+    notify_attributes(t, node);
+}
+
+/* Whether the kernel's pages of a file or directory are right, that was just opened and looked at.
+ *
+ * They are, where others change a file or the names in a directory behind the mount, if its times and size are those of
+ * the last open, and had been so for a while then: clocks of filesystems tick slowly, and what is written in the same
+ * tick can't be told apart. */
+bool pages_are_right(Node *node, const Seen *seen) {
+    static const int64_t RACY_NS = 2000000000, NANO = 1000000000; /* as old as the slowest clock of a filesystem */
+    int64_t mtime_ns = seen->mtime_s * NANO + seen->mtime_ns, ctime_ns = seen->ctime_s * NANO + seen->ctime_ns;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    bool are_right = node->page_size == (int64_t)seen->size && node->page_mtime_ns == mtime_ns &&
+                     node->page_ctime_ns == ctime_ns;
+    int64_t age_ns = now.tv_sec * NANO + now.tv_nsec - (mtime_ns > ctime_ns ? mtime_ns : ctime_ns);
+    node->page_mtime_ns = mtime_ns, node->page_ctime_ns = ctime_ns;
+    node->page_size = age_ns > RACY_NS ? (int64_t)seen->size : -1;
+    return are_right;
 }
 
 /* What was changed is to be forgotten, if others have learnt anything meanwhile; as DaemonCache.changes.
@@ -270,13 +255,4 @@ int forget_changed(Request *request, const Node *node, const Place *place, const
 void counted(Node *node, bool is_told) {
     node->nlookup++;
     node->is_told |= is_told;
-}
-
-/* An fd of some handle of a node that is open, as OpenHandles.fd_of; -1: none, or an exception. */
-int fd_of_open(Request *request, Node *node) {
-    PyObject *fds = found_in(request->core->open_files, node);
-    PyObject *fd = fds == NULL ? NULL : PyList_GetItem(fds, 0);
-    if (fd == NULL || PyList_Append(request->worker->borrowed, fd) < 0)
-        return -1;
-    return (int)PyLong_AsLong(fd);
 }

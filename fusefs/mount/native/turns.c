@@ -18,6 +18,7 @@ static PyObject *lock_acquire(TurnsLock *lock, PyObject *Py_UNUSED(nothing)) {
     else
         lock->n_waiting++;
     pthread_mutex_unlock(&lock->mutex);
+    holds_tables = true;
     if (is_free)
         Py_RETURN_NONE;
     PyThreadState *released = PyEval_SaveThread();
@@ -33,7 +34,7 @@ static PyObject *lock_acquire(TurnsLock *lock, PyObject *Py_UNUSED(nothing)) {
 
 static PyObject *lock_release(TurnsLock *lock, PyObject *Py_UNUSED(nothing)) {
     pthread_mutex_lock(&lock->mutex);
-    lock->is_taken = false;
+    lock->is_taken = holds_tables = false;
     pthread_cond_broadcast(&lock->is_free);
     pthread_mutex_unlock(&lock->mutex);
     Py_RETURN_NONE;
@@ -99,6 +100,17 @@ void tables_end(Worker *worker) {
     share_no_more(worker->core->turns_lock);
 }
 
+/* Add to a number of an object's. Returns 0, or -1 with an exception. */
+static int add_to(PyObject *object, PyObject *name, int64_t more) {
+    uint64_t value;
+    if (number_of(object, name, &value) < 0)
+        return -1;
+    PyObject *sum = PyLong_FromLongLong((int64_t)value + more);
+    int error = sum == NULL ? -1 : PyObject_SetAttr(object, name, sum);
+    Py_XDECREF(sum);
+    return error;
+}
+
 /* A request begins. Returns 0, or -1 with an exception. */
 int turn_begin(Request *request) {
     Worker *worker = request->worker;
@@ -108,12 +120,6 @@ int turn_begin(Request *request) {
         PyObject_SetAttr(worker->turn, names.was_away, Py_False) < 0)
         return -1;
     return is_empty(core->lock, names._away) ? 0 : add_to(core->lock, names._n_begun, 1); /* for whom they were taken from */
-}
-
-/* It is done. Returns 0, or -1 with an exception. */
-int turn_end(Worker *worker) {
-    Py_ssize_t n = PyList_Size(worker->borrowed);
-    return n ? PyList_SetSlice(worker->borrowed, 0, n, NULL) : 0;
 }
 
 /* Note a call, so that it is seen when it takes long, and wake who looks for such. Returns 0, or -1. */
@@ -172,41 +178,6 @@ int calls_end(Request *request) {
         }
     }
     return PyObject_SetAttr(core->lock, names.turn, worker->turn);
-}
-
-/* Whether another request of the core may be using an fd; or any, without `but`. */
-bool is_borrowed(const Core *core, const Worker *but, PyObject *fd) {
-    for (int at = 0; at < core->n_workers; at++)
-        if (core->workers[at] != but && PyList_Size(core->workers[at]->borrowed) &&
-            PySequence_Contains(core->workers[at]->borrowed, fd))
-            return true;
-    return false;
-}
-
-/* Close what Python's code has left open meanwhile (TablesLock.close), and nobody may be using: what is removed takes
- * its place as long as it is open. Returns 0, or -1 with an exception. */
-int close_left(Request *request) {
-    Core *core = request->worker->core;
-    if (is_empty(core->lock, names._left_open) || !is_empty(core->lock, names._away))
-        return 0;
-    PyObject *left = PyObject_GetAttr(core->lock, names._left_open);
-    int error = left == NULL ? -1 : 0;
-    for (Py_ssize_t at = 0; !error && at < PyList_Size(left);) {
-        PyObject *fd = PyList_GetItem(left, at);
-        if (is_borrowed(core, NULL, fd)) {
-            at++;
-            continue;
-        }
-        int number = (int)PyLong_AsLong(fd);
-        error = PyList_SetSlice(left, at, at + 1, NULL);
-        if (!error && (error = calls_begin(request)) == 0) {
-            close(number);
-            error = calls_end(request); /* others may have changed the list */
-            at = 0;
-        }
-    }
-    Py_XDECREF(left);
-    return error;
 }
 
 /* What others change meanwhile. */

@@ -82,7 +82,7 @@ class FuseRequests:
         pool               the threads that do what may wait
         opens_directories  else the kernel is told at its first question to do that without us
         """
-        self._handles = vfs.handles
+        self._nodes = vfs.nodes
         self._opening = vfs.opening
         self._retries = vfs.retries
         self._lock = vfs.lock
@@ -236,7 +236,7 @@ class FuseRequests:
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         if opcode == Opcode.RELEASE:  # the next writer may be quicker than the thread that lets it go
             with self._lock:
-                self._handles.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
+                self._nodes.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.changed()
         copy = bytes(request)
         do = partial(self._do, act, copy, sort, give)

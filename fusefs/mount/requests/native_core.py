@@ -20,6 +20,7 @@ from fusefs.mount.requests.failures import errno_of
 from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
 from fusefs.mount.requests.ring_servers import Later
 from fusefs.mount.tables.tables_lock import Turn
+from fusefs.mount.tree.act_as import NOBODY
 from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
@@ -57,16 +58,16 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests) -> NativeC
     """
     if not vfs.directories.handle_of(vfs.root):
         return None  # a node is known by its handle
+    nobody = vfs.passthrough.writers_of.of(vfs.nodes.root.dev, vfs.root, NOBODY)
     core = module.Core(
         parts=vfs.native_parts() | requests.native_parts() | {
-            "fails": errno_of, "writers": {}, "EntryParam": EntryParam, "OpenedFile": OpenedFile, "Fd": Fd,
+            "fails": errno_of, "EntryParam": EntryParam, "OpenedFile": OpenedFile,
         },
         cells=vfs.stats.cells,
         cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()},
         layout=LAYOUT,
         device=requests.device,
         root_fd=vfs.root,
-        n_fds=vfs.opening.n_fds,
         root_dev=vfs.nodes.root.dev,
         statx_flags=0 if vfs.reader.asks else syscalls.AT_STATX_DONT_SYNC,
         is_shared=vfs.reader.is_shared,
@@ -76,6 +77,8 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests) -> NativeC
         hides_trash=not vfs.listings.shows_trash,
         lifetime_s=vfs.cache.lifetime_s,
         quick_ns=QUICK_NS,
+        nobody_uid=nobody.uid,
+        nobody_gid=nobody.gid,
         at_rest=at_rest(),
         no_capabilities=with_effective(0),
     )  # fmt: skip

@@ -6,7 +6,7 @@ Of a local one it learns nothing: the kernel below answers as quickly (docs/deci
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from fusefs.core.metadata_cache import MetadataCache
 from fusefs.core.mount_counters import Remembering
 from fusefs.core.nodeids import SourceKey, source_key
 from fusefs.core.packed_entries import PackedEntries
-from fusefs.mount.native._core import Node
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock
 
@@ -33,10 +33,10 @@ NameIn = tuple[Node, bytes]
 class CacheFill:
     """A look at the backing filesystem, from its beginning to its `end`: what it finds is as old as its beginning."""
 
-    def __init__(self, metadata: MetadataCache, lifetime_s: float, passed_by: Container[SourceKey]) -> None:
+    def __init__(self, metadata: MetadataCache, lifetime_s: float, nodes: Tables) -> None:
         self._metadata = metadata
         self._lifetime_s = lifetime_s
-        self._passed_by = passed_by
+        self._nodes = nodes
         self._began_s = time.monotonic()
         self._epoch = metadata.begin()
         self._n_users = 1
@@ -83,14 +83,18 @@ class CacheFill:
 
         Nor of a set-user-ID program: its owner is asked for each time that it is run.
         """
-        if (seen.nlink > 1 and not seen.is_directory()) or seen.gives_rights() or source in self._passed_by:
+        if (seen.nlink > 1 and not seen.is_directory()) or seen.gives_rights() or self._is_passed(source):
             return
         self._metadata.learn_attributes(source, seen, self._epoch, self._began_s)
 
     def learn_xattrs(self, source: SourceKey, answers: Answers, uid: int = 0) -> None:
         """Some of its extended attributes, as a user was told them. A write past us takes its capabilities."""
-        if source not in self._passed_by:
+        if not self._is_passed(source):
             self._metadata.learn_xattrs(source, answers, self._epoch, self._began_s, uid)
+
+    def _is_passed(self, source: SourceKey) -> bool:
+        node = self._nodes.find(source)
+        return node is not None and node.is_passed
 
     def learn_target(self, source: SourceKey, target: bytes) -> None:
         """Where a link leads."""
@@ -161,7 +165,7 @@ class _NoFill(CacheFill):
 class DaemonCache:
     """The cache of one mount, as the vfs uses it."""
 
-    def __init__(self, lock: TablesLock, stats: Counters, size_bytes: int, lifetime_s: float) -> None:
+    def __init__(self, lock: TablesLock, nodes: Tables, stats: Counters, size_bytes: int, lifetime_s: float) -> None:
         """lifetime_s: how long anything may be believed, by the kernel and by us together."""
         self.size_bytes = size_bytes
         self.is_kept = size_bytes > 0 and lifetime_s > 0
@@ -169,10 +173,7 @@ class DaemonCache:
         self.metadata = MetadataCache(size_bytes, lifetime_s)
         self.largest_bytes = self.metadata.largest_bytes
         """Of one listing that is remembered."""
-        self.passed_by: set[SourceKey] = set()
-        """What is read or written past us, or may be: of its attributes nothing is remembered."""
-        self.unsteady: set[SourceKey] = set()
-        """What may be written past us: nor may the kernel believe them. Passthrough alone changes either."""
+        self._nodes = nodes
         self._lock = lock
         self._stats = stats
         self._glance = _NoFill(lifetime_s)
@@ -183,7 +184,7 @@ class DaemonCache:
 
     def looking_ahead(self) -> CacheFill:
         """A look by other threads, to be ended."""
-        return CacheFill(self.metadata, self.lifetime_s, self.passed_by)
+        return CacheFill(self.metadata, self.lifetime_s, self._nodes)
 
     def has_names(self, directory: Node) -> bool:
         """Whether anything is remembered of the names in a directory."""
@@ -265,22 +266,9 @@ class DaemonCache:
         return _ForgetAfter(self.metadata, partial(self.metadata.accessed, source))
 
     def changed(self, source: SourceKey) -> None:
-        """An inode changed behind the mount."""
-        self.metadata.attributes_changed(source)
-
-    def pass_by(self, source: SourceKey) -> None:
-        """An inode's attributes change without a message from now on, the time of access at least."""
-        if source not in self.passed_by:
-            self.passed_by.add(source)
-            if not self.metadata.is_idle:
-                self.metadata.attributes_changed(source)
-
-    def settle(self, source: SourceKey) -> None:
-        """They don't any more; a look made meanwhile has seen what may be old."""
-        if source in self.passed_by:
-            self.passed_by.discard(source)
-            if not self.metadata.is_idle:
-                self.metadata.attributes_changed(source)
+        """An inode changed behind the mount, or does so from now on."""
+        if not self.metadata.is_idle:
+            self.metadata.attributes_changed(source)
 
     def ended(self, source: SourceKey) -> None:
         """An incarnation lost its last link: where there are no handles, the next one may look like it."""

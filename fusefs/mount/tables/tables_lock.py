@@ -26,9 +26,9 @@ from time import perf_counter_ns
 from typing import ParamSpec, Protocol, Self, TypeVar, TypeVarTuple
 
 from fusefs.core.latency import QUICK_NS, Latency
-from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import have_own_umask, is_killed
 from fusefs.linux.thread_progress import ThreadProgress
+from fusefs.mount.native._core import TurnsLock, close_unused
 from fusefs.mount.tables.submounts import Submounts
 
 P = ParamSpec("P")
@@ -64,7 +64,7 @@ class Turn:
     """A thread's turns with the tables, one after the other."""
 
     __slots__ = (
-        "borrowed", "calls", "hands_out", "n_begun_before", "progress", "seen_call", "shared_by", "was_away",
+        "calls", "hands_out", "n_begun_before", "progress", "seen_call", "shared_by", "was_away",
         "was_taken",
     )  # fmt: skip
 
@@ -72,8 +72,6 @@ class Turn:
         """Begin, on that thread."""
         self.calls: list[object] = []
         """The call that it is in, while it has the tables; empty: they were taken away, or it is in none."""
-        self.borrowed: list[Fd] = []
-        """Fds of the tables' that it may be using."""
         self.was_away = False
         """Whether other threads had them since this turn began: what it has seen is perhaps not so any more."""
         self.n_begun_before = 0
@@ -100,7 +98,7 @@ def _nothing() -> None:
 
 
 class TablesLock:
-    """The tables' lock, and the fds that operations in threads were lent. `with` it: a turn of the calling thread's."""
+    """The tables' lock. `with` it: a turn of the calling thread's."""
 
     def __init__(self, mutex: Mutex | None = None, *, is_slow: bool = False, is_measured: bool = False) -> None:
         """Begin with no thread inside.
@@ -109,7 +107,7 @@ class TablesLock:
         is_slow      whether the backing filesystem is
         is_measured  until its answers tell otherwise
         """
-        self.mutex: Mutex = mutex or threading.Lock()
+        self.mutex: Mutex = mutex or TurnsLock()
         self.n_inside = 0
         self.is_home = True
         """Whether the tables are a thread's in its turn, which lets no other thread in while it waits."""
@@ -124,7 +122,6 @@ class TablesLock:
         self.is_used, self.rests = False, False
         """Whether that thread has made a call since this was last read; whether its next one is to set `wakes`."""
         self.wakes = threading.Event()
-        self._left_open: list[Fd] = []
         self._n_begun = 0
         self._own = threading.local()
         self._latency = Latency(is_slow=is_slow) if is_measured else None
@@ -152,27 +149,16 @@ class TablesLock:
         self.turn = turn
         self._n_begun += 1
         turn.was_away = False
-        turn.borrowed.clear()
-        if self._left_open and not self._away:
-            self._close_left()
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.mutex.release()
+        close_unused()
 
     def own_turn(self) -> Turn:
         """The calling thread's."""
         turn: Turn = self._own.__dict__.setdefault("turn", Turn())
         return turn
-
-    def _close_left(self) -> None:
-        """Close what others may have been using, and aren't any more. Raises  OSError: the turn has not begun"""
-        try:
-            while self._left_open:
-                self.call(os.close, self._left_open.pop())
-        except BaseException:
-            self.mutex.release()
-            raise
 
     @property
     def is_away(self) -> bool:
@@ -328,59 +314,17 @@ class TablesLock:
     def run(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation in a thread of its own, from beginning to end."""
         own = self._own
-        if not hasattr(own, "lent"):
+        if not hasattr(own, "has_umask"):
             have_own_umask()
-            own.lent = []
+            own.has_umask = True
+        self.mutex.acquire()
+        self.n_inside += 1
+        self._n_begun += 1
+        self.is_home = False
         try:
-            self.mutex.acquire()
-            self.n_inside += 1
-            self._n_begun += 1
-            self.is_home = False
-            try:
-                return act(*args, **kwargs)
-            finally:
-                self.is_home = True
-                self.n_inside -= 1
-                self.mutex.release()
+            return act(*args, **kwargs)
         finally:
-            lent, own.lent = own.lent, []
-            for fd in lent:
-                fd.close()
-
-    def lend(self, fd: Fd) -> Fd:
-        """An fd that stays open to the end of this operation, whatever others close meanwhile."""
-        if self.is_home:
-            if self.is_watched:
-                self.turn.borrowed.append(fd)
-            return fd
-        copy = Fd(os.dup(fd))
-        self._own.lent.append(copy)
-        return copy
-
-    def close(self, fd: Fd) -> None:
-        """Close an fd that the tables had, and was lent; others may have them meanwhile."""
-        if (self.is_home and self.turn.shared_by is not None) or any(fd in turn.borrowed for turn in self._away):
-            self._left_open.append(fd)
-        else:
-            self.call(os.close, fd)
-
-    def owned(self, fd: Fd) -> Fd:
-        """An fd that is closed without the tables' lock: closing a file may write all of it back, over a network."""
-        return fd if self.is_home and not self.is_watched else _Slow.of(fd, self)
-
-
-class _Slow(Fd):
-    """An fd whose closing may have to wait."""
-
-    _lock: TablesLock
-
-    @classmethod
-    def of(cls, fd: Fd, lock: TablesLock) -> _Slow:
-        """An fd, which is taken over, as one whose closing goes through the lock."""
-        slow = cls(fd)
-        slow._lock = lock
-        return slow
-
-    def close(self) -> None:
-        """Close it; others may have the tables meanwhile."""
-        self._lock.call(super().close)
+            self.is_home = True
+            self.n_inside -= 1
+            self.mutex.release()
+            close_unused()

@@ -114,10 +114,10 @@ class AttributeOperations:
         By that path, for it is truncate(2) then, whose times differ from those of ftruncate(2).
         """
         if fh is not None:
-            return self._handles.file(fh)
+            return stack.enter_context(self._handles.file(fh))
         seen = self._lock.call(look_at, fd)
         opened = self._opening.open_as(caller, node, fd, seen, os.O_WRONLY | os.O_CLOEXEC)
-        return stack.enter_context(self._lock.owned(opened)).path()
+        return stack.enter_context(opened).path()
 
     def _change_owner(self, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
         uid, gid = (-1 if one is None else one for one in (changes.uid, changes.gid))

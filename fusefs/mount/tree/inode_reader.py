@@ -10,9 +10,8 @@ from dataclasses import KW_ONLY, dataclass
 from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import StatxReaders
-from fusefs.mount.native._core import InodeTable, Node
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.directory_fds import DirectoryFds
-from fusefs.mount.tables.open_handles import OpenHandles
 from fusefs.mount.tables.tables_lock import TablesLock
 
 
@@ -25,9 +24,8 @@ class InodeReader:
     """
 
     _lock: TablesLock
-    _nodes: InodeTable
+    _nodes: Tables
     _directories: DirectoryFds
-    _handles: OpenHandles
     _lookers: StatxReaders
     _: KW_ONLY
     is_shared: bool
@@ -101,8 +99,9 @@ class InodeReader:
     def _look_at(self, node: Node) -> Attributes:
         look = self._lock.look
         ask = self._lookers.looker.look
-        if node.n_open:
-            return look(ask, self._handles.fd_of(node))
+        fd = self._nodes.fd_of(node)
+        if fd is not None:
+            return look(ask, fd)
         if node.last is not None:
             return node.last
         if node.is_directory:
@@ -115,5 +114,5 @@ class InodeReader:
             else:
                 if node.is_seen_in(seen):
                     return seen
-        with self._directories.hold(node) as fd:
-            return look(ask, fd)
+        with self._directories.hold(node) as held:
+            return look(ask, held)

@@ -7,11 +7,11 @@ import os
 from dataclasses import dataclass
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.nodeids import ROOT, TOP, NodeId, SourceKey, source_key
+from fusefs.core.nodeids import ROOT, TOP, NodeId, source_key
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.mountinfo import TOP as TOP_NAME
-from fusefs.mount.native._core import InodeTable, Node
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.estale_retries import EstaleRetries
@@ -33,7 +33,7 @@ class LookupOperations:
     """
 
     _lock: TablesLock
-    _nodes: InodeTable
+    _nodes: Tables
     _cache: DaemonCache
     _directories: DirectoryFds
     _retries: EstaleRetries
@@ -104,7 +104,7 @@ class LookupOperations:
         fd = self._retries.moved_to(caller.pid, (directory, name))
         if fd is None:
             return None
-        with self._lock.owned(fd):
+        with fd:
             known = self.see_made(directory, dir_fd, name, fd)
         node = self._access.node(known.nodeid)
         self._nodes.take_away(node, directory, name)
@@ -134,14 +134,13 @@ class LookupOperations:
             return EntryParam(node.nodeid, seen, 0, is_fickle=True)
         look.learn(directory, name, source, seen)
         proof = look.proof(source, named=(directory, name))
-        return EntryParam(node.nodeid, seen, self._cache.lifetime_s, proof, self.is_steady(source))
+        return EntryParam(node.nodeid, seen, self._cache.lifetime_s, proof, self.is_steady(node))
 
-    def is_steady(self, source: SourceKey) -> bool:
+    def is_steady(self, node: Node) -> bool:
         """Whether attributes that were seen just now may be believed at all."""
-        device = source[0]
-        self._submounts.meet(device)
-        was_asked = not (self._lock.is_home and device in self._submounts.devices)
-        return was_asked and source not in self._cache.unsteady
+        self._submounts.meet(node.dev)
+        was_asked = not (self._lock.is_home and node.dev in self._submounts.devices)
+        return was_asked and not node.is_unsteady
 
     # Nodes.
 
@@ -160,7 +159,7 @@ class LookupOperations:
             if trashd_dir.is_below(self._nodes, node):
                 return EntryParam(node.nodeid, seen, 0, is_fickle=True)
             look.learn_attributes(node.source, seen)
-            is_steady = node.source not in self._cache.unsteady
+            is_steady = not node.is_unsteady
             node.is_told |= is_steady
             return EntryParam(node.nodeid, seen, self._cache.lifetime_s, look.proof(node.source, named=None), is_steady)
         finally:

@@ -15,7 +15,7 @@ from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller, keeps_group
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import look_at, peek_at
-from fusefs.mount.native._core import InodeTable, Node
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import DaemonCache, NameIn
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.estale_retries import EstaleRetries
@@ -39,7 +39,7 @@ class NameOperations:
     """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
 
     _lock: TablesLock
-    _nodes: InodeTable
+    _nodes: Tables
     _cache: DaemonCache
     _directories: DirectoryFds
     _retries: EstaleRetries

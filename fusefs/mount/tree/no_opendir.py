@@ -80,4 +80,4 @@ class UnopenedListings:
 
     def _open(self, node: Node) -> Fd:
         """The reader may have it from another process that opened it: that was for the kernel to allow."""
-        return self._lock.owned(self._directories.open_to_read(node))
+        return self._directories.open_to_read(node)

@@ -13,10 +13,9 @@ from fusefs.core.nodeids import ROOTS
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.statx import look_at
-from fusefs.mount.native._core import InodeTable, Node
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
-from fusefs.mount.tables.open_handles import OpenHandles
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.act_as import AsCaller
 from fusefs.mount.tree.trashd_dir import is_drop, user_of
@@ -32,9 +31,8 @@ class NodeAccess:
     """
 
     _lock: TablesLock
-    _nodes: InodeTable
+    _nodes: Tables
     _directories: DirectoryFds
-    _handles: OpenHandles
     _cache: DaemonCache
     _timeouts: AttrTimeouts
     _: KW_ONLY
@@ -73,10 +71,9 @@ class NodeAccess:
         return directory, fd
 
     def hold(self, node: Node) -> Fd:
-        """An fd of a node, the caller's own, to be asked and reopened; of an unlinked one as long as it is open."""
-        if node.n_open:
-            return self._lock.owned(Fd(os.dup(self._handles.fd_of(node))))
-        return self._directories.hold(node)
+        """An fd of a node, open for as long as the caller has it, to be asked and reopened; of an unlinked one, too."""
+        fd = self._nodes.fd_of(node)
+        return self._directories.hold(node) if fd is None else fd
 
     def hold_seen(self, node: Node, *, by_name: bool) -> tuple[Fd, Attributes]:
         """An fd of a node, the caller's own, and its attributes. by_name: by its name, if that is quicker"""
@@ -106,7 +103,7 @@ class NodeAccess:
         if not node.n_open:
             self._nodes.detach(node, seen)
         if node.is_directory:
-            self._directories.drop(node)
+            self._nodes.drop_directory_fd(node)
 
 
 def _fail(number: int) -> NoReturn:

@@ -22,7 +22,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.statx import look_at
-from fusefs.mount.native._core import InodeTable, Node
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import TO_READ, DirectoryFds
 from fusefs.mount.tables.open_handles import DirHandle, OpenHandles
@@ -37,7 +37,7 @@ from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.opening import Opening
 from fusefs.mount.tree.references import NodeReferences
-from fusefs.mount.tree.validity import EntryParam, NameValidity, PageValidity
+from fusefs.mount.tree.validity import EntryParam, NameValidity
 from fusefs.store.layout import is_stores_own
 
 _DOTS = (b".", b"..")
@@ -79,7 +79,7 @@ class Listings:
     """
 
     _lock: TablesLock
-    _nodes: InodeTable
+    _nodes: Tables
     _cache: DaemonCache
     _directories: DirectoryFds
     _handles: OpenHandles
@@ -92,7 +92,6 @@ class Listings:
     _recalls: CachedReplies
     _lookups: LookupOperations
     _opening: Opening
-    _pages: PageValidity
     _: KW_ONLY
     is_shared: bool
     shows_trash: bool
@@ -119,12 +118,12 @@ class Listings:
         opening = self._access.as_caller(caller, (by_mode_of(self._lock, dir_fd),), (node,))
         fd = Fd(opening.call(os.open, dir_fd.path(), TO_READ))
         try:
-            is_unchanged = not self.is_shared or self._pages.are_right(node, self._lock.call(look_at, fd))
+            is_unchanged = not self.is_shared or node.pages_are_right(self._lock.call(look_at, fd))
         except BaseException:
             self._lock.call(fd.close)
             raise
         listing = DirHandle(node, Dirents(fd), is_unchanged=is_unchanged)
-        return self._handles.add(node, fd, caller.uid, listing=listing)
+        return self._handles.add_listing(fd, caller.uid, listing)
 
     def recall_opendir(self, nodeid: int, caller: Caller) -> int | None:
         """A handle of a directory whose entries are remembered: it need not be opened. None: it must be."""
@@ -132,7 +131,7 @@ class Listings:
         if node is None or node.last is not None or not self.is_checked or self._cache.listing(node) is None:
             return None
         self._opening.make_room(caller.uid)
-        return self._handles.add_late(node, caller.uid, DirHandle(node, None, is_unchanged=not self.is_shared))
+        return self._handles.add_late(caller.uid, DirHandle(node, None, is_unchanged=not self.is_shared))
 
     def _entries(self, listing: DirHandle) -> Dirents:
         """Where to read them."""
@@ -145,14 +144,12 @@ class Listings:
 
     def releasedir(self, fh: int) -> None:
         """Close a handle of a directory."""
-        listing = self._handles.listing(fh)
+        listing = self._handles.remove_listing(fh)
         listing.close()
         if not listing.is_late:
             self._opening.release(fh)
-            return
-        self._handles.remove_late(fh)
-        if listing.entries is not None:
-            self._lock.call(listing.entries.fd.close)
+        elif listing.entries is not None:
+            listing.entries.fd.close()
 
     def advance(self, fh: int, offset: int) -> bool:
         """Go on with what is ready, if that is all that is needed; it never waits."""
@@ -262,7 +259,6 @@ class Listings:
         timeout_s = 0 if self._validity.are_fickle_in(node, fd) else self._cache.lifetime_s
         hides, dev, is_trash = self.hides_stores(node), node.source[0], trashd_dir.holds_trash(self._nodes, node)
         unlooked = frozenset() if self._lock.stays_home else self._submounts.names
-        unsteady = self._cache.unsteady
         soon_s, node_of = time.monotonic() + _SOON_S, self._nodes.get
         began_ns = n = n_looked = 0
         try:
@@ -284,7 +280,7 @@ class Listings:
                     found = learn(source_key(seen, handle), seen, node, name)
                     if is_trash:
                         self._stored.add(found)
-                    is_steady = (not unsteady and seen.dev == dev) or self._lookups.is_steady(found.source)
+                    is_steady = self._lookups.is_steady(found) if seen.dev != dev else not found.is_unsteady
                     known = EntryParam(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, None, is_steady)
                     yield ReaddirEntry(name, known, ino, kind, following, found)
                     n_looked += 1
@@ -325,8 +321,8 @@ class Listings:
                 source = source_key(seen, handle)
                 left_s = batch.look.left_s(source, named=(listing.node, name))
                 if left_s:
-                    nodeid = self._nodes.learn(source, seen, listing.node, name).nodeid
-                    return EntryParam(nodeid, seen, left_s, None, source not in self._cache.unsteady)
+                    node = self._nodes.learn(source, seen, listing.node, name)
+                    return EntryParam(node.nodeid, seen, left_s, None, not node.is_unsteady)
         return None
 
     def told(self, fh: int, listed: ReaddirEntry, *, is_taken: bool) -> None:

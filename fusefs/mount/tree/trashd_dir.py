@@ -25,7 +25,7 @@ from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import look_at
 from fusefs.linux.thread_credentials import ThreadCredentials, call_as
-from fusefs.mount.native._core import InodeTable, Node
+from fusefs.mount.native._core import Node, Tables
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import DROP, Store, UserFolder, open_own_store, open_store
 from fusefs.store.make_folder import make_proven, make_user
@@ -41,17 +41,17 @@ _PRIVATE = 0o077
 _LINK = stat.S_IFLNK | 0o777
 
 
-def is_below(nodes: InodeTable, node: Node) -> bool:
+def is_below(nodes: Tables, node: Node) -> bool:
     """Whether a node is a store or lies in one: what commands do there, they do behind the mount."""
     return nodes.zone_of(node) != NodeZone.OUTSIDE
 
 
-def holds_trash(nodes: InodeTable, directory: Node) -> bool:
+def holds_trash(nodes: Tables, directory: Node) -> bool:
     """Whether what lies in this directory is in a container or a drop folder: a reaper works there behind the mount."""
     return nodes.zone_of(directory) == NodeZone.TRASH
 
 
-def is_drop_folder(nodes: InodeTable, directory: Node) -> bool:
+def is_drop_folder(nodes: Tables, directory: Node) -> bool:
     """Whether a directory is a user's drop folder, in whatever store."""
     above = directory.parent
     return directory.name == DROP and above is not None and nodes.zone_of(above) == NodeZone.STORE
@@ -88,7 +88,7 @@ def user_of(nodeid: int) -> int | None:
 class StoredNodes:
     """What the kernel was told of since the last `take` that lies in stores. Touched as the tables are."""
 
-    def __init__(self, nodes: InodeTable) -> None:
+    def __init__(self, nodes: Tables) -> None:
         """nodes: of which it is told"""
         self._nodes = nodes
         self.tell: Callable[[], object] = lambda: None

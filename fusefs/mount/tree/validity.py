@@ -26,7 +26,7 @@ from fusefs.core.nodeids import ROOTS, NodeId, NodeZone
 from fusefs.linux.casefold import folds_case
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import forget_attributes
-from fusefs.mount.native._core import InodeTable, Node
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import Freshness
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.trashd_dir import is_below
@@ -40,8 +40,6 @@ in an orphan, and be reaped behind the mount."""
 _MOMENT_S = 0.01
 """For attributes of a directory whose name is not believed: the kernel asks for them again after each look at a name,
 and before each step of a renameat2 that checks permissions."""
-_RACY_NS = 2_000_000_000
-"""As old as the slowest clock of a filesystem; another machine's may be off by more, and is then not believed."""
 
 
 class EntryParam(NamedTuple):
@@ -73,7 +71,7 @@ class NameValidity:
     The store's names change behind the mount; and where letter case does not matter, one name is many.
     """
 
-    def __init__(self, nodes: InodeTable, lock: TablesLock) -> None:
+    def __init__(self, nodes: Tables, lock: TablesLock) -> None:
         """Begin with nothing known."""
         self._nodes = nodes
         self._lock = lock
@@ -100,13 +98,12 @@ class NameValidity:
 class AttrTimeouts:
     """For how long one mount's kernel believes attributes. To be used with the tables' lock."""
 
-    def __init__(self, nodes: InodeTable) -> None:
+    def __init__(self, nodes: Tables) -> None:
         self._nodes = nodes
-        self._device = -1
 
     def connect(self, device: int) -> None:
         """Have the session: /dev/fuse, which stays its owner's. Before that nothing lasts."""
-        self._device = device
+        self._nodes.device = device
 
     def lifetimes(self, known: EntryParam) -> tuple[float, float]:
         """For how long the kernel may believe what a name means, and what its attributes are, in the reply that is
@@ -128,7 +125,7 @@ class AttrTimeouts:
         if node is None:
             return False
         is_settled = not node.changed_s or time.monotonic() - node.changed_s >= _SHORT_S
-        node.is_lasting = self._device >= 0 and is_settled
+        node.is_lasting = self._nodes.device >= 0 and is_settled
         return node.is_lasting
 
     def changed(self, directory: Node) -> None:
@@ -146,8 +143,8 @@ class AttrTimeouts:
     def renew(self, node: Node) -> None:
         """What the kernel was sent of any node is void, and what is under way to it."""
         node.is_told, node.told_until_s = False, 0.0
-        if self._device >= 0:
-            forget_attributes(self._device, node.nodeid)
+        if self._nodes.device >= 0:
+            forget_attributes(self._nodes.device, node.nodeid)
 
     def renew_all(self) -> None:
         """What the kernel was sent of any directory is void."""
@@ -162,21 +159,4 @@ class AttrTimeouts:
         for node in nodes:
             if node.is_lasting:
                 node.is_lasting = False
-                forget_attributes(self._device, node.nodeid)
-
-
-class PageValidity:
-    """What files and directories were when they were opened last: whether the kernel's pages of them are still right.
-
-    They are, where others change a file or the names in a directory behind the mount, if its times and size are those
-    of the last open, and had been so for a while then: clocks of filesystems tick slowly, and what is written in the
-    same tick can't be told apart.
-    """
-
-    def are_right(self, node: Node, seen: Attributes) -> bool:
-        """Whether the kernel's pages of a file or directory are, that was just opened and looked at."""
-        version = (seen.mtime_ns, seen.ctime_ns, seen.size)
-        are_right = node.pages == version
-        is_old = time.time_ns() - max(seen.mtime_ns, seen.ctime_ns) > _RACY_NS
-        node.pages = version if is_old else None
-        return are_right
+                forget_attributes(self._nodes.device, node.nodeid)

@@ -14,7 +14,7 @@ from fusefs.linux.fuse_caller import Caller, is_capable
 from fusefs.linux.statx import look_at
 from fusefs.linux.thread_credentials import ITSELF, NO_ID, call_as
 from fusefs.linux.xattrs import get_at, get_of, is_selinux_enabled
-from fusefs.mount.native._core import InodeTable, Node
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.prefetch import Prefetch
@@ -43,7 +43,7 @@ class XattrOperations:
     """
 
     _lock: TablesLock
-    _nodes: InodeTable
+    _nodes: Tables
     _cache: DaemonCache
     _directories: DirectoryFds
     _prefetch: Prefetch
@@ -151,7 +151,7 @@ class XattrOperations:
     def _ask_on(self, node: Node, name: bytes, uid: int) -> None:
         """Have one fetched with those of what is listed beside it, which is asked for next, as the daemon is told."""
         if self._lock.is_slow and self._cache.is_kept and not uid:
-            fd = None if node.parent is None else self._directories.fd_if_open(node.parent)
+            fd = None if node.parent is None else self._nodes.directory_fd(node.parent)
             self._prefetch.asked_xattr(name, node, fd)
 
     def recall_names(self, nodeid: int, caller: Caller) -> list[bytes] | None:
