@@ -14,7 +14,7 @@ native: .venv/.native
 demo: setup; @$(PYTHON) -m bench.demo $(ARGS)
 fast-paths: setup; @for path in $(or $(FAST_PATHS),$(shell $(PYTHON) -c "from fusefs.core.fast_paths import FastPath; print(*[p.value for p in FastPath if p not in (FastPath.URING, FastPath.NATIVE)])")); do echo "without $$path" && TRASHD_TEST_WITHOUT=$$path .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal) || failed="$$failed $$path"; done; [ -z "$$failed" ] || { echo "fails without:$$failed"; exit 1; }
 # The mount's tests with every mount over io_uring, and so by the native core.
-uring: setup; @TRASHD_TEST_URING=on .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal)
+uring: setup; @TRASHD_TEST_TRANSPORT=uring=on .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 every: setup; @.ci/pytest --every $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 # The tests that ARGS selects, ten times beside a load: make flaky ARGS='--times 20 tests/service -k held'
@@ -66,5 +66,5 @@ soak-mount: setup; @TRASHD_TEST_SWAPS=1000 TRASHD_TEST_LOOKUPS=10000000 TRASHD_T
 soak-shared: shared-packages; @TRASHD_TEST_DEMANDED=shared TRASHD_TEST_ROUNDS=1000 TRASHD_TEST_SHARED_LIMIT_S=400000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/shared/test_rounds.py $(ARGS)
 soak-mpi: mpi-packages; @TRASHD_TEST_DEMANDED=mpi TRASHD_TEST_KILLS=100 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/mpi/test_lost_ranks.py $(ARGS)
 soak-model: setup; @TRASHD_TEST_FAULTS=2 .ci/pytest --timeout=0 -o faulthandler_timeout=0 tests/unit/test_takeover_model.py $(ARGS)
-sanitize: setup; @cores=$$(mktemp -d) && trap 'rm -rf "$$cores"' EXIT && chmod 755 "$$cores" && $(PYTHON) hatch_build.py --sanitize $(SANITIZERS) --to "$$cores" && TRASHD_TEST_SANITIZED=$$cores/fusefs/mount/native TRASHD_TEST_STEPS=5000 TRASHD_TEST_URING=on .ci/pytest --timeout=600 tests/mount/test_shuffled_threads.py tests/mount/test_many_clients.py tests/mount/test_callers.py tests/mount/test_device_readers.py tests/mount/test_oracle_*.py $(ARGS)
+sanitize: setup; @cores=$$(mktemp -d) && trap 'rm -rf "$$cores"' EXIT && chmod 755 "$$cores" && $(PYTHON) hatch_build.py --sanitize $(SANITIZERS) --to "$$cores" && TRASHD_TEST_SANITIZED=$$cores/fusefs/mount/native TRASHD_TEST_STEPS=5000 TRASHD_TEST_TRANSPORT=uring=on .ci/pytest --timeout=600 tests/mount/test_shuffled_threads.py tests/mount/test_many_clients.py tests/mount/test_callers.py tests/mount/test_device_readers.py tests/mount/test_oracle_*.py $(ARGS)
 clean: ; rm -rf .venv .venv-shared .venv-recipes build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

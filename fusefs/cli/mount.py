@@ -164,10 +164,11 @@ def serve(
         try:
             from fusefs.mount.life import daemon
         except ImportError as error:
-            hint = "apt install trashd-mount; or pipx inject trashd pyfuse3 (Debian: apt install libfuse3-dev first)"
-            if error.name == "fusefs.mount.native._core":
-                hint = "apt install trashd-mount; or install trashd again with gcc and python3-dev"
+            if error.name != "fusefs.mount.native._core":
+                raise
+            hint = "apt install trashd-mount; or install trashd again with gcc and python3-dev"
             raise Refused(f"mounting needs {error.name}, which can't be loaded ({error})", hint) from error
+
         if source == target and options.coherence is Coherence.EXCLUSIVE:
             _warn_of_other_ways(target)
         return daemon.serve(source, target, options, ready, replaces=replaces)

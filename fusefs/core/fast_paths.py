@@ -13,11 +13,9 @@ from fusefs.core.errors import TrashdError
 class FastPath(Enum):
     """By the names that people use.
 
-    SEAM         a request is read as soon as the last one is answered, without a round of trio's scheduler; all others
-                 rest on it, since their replies are patched on its way
-    REQUESTS     the commonest requests are read and answered without libfuse and pyfuse3
+    ENGINE       requests are read and answered without libfuse and pyfuse3; all others rest on it
     URING        requests come by io_uring, to a thread on the core of who asks
-    NATIVE       the commonest requests are answered in C; it rests on REQUESTS
+    NATIVE       the commonest requests are answered in C; it rests on ENGINE
     PARALLEL     a lookup does not wait for others in the same directory
     LISTINGS     the kernel keeps listings, until a directory changes
     ROOT_ACL     the kernel keeps the ACL of the mount's root
@@ -28,8 +26,7 @@ class FastPath(Enum):
     PASSTHROUGH  reads, writes and mmap go to the file below, past the daemon
     """
 
-    SEAM = "seam"
-    REQUESTS = "direct-requests"
+    ENGINE = "engine"
     URING = "uring"
     NATIVE = "native-core"
     PARALLEL = "parallel-lookups"
@@ -42,8 +39,7 @@ class FastPath(Enum):
 
 
 SAVES: Final = {
-    FastPath.SEAM: "half of what a request costs",
-    FastPath.REQUESTS: "libfuse's and pyfuse3's part of the commonest requests",
+    FastPath.ENGINE: "libfuse's and pyfuse3's part of each request",
     FastPath.URING: "waking another core for each message",
     FastPath.NATIVE: "Python's part of the commonest requests",
     FastPath.PARALLEL: "waiting for others in the same directory",
@@ -58,8 +54,8 @@ SAVES: Final = {
 
 SLOW: Final = "SRC answers slowly: Python answers from memory, and has threads ask for the rest"
 """Why NATIVE is off for now."""
-ALWAYS: Final = frozenset({FastPath.SEAM, FastPath.REQUESTS, FastPath.PARALLEL, FastPath.KILLPRIV})
-"""Those that every mount has, but for an unusual pyfuse3 or kernel: users read of one only where it is off."""
+ALWAYS: Final = frozenset({FastPath.ENGINE, FastPath.PARALLEL, FastPath.KILLPRIV})
+"""Those that every mount has, but for plain mode and an unusual kernel: users read of one only where it is off."""
 
 
 class FastPathState(msgspec.Struct, frozen=True):

@@ -73,6 +73,7 @@ class Opcode(IntEnum):
     LISTXATTR = 23
     REMOVEXATTR = 24
     FLUSH = 25
+    INIT = 26
     OPENDIR = 27
     RELEASEDIR = 29
     FSYNCDIR = 30

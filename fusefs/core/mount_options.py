@@ -52,6 +52,17 @@ class PassthroughMode(Enum):
     OFF = "off"
 
 
+class EngineMode(Enum):
+    """What answers requests.
+
+    AUTO   the engine, or pyfuse3 where there is none
+    PLAIN  pyfuse3's handlers: slower, and less of them
+    """
+
+    AUTO = "auto"
+    PLAIN = "plain"
+
+
 class UringMode(Enum):
     """Whether messages come by io_uring, a queue for each core.
 
@@ -70,7 +81,7 @@ URING_AUTO: Final = (
 )
 """Source  docs/decisions/0031"""
 
-_OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, PassthroughMode, UringMode, FastPath)
+_OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, EngineMode, PassthroughMode, UringMode, FastPath)
 
 _TIMEOUTS_S = {Coherence.EXCLUSIVE: 3600.0, Coherence.SHARED: 1.0}
 """Long enough that time plays no part; as long as people take to look again."""
@@ -106,12 +117,17 @@ _REFUSED = {
     "allow_root": "allow_other lets root in too",
 }
 
-WITHOUT: Final = tuple(path for path in FastPath if path not in (FastPath.URING, FastPath.PASSTHROUGH))
+WITHOUT: Final = tuple(
+    path for path in FastPath if path not in (FastPath.ENGINE, FastPath.NATIVE, FastPath.URING, FastPath.PASSTHROUGH)
+)
 """Those that `without=` switches off."""
 _ACCESS_TIMES = "the backing filesystem keeps access times as its own mount says"
 _WITHOUT_EFFECT: Final = {
     "noatime": _ACCESS_TIMES,
     "nodiratime": _ACCESS_TIMES,
+    "without=seam": "use engine=plain",
+    "without=direct-requests": "use engine=plain",
+    "without=native-core": "use engine=plain",
     "without=uring": "use uring=off",
     "without=passthrough": "use passthrough=off",
 }
@@ -139,6 +155,7 @@ class MountOptions:
     has_xattrs: bool
     backing: BackingSpeed
     n_in_flight: int
+    engine: EngineMode
     passthrough: PassthroughMode
     uring: UringMode
     without: frozenset[FastPath]
@@ -150,6 +167,8 @@ class MountOptions:
     def off(self) -> dict[FastPath, str]:
         """The fast paths that are switched off, and how."""
         off = {path: f"without={path.value}" for path in self.without}
+        if self.engine is EngineMode.PLAIN:
+            off[FastPath.ENGINE] = "engine=plain"
         if self.passthrough is PassthroughMode.OFF:
             off[FastPath.PASSTHROUGH] = "passthrough=off"
         if self.uring is not UringMode.ON:
@@ -261,6 +280,7 @@ _OF_ANSWERS: Final = (
         "in_flight", "n_in_flight", _N_IN_FLIGHT, _number, "N",
         f"Ask a slow SRC for N things at a time, 1 to {_N_IN_FLIGHT_MAX} (-o in_flight=); default: {_N_IN_FLIGHT}.",
     ),
+    MountOption("engine", "engine", EngineMode.AUTO, partial(_one_of, EngineMode), _values(EngineMode)),
     MountOption(
         "passthrough", "passthrough", PassthroughMode.AUTO, partial(_one_of, PassthroughMode), _values(PassthroughMode),
         "Reads and writes go past the daemon (-o passthrough=); default: auto, where that can be; on: or fail.",
@@ -321,18 +341,11 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
     # Without the kernel's checks all users would have the daemon's permissions.
     values["default_permissions"] |= values["allow_other"]
     options = MountOptions(**values, flags=frozenset(flags))
-    if options.passthrough is PassthroughMode.ON:
-        _check_had(options, "passthrough=on", FastPath.SEAM)
-    if options.uring is UringMode.ON:
-        _check_had(options, "uring=on", FastPath.REQUESTS, FastPath.SEAM)
+    for word in ("passthrough=on", "uring=on"):
+        field = word.partition("=")[0]
+        if options.engine is EngineMode.PLAIN and getattr(options, field).value == "on":
+            raise UsageError(f"{word} with engine=plain", "it is one or the other")
     return options
-
-
-def _check_had(options: MountOptions, word: str, *needed: FastPath) -> None:
-    """Raises  UsageError: a word asks for what another one switches off"""
-    for path in needed:
-        if path in options.without:
-            raise UsageError(f"{word} with without={path.value}", "it is one or the other")
 
 
 def find_without_effect(texts: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -38,7 +38,7 @@ class Fd(int):
 
 
 class CountedFd(Fd):
-    """An fd that others may use, too: it is closed some time after the last of them has closed it, or dropped it."""
+    """An fd that several operations may use: it is closed after the last of them has ended, or closed it."""
 
     _use: object
 

@@ -29,28 +29,33 @@ _NUMBERS = itertools.count()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of what this run has switched off; all rests on the seam."""
+    """Leave out the tests of what this run has switched off, and in plain mode those of what takes the engine."""
     off = switched_off()
-    left_out = [item for item in items if any("seam" in off or off & {*m.args} for m in item.iter_markers("rests_on"))]
+    left_out = [item for item in items if any(is_plain(item) or off & {*m.args} for m in item.iter_markers("rests_on"))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
 
+def is_plain(item: pytest.Item) -> bool:
+    """Whether the mounts of a test are in plain mode."""
+    callspec = getattr(item, "callspec", None)
+    return transports.is_plain() or (callspec is not None and callspec.params.get("over_transport") == transports.PLAIN)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the modules that are about the native core over each transport, unless this run has one alone."""
-    name = metafunc.module.__name__.rpartition(".")[2]
-    if name in transports.ON_BOTH and transports.VARIABLE not in os.environ:
-        values = [MAIN_TRANSPORT, transports.by_ring("uring=on")]
-        metafunc.parametrize("over_transport", values, indirect=True, scope="module")
+    """Run some modules over each transport, unless this run has one alone."""
+    others = transports.values_of(metafunc.module.__name__.rpartition(".")[2])
+    if others and transports.VARIABLE not in os.environ:
+        metafunc.parametrize("over_transport", [MAIN_TRANSPORT, *others], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def over_transport(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Mounts of this module get their requests by io_uring, if its parameter says so."""
+    """Mounts of this module get their requests as its parameter says."""
     with pytest.MonkeyPatch.context() as patch:
-        if getattr(request, "param", None) == "uring=on":
-            patch.setenv(transports.VARIABLE, "on")
+        if getattr(request, "param", MAIN_TRANSPORT) != MAIN_TRANSPORT:
+            patch.setenv(transports.VARIABLE, request.param)
         yield
 
 

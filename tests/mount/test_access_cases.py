@@ -26,7 +26,7 @@ from tests.support.access_runner import Actors, Came, Place, begin, end, play
 from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount
 from tests.support.privileges import HE, PEOPLE
 from tests.support.real_filesystems import loop_volume
-from tests.support.trashd_command import switched_off
+from tests.support.transports import is_plain
 
 _ALONE = "the kernel answers alone"
 _MODE = re.compile(r"\b\d{5}\b")
@@ -226,9 +226,8 @@ N_SCENES = int(os.environ.get("TRASHD_TEST_SCENES", "60"))
 FIRST = int(os.environ.get("TRASHD_TEST_FIRST_SCENE", "0"))
 N_AT_A_TIME = 200
 N_TOLD = 50
-OF_DIRECT_REQUESTS = ("unnamed", "allocate", "punch", "copy")
-IS_DIRECT = not {"seam", "direct-requests"} & switched_off()
-DRAWN = tuple(act for act in ACTS if IS_DIRECT or not act.startswith(OF_DIRECT_REQUESTS))
+NOT_PLAIN = ("unnamed", "allocate", "punch", "copy")
+"""Beginnings of what plain mode can't do."""
 
 
 class How(NamedTuple):
@@ -268,13 +267,14 @@ def made(path: Path) -> Path:
 
 def scenes(how: How) -> Iterator[list[AccessScene]]:
     """Those of this run, some at a time."""
+    acts = tuple(act for act in ACTS if not (is_plain() and act.startswith(NOT_PLAIN)))
     for first in range(FIRST, FIRST + N_SCENES, N_AT_A_TIME):
         drawn = (
-            draw(number, has_changes=how.is_behind, acts=DRAWN)
+            draw(number, has_changes=how.is_behind, acts=acts)
             for number in range(first, min(first + N_AT_A_TIME, FIRST + N_SCENES))
         )
-        # Without the seam the umask applies beside a default ACL.
-        yield [scene for scene in drawn if not scene.d_default or "seam" not in switched_off()]
+        # In plain mode the umask applies beside a default ACL.
+        yield [scene for scene in drawn if not (is_plain() and scene.d_default)]
 
 
 @pytest.mark.parametrize("name", HOW)

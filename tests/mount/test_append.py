@@ -44,11 +44,8 @@ class File(NamedTuple):
     params=[
         ("coherence=exclusive",),
         ("coherence=exclusive", "backing=slow"),
-        pytest.param(("coherence=shared",), marks=pytest.mark.rests_on("direct-requests")),
-        pytest.param(
-            ("coherence=shared", "backing=slow"),
-            marks=(SLOW, pytest.mark.rests_on("direct-requests")),
-        ),
+        pytest.param(("coherence=shared",), marks=pytest.mark.rests_on("engine")),
+        pytest.param(("coherence=shared", "backing=slow"), marks=SLOW),
     ],
     ids=["exclusive", "slow", "shared", "shared-slow"],
 )

@@ -24,7 +24,7 @@ from tests.support.oracle import ALL_DIRECT, Oracle, agreed
 from tests.support.oracle_subjects import Handle, Story, Subject
 from tests.support.real_filesystems import loop_volume, sync
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("engine")]
 
 KEEP_SIZE, PUNCH_HOLE, COLLAPSE_RANGE, ZERO_RANGE, INSERT_RANGE = 1, 2, 8, 16, 32
 MODES = (0, KEEP_SIZE, PUNCH_HOLE, PUNCH_HOLE | KEEP_SIZE, ZERO_RANGE, ZERO_RANGE | KEEP_SIZE, 1 << 20)
@@ -326,9 +326,8 @@ def test_of_a_slow_filesystem_too() -> None:
 # Without us.
 
 
-@pytest.mark.parametrize("option", ["without=direct-requests", "without=seam"])
-def test_where_nobody_answers_the_kernel_does_without(option: str) -> None:
-    with fresh_mount("coherence=exclusive", option, limit_s=LIMIT_S) as mounted:
+def test_where_nobody_answers_the_kernel_does_without() -> None:
+    with fresh_mount("coherence=exclusive", "engine=plain", limit_s=LIMIT_S) as mounted:
         file = mounted.path / "file"
         file.write_bytes(LARGE)
         for _again in range(2):

@@ -150,17 +150,20 @@ def test_no_fuse_device_is_told_with_what_to_do(bench: Path) -> None:
     assert "modprobe fuse" in done.stderr
 
 
-def test_a_missing_pyfuse3_is_told_with_what_to_do(bench: Path) -> None:
+def test_a_missing_pyfuse3_is_told_with_what_to_do_where_it_is_needed(bench: Path) -> None:
     (bench / "pyfuse3.py").write_text("raise ImportError('no libfuse3.so.3')")
-    done = trashd("mount", bench / "source", bench / "target", PYTHONPATH=str(bench))
+    assert trashd("mount", bench / "source", bench / "target", PYTHONPATH=str(bench)).code == 0
+    done_well("umount", bench / "target")
+    done = trashd("mount", "-o", "engine=plain", bench / "source", bench / "target", PYTHONPATH=str(bench))
     assert done.code == 3
+    assert "engine=plain: then pyfuse3 is needed" in done.err
     assert "no libfuse3.so.3" in done.err
     assert "pipx inject trashd pyfuse3" in done.err
 
 
 def test_a_daemon_that_is_killed_before_it_is_ready_is_told(bench: Path) -> None:
     (bench / "pyfuse3.py").write_text("import os; os.kill(os.getpid(), 9)")
-    done = trashd("mount", bench / "source", bench / "target", PYTHONPATH=str(bench))
+    done = trashd("mount", "-o", "engine=plain", bench / "source", bench / "target", PYTHONPATH=str(bench))
     assert done.code == 128 + 9
     assert "Killed" in done.err
 

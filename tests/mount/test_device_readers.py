@@ -32,15 +32,15 @@ from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.make_trees import snapshot
 from tests.support.open_files import waits_in_the_kernel
 from tests.support.real_filesystems import loop_volume, mount_of, tmpfs_over, tmpfs_volume
-from tests.support.transports import VARIABLE
+from tests.support.transports import RING, VARIABLE
 from tests.support.trashd_command import trashd
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("direct-requests")]
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("engine")]
 
 N_FILES = 12
 N_MANY = 160
 N_OF_ONE = 120
-N_RING_THREADS = 16 * (os.cpu_count() or 1) if os.environ.get(VARIABLE) == "on" else 0
+N_RING_THREADS = 16 * (os.cpu_count() or 1) if os.environ.get(VARIABLE) == RING else 0
 """Each has room for one request that waits; the calls below are the pool's."""
 ANOTHER = 4711
 FS_IOC_GETFLAGS = 0x80086601

@@ -31,7 +31,7 @@ HOW = {
     "device": ["uring=off"],
     "ring": ["uring=on"],
     "slow": ["uring=off", "backing=slow"],
-    "plain": ["uring=off", "without=direct-requests"],
+    "plain": ["engine=plain"],
 }
 NAMES = "abc"
 LIMIT_S = 30.0

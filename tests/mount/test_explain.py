@@ -23,7 +23,6 @@ pytestmark = pytest.mark.needs("root", "fuse")
 USER, OTHER = 1000, 1001
 NAMES = [path.value for path in FastPath if path not in ALWAYS]
 RESTING = {  # what goes off with each, and which of them it takes
-    "direct-requests": {"unopened-directories": "direct-requests", "native-core": "direct-requests"},
     "kept-listings": {"unopened-directories": "kept-listings"},
 }
 
@@ -48,7 +47,7 @@ def published(bench: Path) -> Path:
     return Path(os.fsdecode(directory_of(os.fsencode(bench / "target")))) / "fast-paths"
 
 
-@pytest.mark.rests_on("seam")
+@pytest.mark.rests_on("engine")
 def test_all_is_on_where_nothing_is_in_the_way(bench: Path) -> None:
     mount(bench / "source", bench / "target", "--coherence", "exclusive")
     assert off(bench / "target") == {}
@@ -63,8 +62,8 @@ def test_each_tells_what_it_saves(bench: Path) -> None:
     }
 
 
-@pytest.mark.rests_on(*RESTING, "unopened-directories", "native-core")  # which are off with them
-@pytest.mark.parametrize("name", [path.value for path in WITHOUT if path not in (FastPath.SEAM, FastPath.NATIVE)])
+@pytest.mark.rests_on(*RESTING, "unopened-directories")  # which is off with them
+@pytest.mark.parametrize("name", [path.value for path in WITHOUT])
 def test_one_that_is_switched_off_is_off_alone(bench: Path, name: str) -> None:
     mount(bench / "source", bench / "target", "-o", f"without={name}")
     told = {name: f"without={name}"} | {other: f"it takes {taken}" for other, taken in RESTING.get(name, {}).items()}
@@ -72,12 +71,12 @@ def test_one_that_is_switched_off_is_off_alone(bench: Path, name: str) -> None:
     assert (bench / "target/file").read_text() == "content"
 
 
-def test_all_rest_on_the_seam(bench: Path) -> None:
-    mount(bench / "source", bench / "target", "-o", "without=seam")
+def test_plain_mode_has_none(bench: Path) -> None:
+    mount(bench / "source", bench / "target", "-o", "engine=plain")
     states = explained(bench / "target")
     assert list(states) == [path.value for path in FastPath]
     assert not any(state["is_on"] for state in states.values())
-    assert states["seam"]["why"] == "without=seam"
+    assert states["engine"]["why"] == "engine=plain"
     assert (bench / "target/file").read_text() == "content"
 
 
@@ -118,7 +117,7 @@ def test_a_mount_over_itself_is_found(bench: Path) -> None:
     done_well("umount", bench / "source")
 
 
-@pytest.mark.rests_on("seam")
+@pytest.mark.rests_on("engine")
 @pytest.mark.quick("mount")
 def test_people_get_a_line_for_each(bench: Path) -> None:
     mount(bench / "source", bench / "target", "-o", "without=kept-links")
@@ -177,7 +176,7 @@ def test_it_goes_with_the_mount(bench: Path) -> None:
     assert until(lambda: not file.parent.exists())  # umount waits for the daemon's end, but not for ever
 
 
-@pytest.mark.rests_on("seam")
+@pytest.mark.rests_on("engine")
 def test_status_names_what_is_off(bench: Path) -> None:
     mount(bench / "source", bench / "target", "-o", "without=kept-links")
     assert "without kept-links" in trashd("status").out.replace(", ", " without ")
@@ -197,10 +196,10 @@ def test_status_is_silent_on_uring_that_the_mount_was_not_asked_for(bench: Path)
 @pytest.mark.parametrize(
     "words",
     [
-        ("--explain", ".", "elsewhere"), ("--explain", "-o", "without=seam", "."), ("--explain", "-o", "ro", "."),
+        ("--explain", ".", "elsewhere"), ("--explain", "-o", "engine=plain", "."), ("--explain", "-o", "ro", "."),
         ("--explain", "--replace", "."), ("--json", ".", "elsewhere"), ("-o", "without=haste", ".", "elsewhere"),
-        ("--without", "seam", ".", "elsewhere"),
-        ("-o", "passthrough=on,without=seam", ".", "elsewhere"),
+        ("--without", "kept-links", ".", "elsewhere"), ("-o", "engine=fast", ".", "elsewhere"),
+        ("-o", "passthrough=on,engine=plain", ".", "elsewhere"), ("-o", "uring=on,engine=plain", ".", "elsewhere"),
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -101,7 +101,7 @@ def assert_others_get_theirs(mount: Mounted, fds: list[int]) -> None:
 
 @pytest.mark.parametrize(
     "open_",
-    [one_of_many, new, pytest.param(unnamed, marks=pytest.mark.rests_on("direct-requests"))],
+    [one_of_many, new, pytest.param(unnamed, marks=pytest.mark.rests_on("engine"))],
     ids=["opens", "creates", "makes unnamed"],
 )
 def test_who_takes_all_that_he_gets_leaves_some_to_others(mount: Mounted, open_: Open) -> None:

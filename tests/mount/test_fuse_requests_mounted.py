@@ -1,4 +1,4 @@
-"""Two mounts, with and without direct requests: clients can't tell which is which."""
+"""Two mounts, by the engine and in plain mode: clients can't tell which is which."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.oracle_subjects import Native, outcome
 from tests.support.real_filesystems import tmpfs_volume
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("engine")]
 
 MIB = 1 << 20
 SHARED_LIMIT_S = 1000.0
@@ -100,11 +100,11 @@ STEPS: st.SearchStrategy[Step] = st.one_of(
 
 @pytest.fixture(scope="module")
 def mounts(volume: Path) -> Iterator[list[Mounted]]:
-    """With and without; reads and writes come to both."""
-    options, without = ("coherence=exclusive", "passthrough=off"), "without=direct-requests"
+    """By the engine, and in plain mode; reads and writes come to both."""
+    options, plain = ("coherence=exclusive", "passthrough=off"), "engine=plain"
     with (
         trashd_mount(volume / "with", options=options, limit_s=SHARED_LIMIT_S) as one,
-        trashd_mount(volume / "without", options=(*options, without), limit_s=SHARED_LIMIT_S) as other,
+        trashd_mount(volume / "plain", options=(*options, plain), limit_s=SHARED_LIMIT_S) as other,
     ):
         yield [one, other]
 

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.needs("root", "fuse")
 HOW = {
     "shared": ["coherence=shared"],
     "exclusive": ["coherence=exclusive"],
-    "without direct requests": ["coherence=exclusive", "without=direct-requests"],
 }
 GONE = {*DAEMON_GONE, errno.EIO, errno.EINTR, errno.ESTALE, errno.ENOENT}
 N_FILES = 5
@@ -144,6 +143,7 @@ def test_a_directory_that_is_covered_while_it_is_known_waits_too() -> None:
             in_time(partial(others_work, place.top))
 
 
+@pytest.mark.rests_on("engine")
 def test_many_who_ask_it_leave_room_for_others() -> None:
     """The name stays in the kernel's cache while it is held: otherwise all who ask for it wait for one request. For a
     second the kernel answers from that cache.

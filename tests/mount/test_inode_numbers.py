@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from fusefs.core.nodeids import NodeId
 from fusefs.linux.syscalls import RENAME_EXCHANGE, handle_of
-from fusefs.mount.bridge.pyfuse3_loop import own_number
-from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.plain.handlers import PlainHandlers
 from fusefs.mount.tree.validity import NOTHING, EntryParam
 from tests.support.foreground_mount import trashd_mount, until
 from tests.support.make_trees import Spec, make_tree
 from tests.support.open_files import opened
 from tests.support.oracle import Oracle
 from tests.support.real_filesystems import gives_numbers_again, loop_volume, sync
+from tests.support.vfs_without_mount import vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -151,10 +150,12 @@ class Busy:
         return known.nodeid != known.attributes.ino
 
 
-def test_a_busy_machine_costs_a_new_file_no_number() -> None:
-    references: Any = Busy()
-    known = EntryParam(NodeId(1 << 62), NOTHING._replace(ino=7), 1.0)
-    assert trio.run(own_number, TablesLock(), references, known).nodeid == 7
+def test_a_busy_machine_costs_a_new_file_no_number(tmp_path: Path) -> None:
+    with vfs_at(tmp_path) as vfs:
+        busy: Any = Busy()
+        vfs.references = busy
+        known = EntryParam(NodeId(1 << 62), NOTHING._replace(ino=7), 1.0)
+        assert PlainHandlers(vfs, 1, has_acls=True).new_entry(known).st_ino == 7
 
 
 def test_old_file_keeps_its_content_for_who_has_it_open(oracle: Oracle) -> None:
@@ -282,7 +283,7 @@ def test_directory_moved_behind_the_mount_is_reached_by_who_knows_it(oracle: Ora
         assert behind.listdir(b"store/d/sub") == [b"file", b"made"]
 
 
-@pytest.mark.rests_on("seam")
+@pytest.mark.rests_on("engine")
 def test_no_file_has_a_handle_that_would_be_the_next_ones(oracle: Oracle) -> None:
     """The kernel would make it of the nodeid: a process that kept one (an NFS server does) got another file by it."""
     s = oracle.mounted

@@ -33,7 +33,7 @@ WHERE = {
     "elsewhere": ["coherence=shared"],
     "over itself": ["coherence=exclusive"],
     "over io_uring": ["coherence=exclusive", "uring=on"],
-    "without direct requests": ["coherence=exclusive", "without=direct-requests"],
+    "plain": ["coherence=exclusive", "engine=plain"],
     "slow": ["coherence=exclusive", "backing=slow"],
 }
 N_MANY = 260
@@ -151,7 +151,7 @@ def test_umount_force_lets_who_waits_go(how: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.rests_on("direct-requests")
+@pytest.mark.rests_on("engine")
 def test_many_who_wait_all_have_it_in_the_end() -> None:
     """No more of one user's than some take a thread of the daemon's; the others wait for their turn."""
     with (

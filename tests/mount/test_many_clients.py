@@ -25,14 +25,12 @@ from tests.support.fsfreeze import frozen
 from tests.support.open_files import waits_in_the_kernel
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
-pytestmark = [pytest.mark.needs("root", "fuse", "fuse_uring"), pytest.mark.rests_on("direct-requests", "uring")]
+pytestmark = [pytest.mark.needs("root", "fuse", "fuse_uring"), pytest.mark.rests_on("uring")]
 
 N_PROCESSES, N_THREADS = 8, 125
 N_CLIENTS = N_PROCESSES * N_THREADS
 STACK_BYTES = 128 << 10
 STORM_S = 1.5
-
-HOW = {"native core": ("uring=on",), "without it": ("uring=on", "without=native-core")}
 
 
 class Place(NamedTuple):
@@ -46,14 +44,14 @@ class Place(NamedTuple):
         return self.mounted.path / "leased"
 
 
-@pytest.fixture(params=HOW)
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+@pytest.fixture
+def place() -> Iterator[Place]:
     with tmpfs_volume() as volume:
         source = volume / "source"
         source.mkdir()
         for name in ("leased", "other"):
             (source / name).write_bytes(b"content")
-        options = ["coherence=shared", *HOW[request.param]]
+        options = ["coherence=shared", "uring=on"]
         with trashd_mount(source, options=options, limit_s=90) as mounted:
             yield Place(mounted, source)
 
@@ -169,8 +167,7 @@ def test_no_answer_is_lost_where_a_ring_is_full_of_them_and_its_thread_is_woken(
 
 
 @pytest.mark.needs("loop")
-@pytest.mark.parametrize("how", HOW)
-def test_who_waits_for_a_frozen_disk_keeps_nobody_of_that_core_waiting_after_many_waited(how: str) -> None:
+def test_who_waits_for_a_frozen_disk_keeps_nobody_of_that_core_waiting_after_many_waited() -> None:
     with loop_volume("ext4", 64) as volume:
         source = volume / "source"
         for name in ("one", "two", "three", "another"):
@@ -179,7 +176,7 @@ def test_who_waits_for_a_frozen_disk_keeps_nobody_of_that_core_waiting_after_man
         files = [source / f"another/file-{number}" for number in range(40)]
         for file in files:
             file.touch()
-        with trashd_mount(source, options=["coherence=exclusive", *HOW[how]], limit_s=90) as mounted:
+        with trashd_mount(source, options=["coherence=exclusive", "uring=on"], limit_s=90) as mounted:
             place = Place(mounted, source)
             with write_lease(source / "leased") as give_up, a_thousand(place, place.leased.read_bytes) as pids:
                 give_up()

@@ -101,17 +101,26 @@ def test_no_fast_path_is_off_unless_somebody_says_but_for_io_uring() -> None:
 
 
 def test_fast_paths_are_switched_off_one_by_one() -> None:
-    off = parse("without=seam,without=kept-links", "without=seam").off()
-    assert off[FastPath.SEAM] == "without=seam"
+    off = parse("without=kept-listings,without=kept-links", "without=kept-links").off()
+    assert off[FastPath.LISTINGS] == "without=kept-listings"
     assert off[FastPath.LINKS] == "without=kept-links"
 
 
-@pytest.mark.parametrize(("on", "off"), [
-    ("passthrough=on", "seam"), ("uring=on", "direct-requests"), ("uring=on", "seam")
-])  # fmt: skip
-def test_what_must_be_on_is_not_switched_off(on: str, off: str) -> None:
-    with pytest.raises(UsageError, match=f"{on} with without={off}"):
-        parse(on, f"without={off}")
+def test_plain_mode_is_the_engine_switched_off() -> None:
+    assert parse("engine=plain").off()[FastPath.ENGINE] == "engine=plain"
+    assert FastPath.ENGINE not in parse("engine=plain", "engine=auto").off()
+
+
+@pytest.mark.parametrize("on", ["passthrough=on", "uring=on"])
+def test_what_takes_the_engine_is_not_there_in_plain_mode(on: str) -> None:
+    with pytest.raises(UsageError, match=f"{on} with engine=plain"):
+        parse(on, "engine=plain")
+
+
+@pytest.mark.parametrize("name", ["seam", "direct-requests", "native-core"])
+def test_words_of_earlier_versions_name_plain_mode(name: str) -> None:
+    assert parse(f"without={name}") == parse()
+    assert list(find_without_effect([f"without={name}"])) == [(f"without={name}", "use engine=plain")]
 
 
 @pytest.mark.parametrize("name", ["uring", "passthrough"])

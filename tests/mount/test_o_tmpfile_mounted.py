@@ -20,7 +20,7 @@ from tests.support.oracle import ALL_DIRECT, Oracle, agreed
 from tests.support.oracle_subjects import Handle, Native, Story, Subject
 from tests.support.other_users import as_user
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("direct-requests")]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("engine")]
 
 LIMIT_S = 60.0
 ALICE, GROUP = 70_001, 70_002
@@ -187,9 +187,8 @@ def test_many_at_a_time_are_different_files(mounted: Mounted) -> None:
         os.close(fd)
 
 
-@pytest.mark.parametrize("option", ["without=direct-requests", "without=seam"])
-def test_where_nobody_answers_programs_take_a_name(option: str) -> None:
-    with fresh_mount("coherence=exclusive", option, limit_s=LIMIT_S) as mounted:
+def test_where_nobody_answers_programs_take_a_name() -> None:
+    with fresh_mount("coherence=exclusive", "engine=plain", limit_s=LIMIT_S) as mounted:
         assert errno_of(lambda: unnamed(mounted)) == errno.EOPNOTSUPP
         with tempfile.TemporaryFile(dir=mounted.path) as file:
             file.write(b"content")

@@ -24,7 +24,7 @@ from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.open_files import may_be_written
 from tests.support.other_users import as_user, run_as
 from tests.support.real_filesystems import loop_volume
-from tests.support.trashd_command import switched_off
+from tests.support.transports import is_plain
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -72,8 +72,7 @@ def copy_range(path: Path, fd: int) -> int:
     return _opened(path.with_name("source"), os.O_RDONLY, lambda source: os.copy_file_range(source, fd, 4))
 
 
-IS_DIRECT = not {"seam", "direct-requests"} & switched_off()
-BLOCKS: dict[str, Act] = {
+BLOCKS: dict[str, Act] = {  # which plain mode has not
     "allocate": lambda _path, fd: fallocate(fd, 0, 0, 100),
     "punch_hole": lambda _path, fd: fallocate(fd, FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, 0, 2),
 }
@@ -83,7 +82,7 @@ USES_FD: dict[str, Act] = {
     "write_nothing": lambda _path, fd: os.pwrite(fd, b"", 1),
     "truncate_fd": lambda _path, fd: os.ftruncate(fd, 3),
     "copy_range": copy_range,
-    **(BLOCKS if IS_DIRECT else {}),
+    **BLOCKS,
 }
 ACTS: dict[str, Act] = {
     **USES_FD,
@@ -147,7 +146,8 @@ def played(top: Path, who: Who) -> dict[tuple[str, str], tuple[object, Left]]:
     """What each act of a user on each kind of file returns, and what it leaves."""
     top.mkdir(mode=0o755)
     (top / "source").write_bytes(b"source")
-    cases = [(act, kind, top / f"{act} {kind}") for act in ACTS for kind in KINDS]
+    acts = [act for act in ACTS if not (is_plain() and act in BLOCKS)]
+    cases = [(act, kind, top / f"{act} {kind}") for act in acts for kind in KINDS]
     with ExitStack() as stack:
         fds = []
         for act, kind, path in cases:
@@ -190,14 +190,13 @@ def mount(volume: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
 
 STRICTER_FOR_ROOT = {"write", "append", "write_to_fd", "write_in_turns", "open_with_truncation"}
 """A write comes to us without its caller, and our own, without CAP_FSETID, takes all of them away."""
-if not IS_DIRECT:
-    STRICTER_FOR_ROOT.add("copy_range")  # which the kernel does by reading and writing
 MANDATORY_LOCKING = "set-group-ID, not the group's program"
 
 
 def may_be_stricter(name: str, act: str, kind: str) -> bool:
     """Whether more may go than below (docs/mount.md)."""
-    return (name == "root" and act in STRICTER_FOR_ROOT) or act == "write_by_mmap" or kind == MANDATORY_LOCKING
+    is_written = act in STRICTER_FOR_ROOT or (is_plain() and act == "copy_range")  # by the kernel: it reads and writes
+    return (name == "root" and is_written) or act == "write_by_mmap" or kind == MANDATORY_LOCKING
 
 
 def has_less(one: Left, other: Left) -> bool:
@@ -220,6 +219,7 @@ def test_what_goes_on_the_filesystem_below_goes_here(mount: Mounted, volume: Pat
     assert not unlike, "\n".join(unlike)
 
 
+@pytest.mark.rests_on("engine")
 def test_what_is_refused_takes_nothing_away(mount: Mounted) -> None:
     path = mount.path / "allocated"
     made(path, "both")
@@ -251,7 +251,13 @@ def test_a_program_that_a_stranger_wrote_to_runs_as_who_runs_it(mount: Mounted) 
 
 @pytest.mark.parametrize("roots_is_first", [True, False])
 @pytest.mark.parametrize(
-    "act", [*(act for act in USES_FD if act not in ("write_in_turns", "write_nothing")), "write", "truncate"]
+    "act",
+    [
+        *(act for act in USES_FD if act not in ("write_in_turns", "write_nothing", *BLOCKS)),
+        *(pytest.param(act, marks=pytest.mark.rests_on("engine")) for act in BLOCKS),
+        "write",
+        "truncate",
+    ],
 )
 def test_the_bit_of_roots_group_goes_whoever_opened_the_file_first(
     mount: Mounted, volume: Path, act: str, roots_is_first: bool

@@ -43,7 +43,6 @@ EXPECTED = {
 """What natively comes of it, too, when another one was quicker, or it is another user's."""
 HOW = {
     "native core": ("uring=on",),
-    "without native core": ("uring=on", "without=native-core"),
     "shared": ("uring=on", "coherence=shared"),
     "over /dev/fuse": (),
 }

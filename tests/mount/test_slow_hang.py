@@ -30,7 +30,7 @@ from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import mount_of, tmpfs_volume
 from tests.support.trashd_command import EXECUTED, TRASHD, trashd
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("engine")]
 
 N_FILES = 50
 N_CLIENTS = 700  # more than there are workers and threads

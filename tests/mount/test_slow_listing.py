@@ -22,7 +22,7 @@ from tests.support.fuse_slow import SlowVolume, Xattrs, slow_volume
 from tests.support.many_files import fill
 from tests.support.real_filesystems import tmpfs_volume
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("engine")]
 
 N = 1000
 N_MANY = 10_000

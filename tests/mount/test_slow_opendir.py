@@ -25,7 +25,7 @@ from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.vfs_without_mount import Somebody
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("seam")]
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("engine")]
 
 N = 1000
 SLOW = ("coherence=exclusive", "backing=slow")

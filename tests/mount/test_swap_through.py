@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import trio
-import trio.testing
 
 from fusefs.linux.kernel import Kernel
-from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
-from fusefs.mount.places.counters import kept
-from fusefs.mount.tables.tables_lock import TablesLock
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import init, recover_all, swap
@@ -22,7 +16,6 @@ from tests.support.store_verbs import init, recover_all, swap
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.timeout(120)]
 
 N_FEW, N_MANY = 10, 2000
-N_FORGOTTEN = 10_000
 
 
 @pytest.fixture(params=["exclusive", "shared"])
@@ -87,29 +80,3 @@ def test_the_directory_is_empty_for_clients_when_the_exchange_returns(mount: Mou
         swap(victim, Watched())
         assert len(list(entries)) == N_MANY - 1  # who has begun to list goes on in the old tree
     assert seen == [([], False)]
-
-
-def test_forgetting_many_names_leaves_others_their_turns_and_is_done_by_one_at_a_time(tmp_path: Path) -> None:
-    forgotten: list[int] = []
-    n_turns = 0
-
-    async def take_turns() -> None:
-        nonlocal n_turns
-        while True:
-            await trio.lowlevel.checkpoint()
-            n_turns += 1
-
-    async def forget_all(threads: Pyfuse3Threads) -> None:
-        async with trio.open_nursery() as others:
-            others.start_soon(take_turns)
-            async with trio.open_nursery() as nursery:
-                for batch in range(3):
-                    names = [(batch, 1)] * N_FORGOTTEN
-                    nursery.start_soon(threads.forget, lambda nodeid, _n: forgotten.append(nodeid), names)
-            others.cancel_scope.cancel()
-
-    with kept(os.fsencode(tmp_path)) as stats:
-        trio.run(forget_all, Pyfuse3Threads(TablesLock(), stats, 1))
-    assert len(forgotten) == 3 * N_FORGOTTEN
-    assert sum(one != before for before, one in pairwise(forgotten)) == 2
-    assert n_turns > 3 * N_FORGOTTEN / 100

@@ -68,7 +68,7 @@ except PermissionError:
 """
 
 
-@pytest.mark.rests_on("direct-requests")
+@pytest.mark.rests_on("engine")
 def test_blocks_and_files_without_a_name_are_the_users(mounted: Path) -> None:
     (mounted / "source/closed").mkdir(0o555)
     done = run_as(USER, ["sh", "-c", 'cd "$0" && exec "$@"', mounted / "target", sys.executable, "-c", BLOCKS])

@@ -13,7 +13,7 @@ from tests.support.trashd_command import TRASHD, done_well
 
 pytestmark = [
     pytest.mark.needs("root", "fuse", "fuse_uring"),
-    pytest.mark.rests_on("uring", "direct-requests"),
+    pytest.mark.rests_on("uring"),
 ]
 
 

@@ -13,8 +13,7 @@ import pytest
 from tests.support.foreground_mount import trashd_mount
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
 from tests.support.third_party_suites import EXPECTED, SuiteResult, fsx, pjdfstest, short_path
-from tests.support.transports import by_ring
-from tests.support.trashd_command import switched_off
+from tests.support.transports import PLAIN, by_ring
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop", "cargo"), pytest.mark.timeout(900)]
 
@@ -22,8 +21,7 @@ LIMIT_S = 800
 N_OPERATIONS = int(os.environ.get("TRASHD_TEST_OPERATIONS", "10000"))
 """Of fsx in all, half of them past the daemon; `make soak-mount` asks for more."""
 N_OPERATIONS_A_RUN = 2500
-_IS_DIRECT = not {"seam", "direct-requests"} & switched_off()
-BY_EACH = pytest.mark.parametrize("transport", ["uring=off", *([by_ring("uring=on")] if _IS_DIRECT else [])])
+BY_EACH = pytest.mark.parametrize("transport", ["uring=off", by_ring("uring=on"), PLAIN])
 SKIPPED_MORE = frozenset(EXPECTED["pjdfstest"])
 
 
@@ -64,8 +62,16 @@ def test_pjdfstest_finds_nothing_wrong(right: SuiteResult, transport: str) -> No
     assert seen.n_passed >= right.n_passed - len(SKIPPED_MORE)
 
 
-@BY_EACH
-@pytest.mark.parametrize("passthrough", ["auto", "off"])
+@pytest.mark.parametrize(
+    ("passthrough", "transport"),
+    [
+        ("auto", "uring=off"),
+        ("off", "uring=off"),
+        by_ring("auto", "uring=on"),
+        by_ring("off", "uring=on"),
+        ("off", PLAIN),
+    ],
+)
 def test_fsx_reads_what_it_wrote(passthrough: str, transport: str) -> None:
     """Reads, writes, maps, cuts and extends at random, allocates, makes holes and copies parts; two at a time.
 
@@ -75,7 +81,7 @@ def test_fsx_reads_what_it_wrote(passthrough: str, transport: str) -> None:
     with tmpfs_volume() as volume, trashd_mount(volume / "source", options=options, limit_s=LIMIT_S) as mounted:
 
         def run(seed: int) -> str:
-            return fsx(mounted.path, seed, N_OPERATIONS_A_RUN, has_blocks=_IS_DIRECT)
+            return fsx(mounted.path, seed, N_OPERATIONS_A_RUN, has_blocks=transport != PLAIN)
 
         with ThreadPoolExecutor(2) as pool:
             for seed, wrong in enumerate(pool.map(run, range(N_OPERATIONS // 2 // N_OPERATIONS_A_RUN))):

@@ -1,4 +1,4 @@
-"""What tests of the seam share: a tree of one file, and clients that never let a daemon come to rest."""
+"""A tree of one file, and clients that never let a daemon come to rest."""
 
 from __future__ import annotations
 

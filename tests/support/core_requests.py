@@ -21,7 +21,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_ring import FuseRing, RingEntry
 from fusefs.linux.io_uring import READ, IoUring
 from fusefs.mount.requests.fuse_requests import RequestReader
-from fusefs.mount.requests.native_core import NativeCore, load, native_core
+from fusefs.mount.requests.native_core import NativeCore, native_core
 from fusefs.mount.requests.ring_servers import Core
 from fusefs.mount.tables.tables_lock import Turn
 from fusefs.mount.tree.vfs import Vfs
@@ -46,7 +46,7 @@ class CoreReading:
 
     def __init__(self, core: NativeCore, kernel: FakeKernel) -> None:
         self._kernel = kernel
-        self._device = core.for_device(RequestReader(), Turn(), kernel.wake)
+        self._device = core.for_device(0, RequestReader(), Turn(), kernel.wake)
 
     def asked(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = 1) -> FuseReply | None:
         """What it answers; None: it leaves that to Python."""
@@ -155,10 +155,5 @@ def core_threads(
 
 @contextmanager
 def _core(below: Path | None, *, is_shared: bool) -> Iterator[tuple[NativeCore, FakeKernel, Vfs, Path]]:
-    module = load()
-    if isinstance(module, str):
-        pytest.skip(module)
-    with a_real(is_shared=is_shared, mutex=module.TurnsLock(), below=below) as (kernel, vfs, path):
-        core = native_core(module, vfs, kernel.requests)
-        assert core is not None
-        yield core, kernel, vfs, path
+    with a_real(is_shared=is_shared, below=below) as (kernel, vfs, path):
+        yield native_core(vfs, kernel.requests), kernel, vfs, path

@@ -16,11 +16,10 @@ from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
 from fusefs.mount.native._core import Tables
 from fusefs.mount.places.counters import Counters
-from fusefs.mount.requests.device_readers import PlainDevice
 from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
 from fusefs.mount.requests.thread_pool import PoolTask, ThreadPool
 from fusefs.mount.tables.estale_retries import EstaleRetries
-from fusefs.mount.tables.tables_lock import Mutex, TablesLock
+from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.validity import AttrTimeouts
 from fusefs.mount.tree.vfs import Vfs
 
@@ -86,7 +85,6 @@ class FakeKernel:
         self.requests = FuseRequests(vfs, self.session.fileno(), pool, opens_directories=opens_directories)
         self.wake = Fd(os.eventfd(0))
         self._reader = RequestReader()
-        self._device = PlainDevice(self.requests.device, self._reader, self.wake, 0.0)
         self._numbers = count(2, 2)
 
     def close(self) -> None:
@@ -102,8 +100,9 @@ class FakeKernel:
 
     def serve(self) -> bool:
         """Have what was sent answered to the end; whether there was anything."""
-        size = self._device.read(False)
-        if size:
+        size = 0
+        with suppress(BlockingIOError):
+            size = os.readv(self.requests.device, self._reader.room)
             self.requests.answer_read(self._reader, size, hands_out=False)
         while self.requests.n_unfinished:
             self.requests.go_on(is_idle=True)
@@ -140,12 +139,12 @@ def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[FakeK
 
 @contextmanager
 def a_real(
-    *, is_shared: bool = False, mutex: Mutex | None = None, below: Path | None = None, **named: Any
+    *, is_shared: bool = False, below: Path | None = None, **named: Any
 ) -> Iterator[tuple[FakeKernel, Vfs, Path]]:
     with tempfile.TemporaryDirectory(prefix="trashd-direct-", dir=below) as name, ExitStack() as stack:
         root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
         options: dict[str, Any] = {"max_fds": 1000, "timeout_s": 1000, "cache_bytes": 1 << 20, "is_shared": is_shared}
-        vfs = Vfs(root, TablesLock(mutex), Counters.in_memory(), **options)
+        vfs = Vfs(root, TablesLock(), Counters.in_memory(), **options)
         stack.callback(vfs.close)
         kernel = FakeKernel(vfs, **named)
         stack.callback(kernel.close)

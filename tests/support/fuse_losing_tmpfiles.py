@@ -9,7 +9,9 @@ ASKED is a file that gets a byte for each O_TMPFILE that the kernel hands on.
 import contextlib
 import errno
 import os
+import socket
 import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,14 +22,15 @@ import trio
 from pyfuse3 import EntryAttributes, FileHandleT, InodeT, RequestContext
 
 from fusefs.core import fuse_protocol as wire
+from fusefs.linux.fd import Fd
+from fusefs.linux.mount_calls import mount, open_fuse
 from fusefs.linux.statx import look_at
-from fusefs.mount.bridge import pyfuse3_loop
-from fusefs.mount.bridge.reply_patching import ReplyPatching
 from tests.support.fuse_bad_rename import LyingFs, Mode
-from tests.support.fuse_waiting import read_request, session_fd
 from tests.support.fuse_watchdog import fuse_mount
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.trashd_command import support_program
+
+_REPLY_BYTES_MAX = 1 << 20
 
 
 class LosingVolume(NamedTuple):
@@ -56,33 +59,16 @@ def losing_volume(limit_s: float = 60) -> Iterator[LosingVolume]:
 
 
 class LosingFs(LyingFs):
-    """The handlers, and O_TMPFILE, which pyfuse3 does not know."""
+    """The handlers, and O_TMPFILE, which pyfuse3 does not know: it gets all other requests by a socket."""
 
     def __init__(self, source: Path, asked: Path) -> None:
         super().__init__(source, Mode.HONEST, 0, {})
-        self.replies: ReplyPatching | None = None
         self._asked = asked
         self._linked: dict[int, list[bytes]] = {}  # of each file without a name that is open: those it got
 
-    def replied(self) -> None:
-        if self.replies is not None:
-            self.replies.replied()
-
-    def serve(self) -> bool | None:
-        """Read one request: O_TMPFILE is answered here, all else is pyfuse3's. For pyfuse3_loop.serve_by."""
-        assert self.replies is not None
-        request = read_request(self.replies.device)
-        if not request:
-            return None if request is None else False
-        _size, opcode, unique, nodeid, uid, gid, _pid = wire.read_head(request)
-        if opcode == wire.Opcode.TMPFILE:
-            self._make_unnamed(unique, nodeid, uid, gid)
-            return True
-        self.replies.hand_over(request)
-        return False
-
-    def _make_unnamed(self, unique: int, parent: int, uid: int, gid: int) -> None:
-        assert self.replies is not None
+    def unnamed(self, request: bytes) -> bytes:
+        """The reply to a request to make a file without a name."""
+        _size, _opcode, unique, parent, uid, gid, _pid = wire.read_head(request)
         with self._asked.open("ab") as asked:
             asked.write(b".")
         fd = os.open(self._path(parent), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -94,7 +80,7 @@ class LosingFs(LyingFs):
         wire.put_number(answer, wire.NUMBER_AT, unique)
         wire.put_entry(answer, seen.ino, seen.ino, seen, 0, 0)
         wire.put_opened(answer, fd, 0)
-        os.write(self.replies.device, answer)
+        return bytes(answer)
 
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
@@ -121,22 +107,35 @@ class LosingFs(LyingFs):
                     os.unlink(path)
 
 
-async def _serve(fs: LosingFs) -> None:
-    pyfuse3_loop.serve_by(fs.serve)
-    await pyfuse3.main()
+def _pass_on_requests(fs: LosingFs, device: int, to: socket.socket) -> None:
+    """Read requests, and leave all but O_TMPFILE to libfuse, until the mount is gone."""
+    with contextlib.suppress(OSError):
+        while True:
+            request = os.read(device, wire.REQUEST_BYTES_MAX)
+            if wire.read_head(request)[1] == wire.Opcode.TMPFILE:
+                os.write(device, fs.unnamed(request))
+            else:
+                to.send(request)
+    os._exit(0)
+
+
+def _pass_on_replies(device: int, replies: socket.socket) -> None:
+    while True:
+        os.write(device, replies.recv(_REPLY_BYTES_MAX))
 
 
 def main() -> None:
     source, mount_point, asked = sys.argv[1:]
     fs = LosingFs(Path(source).resolve(), Path(asked).resolve())
-    assert pyfuse3_loop.hook(fs.replied, lambda: None)
-    pyfuse3.init(fs, mount_point, {"fsname=losingfs", "subtype=losingfs", "allow_other", "default_permissions"})
-    fs.replies = ReplyPatching(session_fd())
-    try:
-        trio.run(partial(_serve, fs))
-    finally:
-        fs.replies.close()
-        pyfuse3.close(unmount=True)
+    device = open_fuse()
+    options = f"fd={int(device)},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
+    with Fd(os.open(mount_point, os.O_PATH)) as point:
+        mount(b"losingfs", point, b"fuse.losingfs", 0, options.encode())
+    ours, libfuses = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for act in (partial(_pass_on_requests, fs, device, ours), partial(_pass_on_replies, device, ours)):
+        threading.Thread(target=act, daemon=True).start()
+    pyfuse3.init(fs, f"/dev/fd/{libfuses.fileno()}", set())
+    trio.run(pyfuse3.main)
 
 
 if __name__ == "__main__":

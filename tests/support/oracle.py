@@ -42,15 +42,16 @@ EACH_WAY = pytest.mark.parametrize(
         by_ring("ext4", Way("uring=on")),
         ("tmpfs", Way("", "passthrough=off")),
         by_ring("tmpfs", Way("uring=on", "passthrough=off")),
-        ("tmpfs", Way("without=seam")),
+        ("tmpfs", Way("engine=plain")),
+        ("ext4", Way("engine=plain")),
     ],
     indirect=True,
     scope="module",
-    ids=["tmpfs", "ext4", "tmpfs-uring", "ext4-uring", "daemon", "daemon-uring", "pyfuse3"],
+    ids=["tmpfs", "ext4", "tmpfs-uring", "ext4-uring", "daemon", "daemon-uring", "plain", "plain-ext4"],
 )
-"""On both filesystems over /dev/fuse and over io_uring; without passthrough; and by pyfuse3 alone."""
+"""On both filesystems over /dev/fuse and over io_uring; without passthrough; and in plain mode."""
 SLOW = pytest.mark.rests_on("unopened-directories", "kept-listings")
-"""Without these all of a slow filesystem is pyfuse3's."""
+"""Without these listings of a slow filesystem are others."""
 DIRECT: Final[dict[str, pytest.MarkDecorator | tuple[()]]] = {
     "passthrough=auto": (), "passthrough=off": (), "backing=slow": SLOW,
 }  # fmt: skip

@@ -1,8 +1,9 @@
-"""Over what the mounts of a test get their messages: /dev/fuse, as users' mounts do, or io_uring.
+"""Over what the mounts of a test get their messages: /dev/fuse, as users' mounts do, io_uring, or pyfuse3 (plain mode).
 
-The modules of ON_BOTH are about the native core, or about what it shares with Python: all their cases run over
-/dev/fuse, and over io_uring one for each value of each parameter. All others run over /dev/fuse.
-TRASHD_TEST_URING=on has every mount of a run over io_uring (make uring), =off has none.
+The modules of ON_BOTH are about the engine: all their cases run over /dev/fuse, and over io_uring one for each value of
+each parameter; so do those of ON_PLAIN in plain mode. All others run over /dev/fuse.
+TRASHD_TEST_TRANSPORT=uring=on has every mount of a run over io_uring (make uring), =engine=plain in plain mode, and
+=uring=off over /dev/fuse.
 """
 
 import os
@@ -11,7 +12,8 @@ from typing import Final
 
 import pytest
 
-VARIABLE: Final = "TRASHD_TEST_URING"
+VARIABLE: Final = "TRASHD_TEST_TRANSPORT"
+RING, PLAIN = "uring=on", "engine=plain"
 ON_BOTH: Final = frozenset({
     "test_access_cases", "test_birth_time", "test_callers", "test_current_owner", "test_current_permissions",
     "test_data_races", "test_fuse_requests_mounted", "test_inode_numbers", "test_incarnations", "test_inner_mounts",
@@ -19,23 +21,37 @@ ON_BOTH: Final = frozenset({
     "test_passthrough", "test_passthrough_faults", "test_fair_fds", "test_swap_under_load", "test_o_tmpfile_mounted",
 })  # fmt: skip
 """Of tests/mount. Others name both, in their options."""
-_NOT_ON_BOTH: Final = ("uring=", "--uring", "without=seam", "without=direct-requests")
-"""What decides it otherwise, or what io_uring does not go with, among the words of a mount."""
+ON_PLAIN: Final = frozenset({
+    "test_access_cases", "test_append", "test_callers", "test_current_owner", "test_current_permissions",
+    "test_data_races", "test_inode_numbers", "test_incarnations", "test_inner_mounts", "test_listing_race",
+    "test_machine", "test_setid_bits", "test_swap_under_load",
+})  # fmt: skip
+_NOT_ON_OTHERS: Final = ("uring=", "--uring", "engine=")
+"""What decides it otherwise, among the words of a mount."""
 
 
-def ring_words(words: Iterable[str]) -> list[str]:
+def transport_words(words: Iterable[str]) -> list[str]:
     """The words of -o that go before those of a mount, so that it is where this test wants it."""
-    is_on_ring = os.environ.get(VARIABLE) == "on" and not any(part in word for word in words for part in _NOT_ON_BOTH)
-    return ["uring=on"] if is_on_ring else []
+    transport = os.environ.get(VARIABLE)
+    is_decided = any(part in word for word in words for part in _NOT_ON_OTHERS)
+    return [transport] if transport in (RING, PLAIN) and not is_decided else []
+
+
+def is_plain() -> bool:
+    """Whether mounts that say nothing of it are in plain mode now."""
+    return os.environ.get(VARIABLE) == PLAIN
 
 
 def by_ring(*values: object) -> object:
     """A case of a test that names uring=on."""
-    return pytest.param(
-        *values, marks=[pytest.mark.needs("fuse_uring"), pytest.mark.rests_on("uring", "direct-requests")]
-    )
+    return pytest.param(*values, marks=[pytest.mark.needs("fuse_uring"), pytest.mark.rests_on("uring")])
+
+
+def values_of(module: str) -> list[object]:
+    """What the mounts of a module of tests/mount are run over besides /dev/fuse."""
+    return [*([by_ring(RING)] if module in ON_BOTH else []), *([PLAIN] if module in ON_PLAIN else [])]
 
 
 def cases(options: Mapping[str, Sequence[str]]) -> list[object]:
     """The names of cases, by the options of each."""
-    return [by_ring(name) if "uring=on" in words else name for name, words in options.items()]
+    return [by_ring(name) if RING in words else name for name, words in options.items()]

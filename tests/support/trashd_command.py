@@ -32,7 +32,7 @@ import click
 
 from fusefs.cli.main import main
 from tests.support.seccomp import deny
-from tests.support.transports import ring_words
+from tests.support.transports import transport_words
 
 TRASHD = str(Path(sys.executable).with_name("trashd"))
 """The installed script, for tests whose subject is the start of a process, its streams or its signals."""
@@ -53,8 +53,8 @@ _libc = ctypes.CDLL(None)
 _libc.sbrk.restype = ctypes.c_void_p
 _kept: list[object] = []
 """The memory that holds the command line."""
-_WITH_A_WORD = ("passthrough", "uring")
-"""Fast paths that have an option of their own."""
+_WITH_A_WORD = {"engine": "engine=plain", "passthrough": "passthrough=off", "uring": "uring=off"}
+"""Fast paths that have an option of their own, and how it switches them off."""
 
 
 def switched_off() -> set[str]:
@@ -64,7 +64,7 @@ def switched_off() -> set[str]:
 
 def fast_paths_off() -> list[str]:
     """The fast paths that no mount of this run has, as options of a mount."""
-    return [f"{name}=off" if name in _WITH_A_WORD else f"without={name}" for name in switched_off()]
+    return [_WITH_A_WORD.get(name, f"without={name}") for name in switched_off()]
 
 
 class CommandResult(NamedTuple):
@@ -83,7 +83,7 @@ def trashd(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b
     """Run `trashd WORDS`, with some environment variables added."""
     if words[:1] == ("mount",) and not {"--explain", "--help"} & set(words):
         off = fast_paths_off()
-        first = ring_words([*(os.fsdecode(word) for word in words), *off])
+        first = transport_words([*(os.fsdecode(word) for word in words), *off])
         words = ("mount", *_each(first), *words[1:], *_each(off))
     return _run_command(words, environment(variables), cwd=cwd, stdin=stdin)
 

@@ -47,6 +47,10 @@ def test_a_mounts_options_are_told_without_its_daemon() -> None:
     assert not {"pyfuse3", "trio"} & list_heavy_imports("import fusefs.cli.mount")
 
 
+def test_a_mount_with_the_engine_needs_no_pyfuse3() -> None:
+    assert "pyfuse3" not in list_modules("import fusefs.mount.life.daemon")
+
+
 def test_no_command_loads_what_browse_needs() -> None:
     """Not `trashd browse --help` either: packages go without it."""
     every = "from fusefs.cli.group import _COMMANDS, trashd\nfor name in _COMMANDS: trashd.get_command(None, name)"

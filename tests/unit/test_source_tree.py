@@ -15,7 +15,7 @@ LAYERS = {
     "core": 0, "linux": 1, "store": 2, "engine": 3, "reaper": 4, "sweep": 4, "mount": 4, "service": 5, "plan": 5,
     "waiting": 6, "browse": 6, "cli": 7,
 }  # fmt: skip
-MOUNT_LAYERS = {"places": 0, "native": 1, "tables": 2, "tree": 3, "requests": 4, "bridge": 5, "life": 6}
+MOUNT_LAYERS = {"places": 0, "native": 1, "tables": 2, "tree": 3, "requests": 4, "plain": 5, "life": 6}
 """The packages of the mount, in layers of their own."""
 LATE_FROM = LAYERS["engine"]
 """From here up commands import when they are called: `trashd swap` needs none of it."""
@@ -23,10 +23,10 @@ RUNS_FOR_YEARS = {"mount", "service"}
 IMPURE = {
     "ctypes", "io", "os", "pathlib", "pyfuse3", "random", "secrets", "socket", "subprocess", "time", "trio",
 }  # fmt: skip
-KNOWS_PYFUSE3 = "fusefs.mount.bridge."
+KNOWS_PYFUSE3 = "fusefs.mount.plain."
 LOADS_LIBRARIES = "fusefs.linux.syscalls"
 LOADERS = {"CDLL", "PyDLL", "LibraryLoader", "cdll", "pydll"}
-ERRORS_END = {"fusefs.mount.requests.failures", "fusefs.mount.bridge.pyfuse3_values", "fusefs.service.service"}
+ERRORS_END = {"fusefs.mount.requests.failures", "fusefs.mount.plain.handlers", "fusefs.service.service"}
 """A request is answered with an errno, and a service goes on with its other volumes, whatever was wrong."""
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -103,7 +103,7 @@ def trio_stays_where_things_run_for_years(module: Module) -> Iterator[str]:
             yield "imports trio"
 
 
-def pyfuse3_stays_in_its_bridge(module: Module) -> Iterator[str]:
+def pyfuse3_stays_in_plain_mode(module: Module) -> Iterator[str]:
     for imported in module.imports:
         stranger = module.name.startswith("fusefs") and not module.name.startswith(KNOWS_PYFUSE3)
         if stranger and top_package_of(imported) == "pyfuse3":
@@ -198,7 +198,7 @@ RULES: tuple[Rule, ...] = (
     commands_import_late,
     core_is_pure,
     trio_stays_where_things_run_for_years,
-    pyfuse3_stays_in_its_bridge,
+    pyfuse3_stays_in_plain_mode,
     textual_stays_in_browse,
     imports_are_absolute,
     imports_name_what_they_take,
@@ -273,13 +273,13 @@ def test_modules_and_classes_have_names_of_their_own(modules: list[Module]) -> N
         (packages_of_a_layer_do_not_import_each_other, "fusefs.reaper.a", "def f():\n    import fusefs.mount.tree.vfs"),
         (packages_of_a_layer_do_not_import_each_other, "fusefs.sweep.a", "from fusefs.reaper.reap import reap"),
         (packages_of_the_mount_have_layers, "fusefs.mount.a", ""),
-        (imports_in_the_mount_point_down, "fusefs.mount.tree.a", "from fusefs.mount.bridge import pyfuse3_loop"),
+        (imports_in_the_mount_point_down, "fusefs.mount.tree.a", "from fusefs.mount.plain import loop"),
         (
             imports_in_the_mount_point_down,
             "fusefs.mount.tables.a",
             "def f():\n    from fusefs.mount.tree.vfs import Vfs",
         ),
-        (imports_in_the_mount_point_down, "fusefs.mount.native.a", "from fusefs.mount.bridge.pyfuse3_loop import hook"),
+        (imports_in_the_mount_point_down, "fusefs.mount.native.a", "from fusefs.mount.plain.loop import session"),
         (packages_of_a_layer_do_not_import_each_other, "fusefs.plan.a", "from fusefs.service.service import serve"),
         (commands_import_late, "fusefs.cli.a", "import fusefs.service.service"),
         (commands_import_late, "fusefs.cli.a", "if True:\n    import fusefs.mount.life.daemon"),
@@ -287,8 +287,8 @@ def test_modules_and_classes_have_names_of_their_own(modules: list[Module]) -> N
         (core_is_pure, "fusefs.core.a", "from os import open"),
         (core_is_pure, "fusefs.core.a", "def f():\n    import time"),
         (trio_stays_where_things_run_for_years, "fusefs.store.a", "import trio"),
-        (pyfuse3_stays_in_its_bridge, "fusefs.mount.tree.vfs", "from pyfuse3 import FUSEError"),
-        (pyfuse3_stays_in_its_bridge, "fusefs.reaper.a", "import pyfuse3.asyncio"),
+        (pyfuse3_stays_in_plain_mode, "fusefs.mount.tree.vfs", "from pyfuse3 import FUSEError"),
+        (pyfuse3_stays_in_plain_mode, "fusefs.reaper.a", "import pyfuse3.asyncio"),
         (textual_stays_in_browse, "fusefs.cli.a", "def f():\n    from textual.app import App"),
         (imports_are_absolute, "fusefs.store.a", "from . import swap"),
         (imports_name_what_they_take, "fusefs.store.a", "from os import *"),
@@ -339,12 +339,12 @@ def test_a_package_with_code_is_found() -> None:
         ("fusefs.linux.a", "import os\nfrom fusefs.core.names import Name"),
         ("fusefs.store.a", "from fusefs.linux.kernel import Kernel\nfrom fusefs.core.names import Name"),
         ("fusefs.service.a", "import trio\nfrom fusefs.reaper.reap import reap"),
-        ("fusefs.mount.bridge.a", "import pyfuse3\nfrom fusefs.mount.tree.b import c"),
+        ("fusefs.mount.plain.a", "import pyfuse3\nfrom fusefs.mount.tree.b import c"),
         ("fusefs.sweep.a", "from fusefs.engine.slice_pace import SlicePace"),
         ("fusefs.cli.a", "def f():\n    from fusefs.service.service import serve"),
         (LOADS_LIBRARIES, "import ctypes\nlibc = ctypes.CDLL(None)"),
         ("fusefs.linux.a", "import ctypes\nbuffer = ctypes.create_string_buffer(1)"),
-        ("fusefs.mount.bridge.pyfuse3_values", "try: f()\nexcept Exception: pass"),
+        ("fusefs.mount.plain.handlers", "try: f()\nexcept Exception: pass"),
         ("fusefs.store.a", "try: f()\nexcept BaseException:\n    close()\n    raise"),
         ("tests.linux.a", "import pyfuse3, trio"),
     ],

@@ -22,8 +22,9 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import trio
 
@@ -33,7 +34,7 @@ from fusefs.linux.child_processes import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import clone_tree
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
+from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.act_as import RequestCaller
 from fusefs.mount.tree.node_access import NodeAccess
 
@@ -174,8 +175,9 @@ def _found(daemon: socket.socket, who: FdRequest) -> Fd:
         return received(ours)
 
 
-async def serve(channel: socket.socket, access: NodeAccess, threads: Pyfuse3Threads) -> None:
+async def serve(channel: socket.socket, access: NodeAccess, lock: TablesLock) -> None:
     """Tell that process what directories are, until cancelled. Checkpoint  everywhere"""
+    limiter = trio.CapacityLimiter(_N)
     async with trio.open_nursery() as nursery:
         while True:
             await trio.lowlevel.wait_readable(channel)
@@ -184,18 +186,16 @@ async def serve(channel: socket.socket, access: NodeAccess, threads: Pyfuse3Thre
                 break
             asker = RequestCaller()
             asker.uid, ino = _QUESTION.unpack(question)
-            nursery.start_soon(_tell, socket.socket(fileno=fds[0]), access, threads, ino, asker)
+            find = partial(lock.run_patiently, access.hold_shown, ino, asker)
+            nursery.start_soon(_tell, socket.socket(fileno=fds[0]), find, limiter)
     _log.error("users' commands can't reach the backing tree any more: the process that gives it to them has ended")
 
 
-async def _tell(
-    asking: socket.socket, access: NodeAccess, threads: Pyfuse3Threads, ino: int, asker: RequestCaller
-) -> None:
-    """Checkpoint  if the backing filesystem is slow: as many may wait for it as of one user's requests"""
+async def _tell(asking: socket.socket, find: Callable[[], Fd], limiter: trio.CapacityLimiter) -> None:
+    """Checkpoint  while a thread asks the backing filesystem"""
     with asking, suppress(BrokenPipeError):  # the visit was over before
         try:
-            act = threads.outwait if threads.lock.is_slow else threads.do
-            found = await act(access.hold_shown, ino, asker)
+            found = await trio.to_thread.run_sync(find, abandon_on_cancel=True, limiter=limiter)
         except OSError as error:
             answer(asking, error.errno or errno.EIO)
         else:

@@ -13,13 +13,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from types import ModuleType
 
 import trio
 
-from fusefs.core.errors import Busy, Exit, NotPermitted, Refused, from_os
+from fusefs.core.errors import Busy, Exit, NotPermitted, Refused, TrashdError, from_os
 from fusefs.core.fast_paths import FastPath
-from fusefs.core.mount_options import BackingSpeed, Coherence, MountOptions, PassthroughMode, UringMode
+from fusefs.core.mount_options import BackingSpeed, Coherence, EngineMode, MountOptions, PassthroughMode, UringMode
 from fusefs.core.printable_names import printable
 from fusefs.core.uring_reasons import why_not
 from fusefs.linux.backing_fd_socket import door_of
@@ -30,12 +29,9 @@ from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.systemd import SystemdNotifier
 from fusefs.linux.uring_offer import enable, read_facts
-from fusefs.mount.bridge import pyfuse3_loop
-from fusefs.mount.bridge.pyfuse3_handlers import Pyfuse3Handlers
-from fusefs.mount.bridge.pyfuse3_threads import Pyfuse3Threads
-from fusefs.mount.bridge.reply_patching import INIT_BITS, ReplyPatching, beginning
 from fusefs.mount.life import backing_fd_server
 from fusefs.mount.life.forget_stored import StoredNotices
+from fusefs.mount.life.init import answer_init, read_init, why_too_old
 from fusefs.mount.life.root_inode import show
 from fusefs.mount.places import runtime_dir
 from fusefs.mount.places.attach import Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
@@ -43,22 +39,20 @@ from fusefs.mount.places.counters import Counters, kept
 from fusefs.mount.places.fast_path_states import FastPathStates, publishing
 from fusefs.mount.places.find_mounts import forget_earlier
 from fusefs.mount.places.mount_points import check, mount_of_device, top_mount
-from fusefs.mount.requests.device_readers import Device, DeviceReaders, PlainDevice
-from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
-from fusefs.mount.requests.native_core import NativeCore, load, native_core
+from fusefs.mount.requests.device_readers import DeviceReaders
+from fusefs.mount.requests.fuse_requests import GONE, FuseRequests
+from fusefs.mount.requests.native_core import native_core
 from fusefs.mount.requests.ring_servers import RingServers
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.open_handles import n_spare
-from fusefs.mount.tables.tables_lock import TablesLock, Turn
+from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import no_opendir
 from fusefs.mount.tree.passthrough import stack_depth, why_not_here, why_refused
 from fusefs.mount.tree.trashd_dir import prepare_store
 from fusefs.mount.tree.vfs import Vfs
 
-_N_WORKERS = 512
-"""Requests under way at a time: those that wait for a slow filesystem must leave room for others."""
 _N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
-"""Of them may wait; what needs no waiting is answered by the others. A thread may be lent two or three fds."""
+"""A thread may be lent two or three fds."""
 _IMPORTED_LATE = (
     "fusefs.core.glob", "fusefs.linux.config_files", "fusefs.linux.refused_calls", "fusefs.store.registry_targets",
     "fusefs.store.subordinate_folders",
@@ -66,7 +60,7 @@ _IMPORTED_LATE = (
 """By functions that commands share. After an upgrade they would be the new version's."""
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S, _GLANCE_S = 2.0, 0.02
-_REST_S = 0.02
+_REST_MS = 20
 """For which what comes by /dev/fuse beside a ring waits: each reader that is woken there takes time of the clients."""
 _GC_THRESHOLDS = (2000, 5, 20_000)
 _SHARED_S = 1.0
@@ -75,182 +69,185 @@ _BELIEVED_LESS = "and may write to files behind this one: what is told of names 
 _log = logging.getLogger(__name__)
 
 
-class _MountDaemon(Pyfuse3Handlers):
-    """One mount from the kernel's first word to its end."""
+class _MountDaemon:
+    """One mount from INIT to its end."""
 
     def __init__(
-        self, vfs: Vfs, options: MountOptions, replies: ReplyPatching, states: FastPathStates, ready: Callable[[], None]
+        self,
+        vfs: Vfs,
+        options: MountOptions,
+        attached: Attached,
+        states: FastPathStates,
+        ready: Callable[[], None],
     ) -> None:
-        n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        n_threads = max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
-        super().__init__(vfs, Pyfuse3Threads(vfs.lock, vfs.stats, n_threads), replies)
+        """ready: called once, when the mount answers"""
         self._vfs = vfs
-        self._stored_notices = StoredNotices(vfs)
-        self._pool = ThreadPool(n_threads)
-        self._readers: DeviceReaders | None = None
-        self._rings: RingServers | None = None
-        # With ACLs announced the kernel checks permissions, and asks for the directory's before each change in it.
-        self.enable_acl = options.default_permissions
+        self._lock = vfs.lock
         self._options = options
+        self._attached = attached
+        self._mount = attached.mount
+        self._device = attached.fd
         self._states = states
         self._ready = ready
-        self._has_begun = trio.Event()
+        self._readers: DeviceReaders | None = None
+        self._stack = ExitStack()
+        self._ended = trio.Event()
+        """It is unmounted, or is to be."""
         self._moving = trio.Lock()
-        self._refusal: Refused | None = None
-        """Why it must not answer after all: set by `_answer_from_now_on`, which unmounts it then."""
+        self._refusal: TrashdError | None = None
+        """Why it is unmounted before it is ready."""
 
-    def init(self) -> None:
-        """The answer to INIT goes out when this returns."""
-        super().init()
-        if self._states.is_on(FastPath.SEAM) and not pyfuse3_loop.is_as_known():
-            self._states.turn_off(FastPath.SEAM, "this pyfuse3 reads its requests otherwise than those that we know")
-            self.lock.stay_home()
-        if self._states.is_on(FastPath.URING):
-            assert self._rings is not None
-            try:
-                self._rings.prepare()  # before the kernel is told yes: then it hands out no other
-            except (OSError, MemoryError, RuntimeError) as error:
-                self._states.turn_off(FastPath.URING, f"its threads and memory can't be had: {error}")
-        depth = stack_depth(self._vfs.root)
-        self._replies.patch_next(beginning(self._states.on(), stack_depth=depth))
-        if not self._states.is_on(FastPath.SEAM):
-            self._replies.let_pass()  # all but this one
-        self._has_begun.set()
-
-    def _native_core(self, requests: FuseRequests) -> NativeCore | None:
-        """What answers the commonest requests in C, if this mount is to have it."""
-        if not self._states.is_on(FastPath.NATIVE):
-            return None
-        module = load()
-        if isinstance(module, str):
-            self._states.turn_off(FastPath.NATIVE, module)
-            return None
-        core = native_core(module, self._vfs, requests)
-        if core is None:
-            self._states.turn_off(FastPath.NATIVE, "it takes file handles, which this filesystem has not")
-        return core
-
-    def _read_requests(self, requests: FuseRequests, core: NativeCore | None) -> None:
-        """Have requests read by threads of ours from now on, and not by pyfuse3."""
-        is_by_ring = self._states.is_on(FastPath.URING)
-
-        def device_of(reader: RequestReader, turn: Turn, wake: Fd) -> Device:
-            if core is None or is_by_ring:
-                return PlainDevice(requests.device, reader, wake, _REST_S if is_by_ring else 0.0)
-            return core.for_device(reader, turn, wake)
-
-        run_soon, read_again = trio.lowlevel.current_trio_token().run_sync_soon, pyfuse3_loop.read_elsewhere()
-        self._readers = DeviceReaders(self.lock, requests, self._pool, device_of, partial(run_soon, read_again))
-        self._readers.begin()
-
-    async def _has_shown(self, attached: Attached, ended: trio.Event) -> bool:
-        """Whether people see the mount. Checkpoint  while it moves, if it is apart"""
-        mount, apart = attached.mount, attached.apart
-        async with self._moving:
-            if apart is not None and not ended.is_set():
-                try:
-                    why_not = await show(self.lock, self._vfs.nodes, self._timeouts, mount, apart)
-                    self._states.decide(FastPath.ROOT_ACL, why_not)
-                except OSError as error:
-                    hint = "trashd doctor names the system calls that are refused here"
-                    self._refusal = Refused(f"{printable(mount.point)} can't be mounted: {error.strerror}", hint)
-                    await _unmount(mount, ended)
-        return not ended.is_set()
-
-    async def _answer_from_now_on(self, attached: Attached, ended: trio.Event) -> None:
-        """See what works, and tell that the mount answers.
-
-        Checkpoint  until the kernel has begun, and while it moves
-        """
-        mount = attached.mount
-        await self._has_begun.wait()
-        self._timeouts.connect(self._replies.device)
-        for path in (FastPath.REQUESTS, FastPath.LISTINGS):
-            if not self._states.is_on(path):
-                self._states.turn_off(FastPath.UNOPENED, f"it takes {path.value}")
-        if not self._states.is_on(FastPath.REQUESTS):
-            self._states.turn_off(FastPath.NATIVE, f"it takes {FastPath.REQUESTS.value}")
-        else:
-            opens = not self._states.is_on(FastPath.UNOPENED)
-            requests = FuseRequests(self._vfs, self._replies.device, self._pool, opens_directories=opens)
-            core = self._native_core(requests)
-            if self._rings is not None and self._states.is_on(FastPath.URING):
-                try:
-                    self._rings.begin(requests, None if core is None else core.for_ring)
-                except OSError as error:
-                    self._states.turn_off(FastPath.URING, f"the kernel has not taken it: {error.strerror}")
-            self._read_requests(requests, core)
-        if not await self._has_shown(attached, ended):
-            return
-        if self._states.is_on(FastPath.PASSTHROUGH):
-            self._states.decide(FastPath.PASSTHROUGH, why_refused(self._replies.device))
-        if self._states.is_on(FastPath.PASSTHROUGH):
-            run_soon = trio.lowlevel.current_trio_token().run_sync_soon  # any thread may have to turn it off
-            self._vfs.passthrough.start(lambda why: run_soon(self._states.turn_off, FastPath.PASSTHROUGH, why))
-        elif self._options.passthrough is PassthroughMode.ON:
-            why = self._states.why_off(FastPath.PASSTHROUGH)
-            self._refusal = Refused(f"passthrough=on: {why}", "passthrough=auto mounts without it")
-            await _unmount(mount, ended)
-            return
-        if self._options.uring is UringMode.ON and not self._states.is_on(FastPath.URING):
-            why = self._states.why_off(FastPath.URING)
-            self._refusal = Refused(f"uring=on: {why}", "uring=auto mounts without it")
-            await _unmount(mount, ended)
-            return
-        self._states.begin()
-        self._ready()
-
-    def run(self, attached: Attached, ended: trio.Event) -> int:
-        """Serve until it is unmounted; the exit code. ended: it is, or is to be"""
-        path = printable(attached.mount.point)
-        vfs, states = self._vfs, self._states
+    def run(self) -> int:
+        """Serve until it is unmounted; the exit code. Raises  TrashdError: it was never ready"""
+        path = printable(self._mount.point)
         _collect_garbage_seldom()
-        with pyfuse3_loop.session(self, int(attached.fd)), ExitStack() as stack:
+        with self._stack:
             try:
-                with _door(attached, vfs) as asked:
-                    vfs.listings.are_kept = states.is_on(FastPath.LISTINGS)
-                    self._see_offer()
-                    if states.is_on(FastPath.URING):
-                        self._rings = stack.enter_context(_rings(attached, self.lock, self._replies.device, states))
-                    trio.run(self._loop, attached, asked, ended)
+                with _door(self._attached, self._vfs) as asked:
+                    trio.run(self._loop, asked)
             except BaseException:
                 _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
                 raise
             finally:
                 if self._readers is not None:
                     self._readers.end(_GRACE_S)
-                vfs.passthrough.close()
+                self._vfs.passthrough.close()
         if self._refusal is not None:
             raise self._refusal
-        if mount_of_device(attached.mount.device):
+        if mount_of_device(self._mount.device):
             _log.error("%s: the connection was aborted; the mount stays, dead, until trashd mount --replace", path)
             return Exit.FAILED
         return 0
 
-    def _see_offer(self) -> None:
-        """Want no more than the kernel offers. A bit that it doesn't know would do no harm, but would be told of."""
-        offered = self._replies.offered() if self._states.is_on(FastPath.SEAM) else None
-        if offered is not None:
-            for path, bit in INIT_BITS.items():
-                if not offered & bit:
-                    self._states.turn_off(path, "this kernel does not offer it")
-
-    async def _loop(self, attached: Attached, asked: socket.socket | None, ended: trio.Event) -> None:
+    async def _loop(self, asked: socket.socket | None) -> None:
         """Checkpoint  everywhere"""
-        mount = attached.mount
         async with trio.open_nursery() as nursery:
-            await nursery.start(_stop_on_signal, mount, self._moving, partial(_unmount, mount, ended))
-            nursery.start_soon(_wait_no_longer, self.lock, ended, nursery.cancel_scope)
+            await nursery.start(_stop_on_signal, self._mount, self._moving, self._unmount)
+            nursery.start_soon(_wait_no_longer, self._lock, self._ended, nursery.cancel_scope)
             nursery.start_soon(_tell_watchdog)
-            nursery.start_soon(self.stats.keep_gauges, self._vfs.gauges)
-            nursery.start_soon(self._answer_from_now_on, attached, ended)
-            nursery.start_soon(self.lock.submounts.keep)
+            nursery.start_soon(self._vfs.stats.keep_gauges, self._vfs.gauges)
+            nursery.start_soon(self._lock.submounts.keep)
             nursery.start_soon(self._vfs.retries.expire)
-            nursery.start_soon(self._stored_notices.run, self._replies.device)
+            nursery.start_soon(StoredNotices(self._vfs).run, self._device)
             if asked is not None:
-                nursery.start_soon(backing_fd_server.serve, asked, self._vfs.access, self.threads)
-            await pyfuse3_loop.answer_requests(_N_WORKERS)
-            ended.set()
+                nursery.start_soon(backing_fd_server.serve, asked, self._vfs.access, self._lock)
+            try:
+                if self._states.is_on(FastPath.ENGINE):
+                    self._begin_engine()
+                else:
+                    await self._begin_plain(nursery)
+                await self._be_ready()
+            except TrashdError as error:
+                self._refusal = error
+                await self._unmount()
+            except OSError as error:
+                if error.errno not in GONE:
+                    raise
+                self._ended.set()  # it was unmounted before it was ready
+
+    # The engine of its own, and plain mode.
+
+    def _begin_engine(self) -> None:
+        """Answer INIT, and have threads answer all other requests.
+
+        Raises  KernelRefused: the kernel's FUSE is too old; OSError: the mount is gone
+        """
+        states, vfs, device = self._states, self._vfs, self._device
+        init = read_init(device)
+        for path in init.lacks():
+            states.turn_off(path, "this kernel does not offer it")
+        rings = self._make_rings() if states.is_on(FastPath.URING) else None
+        if not states.is_on(FastPath.LISTINGS):
+            states.turn_off(FastPath.UNOPENED, f"it takes {FastPath.LISTINGS.value}")
+        vfs.listings.are_kept = states.is_on(FastPath.LISTINGS)
+        answer_init(
+            device, init, states.on(), has_acls=self._options.default_permissions, stack_depth=stack_depth(vfs.root)
+        )
+        vfs.timeouts.connect(device)
+        pool = ThreadPool(_n_threads())
+        requests = FuseRequests(vfs, device, pool, opens_directories=not states.is_on(FastPath.UNOPENED))
+        core = native_core(vfs, requests)
+        if not core.answers:
+            states.turn_off(FastPath.NATIVE, "it takes file handles, which this filesystem has not")
+        if rings is not None:
+            try:
+                rings.begin(requests, core.for_ring)
+            except OSError as error:
+                states.turn_off(FastPath.URING, f"the kernel has not taken it: {error.strerror}")
+        rest_ms = _REST_MS if states.is_on(FastPath.URING) else 0
+        gone = partial(trio.lowlevel.current_trio_token().run_sync_soon, self._ended.set)
+        self._readers = DeviceReaders(self._lock, requests, pool, partial(core.for_device, rest_ms), gone)
+        self._readers.begin()
+
+    def _make_rings(self) -> RingServers | None:
+        """Rings, before the kernel is told yes: then it hands out no other. None: there are none to be had"""
+        rings = self._stack.enter_context(_rings(self._attached, self._lock, self._device, self._states))
+        if rings is not None:
+            try:
+                rings.prepare()
+            except (OSError, MemoryError, RuntimeError) as error:
+                self._states.turn_off(FastPath.URING, f"its threads and memory can't be had: {error}")
+                return None
+        return rings
+
+    async def _begin_plain(self, nursery: trio.Nursery) -> None:
+        """Have pyfuse3 answer requests. Checkpoint  until the kernel has its answer to INIT"""
+        from fusefs.mount.plain.handlers import PlainHandlers
+        from fusefs.mount.plain.loop import answer_requests, session
+
+        handlers = PlainHandlers(self._vfs, _n_threads(), has_acls=self._options.default_permissions)
+        self._vfs.listings.looks_at_all = True
+        self._stack.enter_context(session(handlers, self._device))
+
+        async def answer() -> None:
+            await answer_requests()
+            self._ended.set()
+
+        nursery.start_soon(answer)
+        await handlers.has_begun.wait()
+        self._vfs.timeouts.connect(self._device)
+
+    async def _be_ready(self) -> None:
+        """See what works, and say that the mount answers.
+
+        Raises      Refused: it can't be shown, or lacks what it must have
+        Checkpoint  while it moves
+        """
+        states, options = self._states, self._options
+        if not await self._has_shown():
+            return
+        if states.is_on(FastPath.PASSTHROUGH):
+            states.decide(FastPath.PASSTHROUGH, why_refused(self._device))
+        if states.is_on(FastPath.PASSTHROUGH):
+            run_soon = trio.lowlevel.current_trio_token().run_sync_soon  # any thread may have to turn it off
+            self._vfs.passthrough.start(lambda why: run_soon(states.turn_off, FastPath.PASSTHROUGH, why))
+        elif options.passthrough is PassthroughMode.ON:
+            raise Refused(
+                f"passthrough=on: {states.why_off(FastPath.PASSTHROUGH)}", "passthrough=auto mounts without it"
+            )
+        if options.uring is UringMode.ON and not states.is_on(FastPath.URING):
+            raise Refused(f"uring=on: {states.why_off(FastPath.URING)}", "uring=auto mounts without it")
+        states.begin()
+        self._ready()
+
+    async def _has_shown(self) -> bool:
+        """Whether people see the mount. Raises  Refused. Checkpoint  while it moves, if it is apart"""
+        mount, apart, vfs = self._mount, self._attached.apart, self._vfs
+        async with self._moving:
+            if apart is not None and not self._ended.is_set():
+                try:
+                    self._states.decide(
+                        FastPath.ROOT_ACL, await show(self._lock, vfs.nodes, vfs.timeouts, mount, apart)
+                    )
+                except OSError as error:
+                    hint = "trashd doctor names the system calls that are refused here"
+                    raise Refused(f"{printable(mount.point)} can't be mounted: {error.strerror}", hint) from error
+        return not self._ended.is_set()
+
+    async def _unmount(self) -> None:
+        """Unmount, in a thread: the kernel may send requests meanwhile. Checkpoint  until it is done"""
+        await trio.to_thread.run_sync(_leave, self._mount.device)
+        self._ended.set()
 
 
 def serve(
@@ -266,6 +263,7 @@ def serve(
     """
     for name in _IMPORTED_LATE:
         import_module(name)
+    why_plain = _why_plain(options)
     dead = check(source, target, replaces=replaces)
     has_replaced = dead is not None
     is_over_itself = source == target
@@ -291,22 +289,18 @@ def serve(
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # until there is a task that unmounts
         if dead is not None:
             options = _made_way(dead, options)
-        vfs = _vfs(root, options, stats, n_fds_max)
+        vfs = _vfs(root, options, stats, n_fds_max, is_plain=why_plain is not None)
         stack.callback(vfs.close)
         flags = options.flags | flags_of(root)
         if options.uring is UringMode.ON:
             with suppress(OSError):  # then the switch is told to be off
                 enable()  # before the mount: the kernel offers it in its first request
-        attached, why_not_apart = _attached(backing, target, options, flags, has_replaced=has_replaced)
-        replies = ReplyPatching(attached.fd)
-        stack.callback(replies.close)
-        ended = trio.Event()
+        attached, why_not_apart = _attached(
+            backing, target, options, flags, has_replaced=has_replaced, is_plain=why_plain is not None
+        )
+        stack.callback(attached.fd.close)
         states = FastPathStates(options.off(), stack.enter_context(publishing(target, attached.mount.st_dev())))
-        if not pyfuse3_loop.hook(replies.replied, ended.set, is_fast=states.is_on(FastPath.SEAM)):
-            states.turn_off(FastPath.SEAM, "this pyfuse3 is not one that we know")
-            replies.let_pass()
-        if not states.is_on(FastPath.SEAM):
-            vfs.lock.stay_home()  # listings of names alone would be taken for listings with attributes
+        states.decide(FastPath.ENGINE, why_plain)
         states.decide(FastPath.UNOPENED, no_opendir.why_not(root, checks_permissions=options.default_permissions))
         states.decide(FastPath.ROOT_ACL, why_not_apart)
         if states.is_on(FastPath.URING):
@@ -317,11 +311,28 @@ def serve(
         vfs.lock.submounts.begin(inside, vfs.nodes.root.dev)
         forget_earlier(attached.mount)
         stats.mounted(attached.mount.st_dev())
-        return _MountDaemon(vfs, options, replies, states, ready).run(attached, ended)
+        return _MountDaemon(vfs, options, attached, states, ready).run()
 
 
-def _why_not_apart(options: MountOptions, *, has_replaced: bool) -> str | None:
+def _why_plain(options: MountOptions) -> str | None:
+    """Why a mount is served by pyfuse3; None: it has the engine.
+
+    Raises  Refused: it is to be, and there is no pyfuse3
+    """
+    why = "engine=plain" if options.engine is EngineMode.PLAIN else why_too_old(os.uname().release)
+    if why is not None:
+        try:
+            import_module("fusefs.mount.plain.loop")
+        except ImportError as error:
+            hint = "apt install trashd-mount; or pipx inject trashd pyfuse3 (Debian: apt install libfuse3-dev first)"
+            raise Refused(f"{why}: then pyfuse3 is needed, which can't be loaded ({error})", hint) from error
+    return why
+
+
+def _why_not_apart(options: MountOptions, *, has_replaced: bool, is_plain: bool) -> str | None:
     """Why a mount had better be at its mount point from the beginning; None: it may begin apart."""
+    if is_plain:
+        return "it takes the engine"
     if os.geteuid() or not options.default_permissions:
         return "the kernel checks permissions in mounts by root alone"
     if has_replaced:  # until the daemon answers there would be an empty directory, which would be taken for the truth
@@ -330,10 +341,10 @@ def _why_not_apart(options: MountOptions, *, has_replaced: bool) -> str | None:
 
 
 def _attached(
-    source: bytes, target: bytes, options: MountOptions, flags: frozenset[str], *, has_replaced: bool
+    source: bytes, target: bytes, options: MountOptions, flags: frozenset[str], *, has_replaced: bool, is_plain: bool
 ) -> tuple[Attached, str | None]:
     """A mount; and why it is at its mount point from the beginning, if it is."""
-    why_not_apart = _why_not_apart(options, has_replaced=has_replaced)
+    why_not_apart = _why_not_apart(options, has_replaced=has_replaced, is_plain=is_plain)
     if why_not_apart is None:
         try:
             return attach_apart(source, target, options, flags), None
@@ -357,20 +368,19 @@ def _made_way(dead: Mount, options: MountOptions) -> MountOptions:
     return options
 
 
-def _vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int) -> Vfs:
+def _vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int, *, is_plain: bool) -> Vfs:
+    """The tables and operations of a mount. Plain mode lets each operation wait in a thread, and caches nothing."""
     kernel = Kernel()
     is_local, is_fuse = kernel.is_local(root), kernel.filesystem(root) == FUSE_MAGIC
-    is_auto = options.backing is BackingSpeed.AUTO
-    is_slow = not is_local if is_auto else options.backing is BackingSpeed.SLOW
-    core = None if FastPath.NATIVE in options.off() else load()
-    mutex = core.TurnsLock() if isinstance(core, ModuleType) else None
+    is_auto = options.backing is BackingSpeed.AUTO and not is_plain
+    is_slow = not is_local if is_auto else options.backing is BackingSpeed.SLOW and not is_plain
     return Vfs(
         root,
-        TablesLock(mutex, is_slow=is_slow, is_measured=is_auto and (is_local or is_fuse)),
+        TablesLock(is_slow=is_slow, is_measured=is_auto and (is_local or is_fuse)),
         stats,
         max_fds=n_fds_max,
         timeout_s=options.timeout_s,
-        cache_bytes=options.cache_bytes,
+        cache_bytes=0 if is_plain else options.cache_bytes,
         n_in_flight=options.n_in_flight,
         shows_trash=options.show_trash,
         shows_xattrs=options.has_xattrs,
@@ -402,6 +412,12 @@ def _be_less_than_root() -> None:
         act_as_others_can()
     except PermissionError as error:
         raise NotPermitted("root's capabilities can't be changed", "the container has to give CAP_SETPCAP") from error
+
+
+def _n_threads() -> int:
+    """How many requests may wait in threads at a time."""
+    n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
 
 
 def _collect_garbage_seldom() -> None:
@@ -463,13 +479,6 @@ async def _tell_watchdog() -> None:
             await trio.sleep(period_s / 3)
     finally:
         notifier.close()
-
-
-async def _unmount(mount: Mount, ended: trio.Event) -> None:
-    """It is a thread's work: the kernel may have to ask us for the last time meanwhile. Checkpoint  until it is done"""
-    await trio.to_thread.run_sync(_leave, mount.device)
-    pyfuse3_loop.stop_answering()
-    ended.set()
 
 
 async def _wait_no_longer(lock: TablesLock, ended: trio.Event, scope: trio.CancelScope) -> None:

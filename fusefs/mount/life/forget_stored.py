@@ -118,13 +118,10 @@ class StoredNotices:
             if stored and device is not None:
                 forget_unused(device, [node.nodeid for node in stored])
                 left += stored
-            elif stored and self._lock.is_slow:
+            elif stored:
                 left += await trio.to_thread.run_sync(
                     self._lock.run, self._close_removed, stored, abandon_on_cancel=True
                 )
-            elif stored:
-                with self._lock:
-                    left += self._close_removed(stored)
             await trio.sleep((time.monotonic() - start_s) * _REST_PER_WORK)
         return left[::-1]
 

@@ -159,6 +159,7 @@ class CoreDevice:
         lost: Callable[[int, int], None],
         memory: memoryview,
         wake_fd: int,
+        rest_ms: int,
         /,
     ) -> None: ...
     def read(self, waits: bool, /) -> int: ...

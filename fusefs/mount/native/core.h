@@ -63,7 +63,7 @@ enum {
 #define NAMES(X)                                                                                                       \
     X(is_slow) X(is_careful) X(is_watched) X(is_used) X(rests) X(wakes) X(turn) X(was_away) X(calls) X(_n_begun)       \
     X(_away) X(returned) X(shared_by) X(_latency) X(is_in_doubt) X(took) X(names) X(_rests) X(changed) X(set)          \
-    X(is_idle) X(stays_home) X(hands_out)
+    X(is_idle) X(hands_out)
 
 #define FIELD(name) PyObject *name;
 extern struct names {
@@ -344,6 +344,7 @@ int source_from(PyObject *key, Source *source);
 PyObject *attributes_object(const Seen *seen);
 int seen_from(PyObject *attributes, Seen *seen);
 PyObject *fd_object(Fd *fd);
+void end_uses(void);
 int add_node_types(PyObject *module);
 int add_tables(PyObject *module);
 

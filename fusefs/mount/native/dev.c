@@ -19,6 +19,7 @@ typedef struct {
     Py_buffer memory; /* of requests */
     char *answer;
     int wake_fd; /* ends its wait for a request */
+    unsigned int rest_ms; /* for which what has come may wait */
     bool pays;   /* to wait awake: where client and daemon share a processor, it keeps the client from asking */
     int n_to_leave_out, n_left_out_next;
     uint64_t awake_until_ns, asleep_since_ns; /* 0: it is not */
@@ -60,7 +61,10 @@ static bool sleep_until_come(CoreDevice *device) {
                             {.fd = device->wake_fd, .events = POLLIN}};
     if (!device->asleep_since_ns)
         device->asleep_since_ns = now_ns();
-    return poll(fds, 2, -1) < 0 || !fds[1].revents;
+    if (poll(fds, 2, -1) >= 0 && fds[1].revents)
+        return false;
+    usleep(device->rest_ms * 1000);
+    return true;
 }
 
 /* Write the answer to a request that was ours. Returns 0, or -1 with an exception. */
@@ -156,15 +160,17 @@ static PyObject *core_device_new(PyTypeObject *type, PyObject *args, PyObject *P
     PyObject *core, *turn, *later, *lost, *memory;
     cpu_set_t processors;
     int wake_fd;
-    if (!PyArg_ParseTuple(args, "OOOOOi", &core, &turn, &later, &lost, &memory, &wake_fd))
+    unsigned int rest_ms;
+    if (!PyArg_ParseTuple(args, "OOOOOiI", &core, &turn, &later, &lost, &memory, &wake_fd, &rest_ms))
         return NULL;
     CoreDevice *self = (CoreDevice *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
     self->lost = Py_NewRef(lost);
     self->wake_fd = wake_fd;
+    self->rest_ms = rest_ms;
     self->n_left_out_next = 1;
-    self->pays = !sched_getaffinity(0, sizeof processors, &processors) && CPU_COUNT(&processors) > 1;
+    self->pays = !rest_ms && !sched_getaffinity(0, sizeof processors, &processors) && CPU_COUNT(&processors) > 1;
     self->answer = PyMem_Malloc(ANSWER_BYTES); /* what no answer has taken is not in memory */
     if (self->answer == NULL)
         PyErr_NoMemory();

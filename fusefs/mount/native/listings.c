@@ -222,10 +222,9 @@ int do_readdirplus(Request *request) {
         uint32_t size;
     } in;
     memcpy(&in, request->own, 20);
-    Core *core = request->core;
     Listing listing = {.request = request, .fd = -1, .now_s = now_ns() / 1e9, .room = in.size};
     int result = NOT_OURS;
-    if (in.fh || is_true(core->lock, names.stays_home) || open_place(request, request->nodeid, NULL, &listing.place) < 0)
+    if (in.fh || open_place(request, request->nodeid, NULL, &listing.place) < 0)
         return PyErr_Occurred() ? RAISED : NOT_OURS;
     result = RAISED;
     if (read_all(&listing, in.offset) == 0)

@@ -291,16 +291,36 @@ static PyType_Spec node_spec = {
     .slots = node_slots,
 };
 
-/* Fds: to Python a CountedFd, an int whose use goes with the object. */
+/* Fds: to Python a CountedFd, an int whose use goes with the object; or with the operation, as an exception may keep the
+ * object for longer. All with the interpreter's lock. */
 
-typedef struct {
+typedef struct FdUse {
     PyObject_HEAD
-    Fd *fd; /* one use */
+    Fd *fd; /* one use; NULL: none any more */
+    struct FdUse *next, **at; /* of its operation's; NULL: it was made outside of one */
 } FdUse;
+
+static _Thread_local FdUse *uses;
+
+static void fd_use_end(FdUse *self) {
+    if (self->at != NULL)
+        *self->at = self->next;
+    if (self->next != NULL)
+        self->next->at = self->at;
+    self->next = NULL, self->at = NULL;
+    fd_put(self->fd);
+    self->fd = NULL;
+}
+
+/* The thread's operation has ended: it uses no fds any more. */
+void end_uses(void) {
+    while (uses != NULL)
+        fd_use_end(uses);
+}
 
 static void fd_use_free(FdUse *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
-    fd_put(self->fd);
+    fd_use_end(self);
     if (!holds_tables && has_fds_to_close()) {
         PyThreadState *released = PyEval_SaveThread();
         close_fds();
@@ -320,6 +340,12 @@ PyObject *fd_object(Fd *fd) {
         return NULL;
     }
     use->fd = fd;
+    if (holds_tables) {
+        use->next = uses, use->at = &uses;
+        if (uses != NULL)
+            uses->at = &use->next;
+        uses = use;
+    }
     return PyObject_CallFunction(fd_type, "iN", fd->number, (PyObject *)use);
 }
 

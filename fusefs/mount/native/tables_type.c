@@ -404,6 +404,7 @@ static PyType_Spec table_spec = {
 };
 
 static PyObject *close_unused(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing)) {
+    end_uses();
     if (has_fds_to_close()) {
         PyThreadState *released = PyEval_SaveThread();
         close_fds();
@@ -425,7 +426,7 @@ static PyObject *most_of(PyObject *Py_UNUSED(module), PyObject *n) {
 static PyMethodDef functions[] = {
     {"most_of_one", most_of, METH_O, "How many handles of some number a lone user gets who is not root."},
     {"counted_fd", counted_fd, METH_O, "An open fd, which is taken over, as a CountedFd."},
-    {"close_unused", close_unused, METH_NOARGS, "Close the fds whose last use this thread has dropped; without the tables' lock."},
+    {"close_unused", close_unused, METH_NOARGS, "End the uses of fds by this thread's operation, and close those that nobody uses; without the tables' lock."},
     {NULL, NULL, 0, NULL},
 };
 

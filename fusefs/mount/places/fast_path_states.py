@@ -12,7 +12,7 @@ from fusefs.core.printable_names import printable
 from fusefs.linux.atomic_files import NEW, replace_file
 from fusefs.mount.places import runtime_dir
 
-_WITHOUT_SEAM = "it rests on the seam"
+_WITHOUT_ENGINE = "it takes the engine"
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class FastPathStates:
         if path in self._off:
             return
         self._off[path] = why
-        if path is FastPath.SEAM:
-            self._off = dict.fromkeys(FastPath, _WITHOUT_SEAM) | self._off
+        if path is FastPath.ENGINE:
+            self._off = dict.fromkeys(FastPath, _WITHOUT_ENGINE) | self._off
         if self._has_begun:
             _log.warning("without %s from now on: %s", path.value, why)
             self._publish(self.states())
@@ -71,7 +71,7 @@ class FastPathStates:
     def begin(self) -> None:
         """The mount is about to answer."""
         self._has_begun = True
-        off = [f"{path.value} ({why})" for path, why in self._off.items()]
+        off = [f"{path.value} ({why})" for path, why in self._off.items() if why != _WITHOUT_ENGINE]
         if off:
             _log.info("without %s", ", ".join(off))
         self._publish(self.states())

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import select
 import threading
 import time
 from collections.abc import Callable
@@ -53,28 +52,6 @@ class Device(Protocol):
 
 DeviceOf = Callable[[RequestReader, Turn, Fd], Device]
 """Makes a thread's, which stops waiting when the fd can be read."""
-
-
-class PlainDevice:
-    """A Device without the native core."""
-
-    def __init__(self, device: int, reader: RequestReader, wake: Fd, rest_s: float) -> None:
-        """rest_s: for which what has come may wait, as nobody waits for its answer"""
-        self._device, self._room, self._rest_s = device, reader.room, rest_s
-        self._poll = select.poll()
-        self._poll.register(device, select.POLLIN)
-        self._poll.register(wake, select.POLLIN)
-
-    def read(self, waits: bool, /) -> int:
-        while True:
-            try:
-                return os.readv(self._device, self._room)
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.ENOENT):  # the last: its client was killed meanwhile
-                    raise
-            if not waits or any(fd != self._device for fd, _events in self._poll.poll()):
-                return 0
-            time.sleep(self._rest_s)
 
 
 class DeviceReaders:

@@ -1,11 +1,8 @@
-"""The native core: its module, where it was built (hatch_build.py), and the parts of a mount that it works on."""
+"""The native core of a mount: the parts that it works on."""
 
 from __future__ import annotations
 
 import os
-from importlib import import_module
-from types import ModuleType
-from typing import Final
 
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.latency import QUICK_NS
@@ -14,6 +11,7 @@ from fusefs.linux.capabilities import at_rest, with_effective
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_ring import Answering, FuseRing
 from fusefs.linux.xattrs import has_getxattrat, is_selinux_enabled
+from fusefs.mount.native._core import Core, CoreDevice, CoreRing
 from fusefs.mount.places.counters import CELL_OF, LAYOUT
 from fusefs.mount.requests.device_readers import Device
 from fusefs.mount.requests.failures import errno_of
@@ -35,36 +33,18 @@ _OPERATIONS = {
     Opcode.READDIRPLUS: "readdir",
 }  # fmt: skip
 """What it answers, and where that is counted."""
-_NOT_BUILT: Final = (
-    "it was not built when trashd was installed: apt install trashd-mount, or install trashd anew with gcc and "
-    "python3-dev, and without TRASHD_NATIVE=0"
-)
 
 
-def load() -> ModuleType | str:
-    """The module, or why there is none."""
-    try:
-        return import_module("fusefs.mount.native._core")
-    except ModuleNotFoundError:
-        return _NOT_BUILT
-    except ImportError as error:
-        return f"it can't be loaded: {error}"
-
-
-def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests) -> NativeCore | None:
-    """What answers the commonest requests of a mount; None: its filesystem has no file handles.
-
-    module  of load()
-    """
-    if not vfs.directories.handle_of(vfs.root):
-        return None  # a node is known by its handle
+def native_core(vfs: Vfs, requests: FuseRequests) -> NativeCore:
+    """What reads a mount's requests, and answers the commonest: none where the filesystem has no file handles."""
+    answers = bool(vfs.directories.handle_of(vfs.root))  # a node is known by its handle
     nobody = vfs.passthrough.writers_of.of(vfs.nodes.root.dev, vfs.root, NOBODY)
-    core = module.Core(
+    core = Core(
         parts=vfs.native_parts() | requests.native_parts() | {
             "fails": errno_of, "EntryParam": EntryParam, "OpenedFile": OpenedFile,
         },
         cells=vfs.stats.cells,
-        cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()},
+        cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()} if answers else {},
         layout=LAYOUT,
         device=requests.device,
         root_fd=vfs.root,
@@ -83,27 +63,34 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests) -> NativeC
         no_capabilities=with_effective(0),
     )  # fmt: skip
 
-    vfs.references.forget_by(core.forget)
-    return NativeCore(module, core, vfs, requests)
+    if answers:
+        vfs.references.forget_by(core.forget)
+    return NativeCore(core, vfs, requests, answers=answers)
 
 
 class NativeCore:
-    """What answers the commonest requests of one mount, for each thread."""
+    """What reads the requests of one mount and answers the commonest, for each thread."""
 
-    def __init__(self, module: ModuleType, core: object, vfs: Vfs, requests: FuseRequests) -> None:
-        self._module, self._core, self._vfs, self._requests = module, core, vfs, requests
+    def __init__(self, core: Core, vfs: Vfs, requests: FuseRequests, *, answers: bool) -> None:
+        """answers: else it leaves all of them to Python"""
+        self._core, self._vfs, self._requests = core, vfs, requests
+        self.answers = answers
 
     def for_ring(self, ring: FuseRing, turn: Turn, later: Later) -> Answering:
         """For a thread's ring. later: answers what takes several steps"""
         self._vfs.lock.sharers.append(turn)
-        answering: Answering = self._module.CoreRing(self._core, ring, turn, later, ring.fileno(), ring.layout())
+        answering: Answering = CoreRing(self._core, ring, turn, later, ring.fileno(), ring.layout())
         return answering
 
-    def for_device(self, reader: RequestReader, turn: Turn, wake: Fd) -> Device:
-        """For a thread that reads /dev/fuse. wake: ends its waiting when it can be read"""
+    def for_device(self, rest_ms: int, reader: RequestReader, turn: Turn, wake: Fd) -> Device:
+        """For a thread that reads /dev/fuse.
+
+        rest_ms  how long what has come may wait: beside a ring no client waits for it
+        wake     ends its waiting when it can be read
+        """
         requests = self._requests
         self._vfs.lock.sharers.append(turn)
-        device: Device = self._module.CoreDevice(
-            self._core, turn, requests.answer_later, requests.lose_answer, reader.to, int(wake)
+        device: Device = CoreDevice(
+            self._core, turn, requests.answer_later, requests.lose_answer, reader.to, int(wake), rest_ms
         )
         return device

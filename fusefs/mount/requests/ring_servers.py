@@ -96,10 +96,9 @@ class RingServer:
         try:
             told(None)
             servers.may_begin.wait()
-            requests = servers.requests
-            if requests is None or not self._register(ring, told):
+            if servers.serving is None or not self._register(ring, told):
                 return
-            self._serve(ring, requests)
+            self._serve(ring, *servers.serving)
         except ConnectionGone:
             return
         except BaseException:
@@ -157,23 +156,22 @@ class RingServer:
             self._answered.append(entry)
             ring.wake()
 
-    def _serve(self, ring: FuseRing, requests: FuseRequests) -> None:
+    def _serve(self, ring: FuseRing, requests: FuseRequests, core: Core) -> None:
         reader, gives, answered = RequestReader(), self._gives, self._answered
         turn = self._turn = self._servers.lock.own_turn()
         turn.was_taken = self._was_taken
         self._servers.look_around(self.cores)
-        if self._servers.core is not None:
-            ring.answer_with(self._servers.core(ring, turn, partial(self._finish, ring, requests, reader)))
+        ring.answer_with(core(ring, turn, partial(self._finish, ring, requests, reader)))
         if self._is_late:
             self._servers.go_on(*self.cores)
         while True:
             while answered:
                 ring.commit(answered.popleft())
             while self._lacking:
-                core = self._lacking.popleft()
-                ring.register(self._new_entry(ring, core))
+                queue = self._lacking.popleft()
+                ring.register(self._new_entry(ring, queue))
                 ring.flush()
-                self._servers.go_on(core)
+                self._servers.go_on(queue)
             come = ring.wait()
             self._be_back()
             for entry in come:
@@ -260,10 +258,8 @@ class RingServers:
         self._askers: set[int] = set()
         """Threads that ask so, by the numbers that the kernel tells."""
         self.may_begin = threading.Event()
-        self.requests: FuseRequests | None = None
+        self.serving: tuple[FuseRequests, Core] | None = None
         """What answers; None: there is nothing to answer after all."""
-        self.core: Core | None = None
-        """What answers most of it, if there is such."""
         self._mutex = threading.Lock()
         self._of_core: dict[int, list[RingServer]] = {}
         self._threads: list[threading.Thread] = []
@@ -287,12 +283,12 @@ class RingServers:
             self.give_up()
             raise
 
-    def begin(self, requests: FuseRequests, core: Core | None) -> None:
+    def begin(self, requests: FuseRequests, core: Core) -> None:
         """Answer from now on, when the kernel has been told yes.
 
         Raises  OSError: the kernel has not taken it, and goes on with /dev/fuse
         """
-        self.requests, self.core = requests, core
+        self.serving = requests, core
         self.may_begin.set()
         self._await()
 

@@ -80,7 +80,7 @@ class DirectoryFds:
         Raises  OSError ENOENT: it was removed behind the mount; any filesystem says so to those that have it open
         """
         try:
-            return counted_fd(self._lock.call(os.open, self.fd_of(directory).path(), TO_READ))
+            return Fd(self._lock.call(os.open, self.fd_of(directory).path(), TO_READ))
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise

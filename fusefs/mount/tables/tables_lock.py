@@ -100,14 +100,13 @@ def _nothing() -> None:
 class TablesLock:
     """The tables' lock. `with` it: a turn of the calling thread's."""
 
-    def __init__(self, mutex: Mutex | None = None, *, is_slow: bool = False, is_measured: bool = False) -> None:
+    def __init__(self, *, is_slow: bool = False, is_measured: bool = False) -> None:
         """Begin with no thread inside.
 
-        mutex        lets one turn go on at a time; by default a lock of Python's
         is_slow      whether the backing filesystem is
         is_measured  until its answers tell otherwise
         """
-        self.mutex: Mutex = mutex or TurnsLock()
+        self.mutex = TurnsLock()
         self.n_inside = 0
         self.is_home = True
         """Whether the tables are a thread's in its turn, which lets no other thread in while it waits."""
@@ -128,12 +127,6 @@ class TablesLock:
         self.is_slow = is_slow
         """Whether operations go to threads now."""
         self.submounts = Submounts()
-        self.stays_home = False
-        """Whether that is for good: no client can be told names alone."""
-
-    def stay_home(self) -> None:
-        """Never use threads: whatever the filesystem is, all requests wait for it."""
-        self._latency, self.is_slow, self.stays_home = None, False, True
 
     def watch(self) -> None:
         """From now on the tables may be taken from a thread in its turn."""

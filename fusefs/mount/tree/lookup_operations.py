@@ -139,7 +139,7 @@ class LookupOperations:
     def is_steady(self, node: Node) -> bool:
         """Whether attributes that were seen just now may be believed at all."""
         self._submounts.meet(node.dev)
-        was_asked = not (self._lock.is_home and node.dev in self._submounts.devices)
+        was_asked = self._reader.asks or node.dev not in self._submounts.devices
         return was_asked and not node.is_unsteady
 
     # Nodes.

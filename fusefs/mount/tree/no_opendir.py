@@ -17,7 +17,7 @@ from fusefs.core.packed_entries import Dirent
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
-from fusefs.mount.native._core import Node
+from fusefs.mount.native._core import Node, counted_fd
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.open_handles import DirHandle
@@ -80,4 +80,4 @@ class UnopenedListings:
 
     def _open(self, node: Node) -> Fd:
         """The reader may have it from another process that opened it: that was for the kernel to allow."""
-        return self._directories.open_to_read(node)
+        return counted_fd(self._directories.open_to_read(node))

@@ -96,7 +96,7 @@ class NodeAccess:
         node = root if number in (*ROOTS, root.ino) else self._nodes.get(number)
         if node is None or not node.is_directory:
             _fail(errno.ENOTDIR)
-        return self._directories.hold(node)
+        return Fd(os.dup(self._directories.hold(node)))
 
     def removed(self, node: Node, seen: Attributes) -> None:
         """A node lost its last link: what it was is all that is told of it, but to those that have it open."""

@@ -101,6 +101,8 @@ class Listings:
         self._submounts = self._lock.submounts
         self.are_kept = True
         """Whether the kernel may keep listings at all."""
+        self.looks_at_all = False
+        """Whether no entry can be sent by its name alone."""
 
     def cache_flags(self, fh: int) -> int:
         """What the reply to OPENDIR says of the listing that the kernel keeps: FOPEN_*."""
@@ -149,7 +151,7 @@ class Listings:
         if not listing.is_late:
             self._opening.release(fh)
         elif listing.entries is not None:
-            listing.entries.fd.close()
+            self._lock.call(listing.entries.fd.close)
 
     def advance(self, fh: int, offset: int) -> bool:
         """Go on with what is ready, if that is all that is needed; it never waits."""
@@ -258,7 +260,7 @@ class Listings:
         fd = entries.fd
         timeout_s = 0 if self._validity.are_fickle_in(node, fd) else self._cache.lifetime_s
         hides, dev, is_trash = self.hides_stores(node), node.source[0], trashd_dir.holds_trash(self._nodes, node)
-        unlooked = frozenset() if self._lock.stays_home else self._submounts.names
+        unlooked = frozenset() if self.looks_at_all else self._submounts.names
         soon_s, node_of = time.monotonic() + _SOON_S, self._nodes.get
         began_ns = n = n_looked = 0
         try:

@@ -1,0 +1,302 @@
+"""pyfuse3's handlers: each request is one call of the tree's operations, made by a worker thread.
+
+Slow, and complete but for what pyfuse3 has no handler for (docs/mount.md). Nothing is passed through, and the kernel
+caches no listing.
+
+A reply is made with the tables' lock and sent later by trio's thread. An attribute that changes in between is safe: the
+kernel drops attributes of a request that is older than its last notice or change of that inode (fs/fuse/inode.c,
+fuse_change_attributes). So are names, as the kernel locks the directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import pyfuse3
+import trio
+from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
+
+from fusefs.mount.places.counters import CELL_OF
+from fusefs.mount.plain.values import changes_of, entry_of, file_info, statvfs
+from fusefs.mount.requests.failures import errno_of
+from fusefs.mount.tree.validity import EntryParam
+from fusefs.mount.tree.vfs import Vfs
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_N_OF_USER = 120
+"""Requests of a user that workers serve at a time; the others wait."""
+_N_LISTED = 32
+"""Entries that are looked up at a time: what fits into the kernel's buffer is not known here."""
+_N_STEPS, _STEP_S = 50, 0.001
+"""A deleted inode that is in use keeps its number for longer than a client wants to wait."""
+
+Listed = tuple[bytes, EntryAttributes, int, int]
+"""A name, its attributes, the offset that follows, and the nodeid on which a reference is counted, or 0."""
+
+
+def _served(
+    act: Callable[Concatenate[PlainHandlers, P], R],
+) -> Callable[Concatenate[PlainHandlers, P], Coroutine[Any, Any, R]]:
+    """Make a handler of a function that a worker calls with the tables' lock."""
+    name = act.__name__
+
+    @functools.wraps(act)
+    async def handler(self: PlainHandlers, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        caller = args[-1] if isinstance(args[-1], RequestContext) else None
+        return await self.serve(name, caller, partial(act, self, *args, **kwargs))
+
+    return handler
+
+
+class PlainHandlers(pyfuse3.Operations):
+    """Those of one mount."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+
+    def __init__(self, vfs: Vfs, n_threads: int, *, has_acls: bool) -> None:
+        """has_acls: the kernel checks permissions, by ACLs too"""
+        super().__init__()
+        self.enable_acl = has_acls
+        self.has_begun = trio.Event()
+        """The kernel has its answer to INIT."""
+        self._vfs = vfs
+        self._lock = vfs.lock
+        self._workers = trio.CapacityLimiter(n_threads)
+        self._users: defaultdict[int | None, trio.CapacityLimiter] = defaultdict(
+            lambda: trio.CapacityLimiter(min(_N_OF_USER, n_threads))
+        )
+        self.ending = trio.CapacityLimiter(n_threads)
+
+    def init(self) -> None:
+        self.has_begun.set()
+
+    async def serve(self, name: str, caller: RequestContext | None, act: Callable[[], R]) -> R:
+        """Have a worker serve a request. Raises  FUSEError"""
+        self._vfs.stats.changed()
+        async with self._users[None if caller is None else caller.uid]:
+            return await self._by_worker(name, caller, act, self._workers)
+
+    async def _by_worker(
+        self,
+        name: str,
+        caller: RequestContext | None,
+        act: Callable[[], R],
+        workers: trio.CapacityLimiter,
+        before: Callable[[], object] | None = None,
+    ) -> R:
+        """before: called at once. Raises  FUSEError, and nothing else: that would end the mount"""
+        do = partial(self._lock.run_patiently, self._do, name, caller, act)
+        try:
+            if before is not None:
+                with self._lock:
+                    before()
+            return await trio.to_thread.run_sync(do, abandon_on_cancel=True, limiter=workers)
+        except Exception as error:
+            raise FUSEError(errno_of(error, name)) from None
+
+    async def _end(self, name: str, act: Callable[[], object], before: Callable[[], object] | None = None) -> None:
+        """Serve what ends something, which waits for no other request."""
+        await self._by_worker(name, None, act, self.ending, before)
+
+    def _do(self, name: str, caller: RequestContext | None, act: Callable[[], R]) -> R:
+        """Serve a request, and count it; with the tables' lock."""
+        has_failed, begun_ns = True, perf_counter_ns()
+        try:
+            result = act()
+            has_failed = False
+            return result
+        except OSError as error:
+            if error.errno == errno.ESTALE and caller is not None:
+                self._vfs.retries.add(caller.pid)
+            raise
+        finally:
+            self._vfs.stats.count(CELL_OF[name], perf_counter_ns() - begun_ns, has_failed=has_failed)
+
+    def _entry(self, known: EntryParam) -> EntryAttributes:
+        return entry_of(known, self._vfs.nodes.get(known.nodeid), self._vfs.timeouts)
+
+    def new_entry(self, known: EntryParam) -> EntryAttributes:
+        """The entry of a new inode. Its number may be a deleted one's, which the kernel forgets soon."""
+        references = self._vfs.references
+        for _ in range(_N_STEPS):
+            known = references.renumbered(known)
+            if not references.lacks_its_number(known):
+                break
+            self._lock.call(time.sleep, _STEP_S)
+        return self._entry(known)
+
+    # Names.
+
+    @_served
+    def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        return self._entry(self._vfs.lookups.lookup(parent_inode, name, ctx))
+
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        await self._end("forget", partial(self._forget, inode_list))
+
+    def _forget(self, forgotten: Sequence[tuple[int, int]]) -> None:
+        for nodeid, n in forgotten:
+            self._vfs.references.forget(nodeid, n)
+
+    @_served
+    def mknod(self, parent_inode: InodeT, name: bytes, mode: ModeT, rdev: int, ctx: RequestContext) -> EntryAttributes:
+        return self.new_entry(self._vfs.names.mknod(parent_inode, name, mode, rdev, ctx))
+
+    @_served
+    def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
+        return self.new_entry(self._vfs.names.mkdir(parent_inode, name, mode, ctx))
+
+    @_served
+    def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
+        return self.new_entry(self._vfs.names.symlink(parent_inode, name, target, ctx))
+
+    @_served
+    def link(self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext) -> EntryAttributes:
+        return self._entry(self._vfs.names.link(inode, new_parent_inode, new_name, ctx))
+
+    @_served
+    def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
+        self._vfs.names.unlink(parent_inode, name, ctx)
+
+    @_served
+    def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
+        self._vfs.names.rmdir(parent_inode, name, ctx)
+
+    @_served
+    def rename(
+        self,
+        parent_inode_old: InodeT,
+        name_old: bytes,
+        parent_inode_new: InodeT,
+        name_new: bytes,
+        flags: FlagT,
+        ctx: RequestContext,
+    ) -> None:
+        self._vfs.names.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags, ctx)
+
+    # Attributes.
+
+    @_served
+    def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        return self._entry(self._vfs.lookups.getattr(inode, ctx))
+
+    @_served
+    def setattr(
+        self,
+        inode: InodeT,
+        attr: EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: FileHandleT | None,
+        ctx: RequestContext,
+    ) -> EntryAttributes:
+        return self._entry(self._vfs.attributes.setattr(inode, changes_of(attr, fields), fh, ctx))
+
+    @_served
+    def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
+        return self._vfs.attributes.readlink(inode, ctx)
+
+    @_served
+    def access(self, inode: InodeT, mode: ModeT, ctx: RequestContext) -> bool:
+        return self._vfs.attributes.access(inode, mode)
+
+    @_served
+    def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
+        return statvfs(self._vfs.attributes.statfs())
+
+    @_served
+    def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
+        return self._vfs.xattrs.get(inode, name, ctx)
+
+    @_served
+    def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[bytes]:
+        return list(self._vfs.xattrs.names(inode, ctx))
+
+    @_served
+    def setxattr(self, inode: InodeT, name: bytes, value: bytes, ctx: RequestContext) -> None:
+        self._vfs.xattrs.set(inode, name, value, ctx)
+
+    @_served
+    def removexattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
+        self._vfs.xattrs.remove(inode, name, ctx)
+
+    # Files.
+
+    @_served
+    def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
+        return file_info(self._vfs.files.open(inode, flags, ctx))
+
+    @_served
+    def create(
+        self, parent_inode: InodeT, name: bytes, mode: ModeT, flags: FlagT, ctx: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
+        opened, known = self._vfs.names.create(parent_inode, name, mode, flags, ctx)
+        return file_info(opened), self.new_entry(known)
+
+    @_served
+    def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+        return self._vfs.files.read(fh, off, size)
+
+    @_served
+    def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
+        return self._vfs.files.write(fh, off, buf)
+
+    @_served
+    def flush(self, fh: FileHandleT) -> None:
+        self._vfs.files.flush(fh)
+
+    @_served
+    def fsync(self, fh: FileHandleT, datasync: bool) -> None:
+        self._vfs.files.fsync(fh, data_only=datasync)
+
+    async def release(self, fh: FileHandleT) -> None:
+        """The next writer of a program may be quicker than the worker."""
+        runs_no_more = partial(self._vfs.nodes.runs_no_more, fh)
+        await self._end("release", partial(self._vfs.opening.release, fh), before=runs_no_more)
+
+    # Listings.
+
+    @_served
+    def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        return FileHandleT(self._vfs.listings.opendir(inode, ctx))
+
+    async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        """The token is used on trio's thread: pyfuse3 frees its memory when the request is cancelled."""
+        while True:
+            listed = await self.serve("readdir", None, partial(self._list, fh, start_id))
+            for n_taken, (name, entry, following, _nodeid) in enumerate(listed):
+                if not pyfuse3.readdir_reply(token, name, entry, following):
+                    left = [(one[-1], 1) for one in listed[n_taken:] if one[-1]]
+                    await self._end("forget", partial(self._forget, left))
+                    return
+                start_id = following
+            if len(listed) < _N_LISTED:
+                return
+
+    def _list(self, fh: int, offset: int) -> list[Listed]:
+        """The entries from an offset on: some, of whose nodes the kernel is to have one more reference each."""
+        listed = []
+        for one in itertools.islice(self._vfs.listings.read(fh, offset), _N_LISTED):
+            name, known, _ino, _kind, following, node = one
+            assert known is not None, "names alone are for an engine that can send them"
+            if node is not None:
+                self._vfs.listings.count(node, 0, is_taken=True)
+            listed.append((name, self._entry(known), following, 0 if node is None else int(node.nodeid)))
+        return listed
+
+    @_served
+    def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
+        self._vfs.listings.fsyncdir(fh, data_only=datasync)
+
+    async def releasedir(self, fh: FileHandleT) -> None:
+        await self._end("releasedir", partial(self._vfs.listings.releasedir, fh))
