@@ -30,8 +30,9 @@ class Broken:
     def __init__(self, error: Exception) -> None:
         self.error = error
         self.lock, self.stats = TablesLock(), Counters.in_memory()
-        self.timeouts = AttrTimeouts(Tables((1, b""), Attributes(1, 1, 0o040755, *[0] * 11)))
-        self.retries = EstaleRetries(self.lock)
+        self.nodes = Tables((1, b""), Attributes(1, 1, 0o040755, *[0] * 11))
+        self.timeouts = AttrTimeouts(self.nodes)
+        self.retries = EstaleRetries(self.lock, self.nodes)
 
     def __getattr__(self, name: str) -> Broken:
         return self

@@ -39,7 +39,7 @@ from fusefs.mount.places.counters import Counters, kept
 from fusefs.mount.places.fast_path_states import FastPathStates, publishing
 from fusefs.mount.places.find_mounts import forget_earlier
 from fusefs.mount.places.mount_points import check, mount_of_device, top_mount
-from fusefs.mount.requests.device_readers import DeviceReaders
+from fusefs.mount.requests.device_readers import DeviceReaders, HeldUpWatch
 from fusefs.mount.requests.fuse_requests import GONE, FuseRequests
 from fusefs.mount.requests.native_core import native_core
 from fusefs.mount.requests.ring_servers import RingServers
@@ -89,6 +89,7 @@ class _MountDaemon:
         self._device = attached.fd
         self._states = states
         self._ready = ready
+        self._watch = HeldUpWatch()
         self._readers: DeviceReaders | None = None
         self._stack = ExitStack()
         self._ended = trio.Event()
@@ -166,7 +167,7 @@ class _MountDaemon:
         vfs.timeouts.connect(device)
         pool = ThreadPool(_n_threads())
         requests = FuseRequests(vfs, device, pool, opens_directories=not states.is_on(FastPath.UNOPENED))
-        core = native_core(vfs, requests)
+        core = native_core(vfs, requests, self._watch.wake)
         if not core.answers:
             states.turn_off(FastPath.NATIVE, "it takes file handles, which this filesystem has not")
         if rings is not None:
@@ -176,12 +177,12 @@ class _MountDaemon:
                 states.turn_off(FastPath.URING, f"the kernel has not taken it: {error.strerror}")
         rest_ms = _REST_MS if states.is_on(FastPath.URING) else 0
         gone = partial(trio.lowlevel.current_trio_token().run_sync_soon, self._ended.set)
-        self._readers = DeviceReaders(self._lock, requests, pool, partial(core.for_device, rest_ms), gone)
+        self._readers = DeviceReaders(requests, self._watch, core.core, partial(core.for_device, rest_ms), gone)
         self._readers.begin()
 
     def _make_rings(self) -> RingServers | None:
         """Rings, before the kernel is told yes: then it hands out no other. None: there are none to be had"""
-        rings = self._stack.enter_context(_rings(self._attached, self._lock, self._device, self._states))
+        rings = self._stack.enter_context(_rings(self._attached, self._watch, self._device, self._states))
         if rings is not None:
             try:
                 rings.prepare()
@@ -433,7 +434,7 @@ def _collect_garbage_seldom() -> None:
 
 
 @contextmanager
-def _rings(attached: Attached, lock: TablesLock, device: int, states: FastPathStates) -> Iterator[RingServers | None]:
+def _rings(attached: Attached, watch: HeldUpWatch, device: int, states: FastPathStates) -> Iterator[RingServers | None]:
     """What answers requests by io_uring; None: the connection could not be ended if one of its threads did."""
     try:
         abort_fd = open_abort(attached.mount.connection())
@@ -442,7 +443,7 @@ def _rings(attached: Attached, lock: TablesLock, device: int, states: FastPathSt
         yield None
         return
     n_fds = n_spare(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 2
-    rings = RingServers(lock, device, partial(abort, abort_fd), partial(_ask, attached), n_fds)
+    rings = RingServers(watch, device, partial(abort, abort_fd), partial(_ask, attached), n_fds)
     try:
         yield rings
     finally:

@@ -40,15 +40,11 @@ static double attr_s(const Core *core, Node *node, const Seen *seen, double time
 }
 
 /* Whether what was seen of a node is so still, as far as we know. */
-static bool may_last(const Request *request, const Node *node) {
-    return !request->was_away && !is_changed(request, node);
-}
+static bool may_last(const Request *request, const Node *node) { return !is_changed(request, node); }
 
 /* struct fuse_entry_out, of a name that is believed for so long. Returns for how long all of it is. */
 double put_entry_for(Request *request, char *to, Node *node, const Seen *seen, bool is_steady, double name_s) {
     Core *core = request->core;
-    if (request->was_away)
-        name_s = 0;
     double attributes_s = attr_s(core, node, seen, name_s, is_steady && may_last(request, node));
     put64(to, node->nodeid);
     put64(to + 8, 0);
@@ -67,14 +63,14 @@ int put_entry(Request *request, char *to, Node *node, const Seen *seen, bool is_
 /* That nothing has a name. */
 int put_missing(Request *request) {
     memset(request->answer, 0, ENTRY_BYTES);
-    put_time(request->answer + 16, request->answer + 32, request->was_away ? 0 : request->core->lifetime_s);
+    put_time(request->answer + 16, request->answer + 32, request->core->lifetime_s);
     return ENTRY_BYTES;
 }
 
 /* struct fuse_attr_out. Returns how many bytes. */
 int put_attr(Request *request, Node *node, const Seen *seen, bool is_steady) {
     Core *core = request->core;
-    double timeout_s = request->was_away ? 0 : core->lifetime_s;
+    double timeout_s = core->lifetime_s;
     double attributes_s = attr_s(core, node, seen, timeout_s, is_steady && may_last(request, node));
     put_time(request->answer, request->answer + 8, attributes_s);
     put32(request->answer + 12, 0);

@@ -4,7 +4,7 @@
  * most often: a name in a plain directory, on a local filesystem. All else it leaves alone, before it has changed
  * anything: NOT_OURS, and fuse_operations.py does it. So that is the reference, and this is its shortcut.
  *
- * The interpreter's lock and the tables are held between system calls, and let go for them (turns.c).
+ * Its requests never have the interpreter's lock, but for what Python hears of when they have let the tables go.
  */
 #ifndef TRASHD_CORE_H
 #define TRASHD_CORE_H
@@ -28,30 +28,24 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What an operation says beside the number of bytes of its answer, and a negative errno. */
+/* What an operation returns beside the number of bytes of its reply, and a negative errno. */
 enum {
     NOT_OURS = INT_MIN, /* nothing was changed: Python does it */
-    RAISED,             /* a Python exception is set */
-    LATER,              /* done, and Python finds out how it is to be told: `steps` */
-    NO_ANSWER,          /* done, and the kernel expects no answer */
+    LATER,              /* done, and Python replies when it has its own number: `made` */
+    NO_ANSWER,          /* done, and the kernel expects no reply */
 };
 
 /* Objects that a mount's core works on; module.c takes them from its parts by these names. */
 #define PARTS(X)                                                                                                       \
     X(lock)       /* TablesLock */                                                                                     \
-    X(submounts)  /* its Submounts */                                                                                  \
-    X(turns)      /* its mutex, a TurnsLock */                                                                         \
+    X(mutex_of)   /* its TablesMutex */                                                                                \
     X(requests)   /* FuseRequests */                                                                                   \
     X(counters)   /* Counters */                                                                                       \
     X(nodes)      /* Tables */                                                                                         \
-    X(metadata)   /* MetadataCache */                                                                                  \
+    X(latency)    /* Latency, or None */                                                                               \
+    X(took)       /* TablesLock's method */                                                                            \
     X(forget)     /* DaemonCache's method */                                                                           \
-    X(ended)      /* DaemonCache's method */                                                                           \
-    X(folding)    /* Submounts' dict: by device */                                                                     \
-    X(retries)    /* EstaleRetries' dict */                                                                            \
     X(refused)    /* Passthrough's method */                                                                           \
-    X(meets)      /* LookupOperations' method: is_steady */                                                            \
-    X(stored)     /* StoredNodes' method: moved */                                                                     \
     X(unused)     /* NodeReferences' method: not_taken */                                                              \
     X(numbered)   /* FuseOperations' method: its steps */                                                              \
     X(told_stale) /* EstaleRetries' method */                                                                          \
@@ -59,16 +53,7 @@ enum {
     X(EntryParam)                                                                                                      \
     X(OpenedFile)
 
-/* Names of attributes, made once. */
-#define NAMES(X)                                                                                                       \
-    X(is_slow) X(is_careful) X(is_watched) X(is_used) X(rests) X(wakes) X(turn) X(was_away) X(calls) X(_n_begun)       \
-    X(_away) X(returned) X(shared_by) X(_latency) X(is_in_doubt) X(took) X(names) X(_rests) X(changed) X(set)          \
-    X(is_idle) X(hands_out)
-
 #define FIELD(name) PyObject *name;
-extern struct names {
-    NAMES(FIELD)
-} names;
 
 /* What was seen of an inode: by statx, and its file handle. */
 #define HANDLE_BYTES 128
@@ -127,7 +112,7 @@ typedef struct {
     Node *parent; /* NULL: no name */
     char *name;
 } NodeName;
-enum { N_OTHERS_MAX = 8 };
+enum { N_OTHERS_MAX = 8, N_RETRIES_MAX = 64, N_FORGOTTEN_MAX = 64 };
 
 /* One incarnation of one inode. */
 struct Node {
@@ -176,6 +161,11 @@ typedef struct {
     int device;     /* /dev/fuse; -1: not yet */
     bool is_for_all, is_shared;
     bool passes;    /* what is opened is passed through, if it can be */
+    bool is_caching; /* something is cached of a slow filesystem, or is being fetched: changes are Python's */
+    bool is_case_sensitive; /* the root's filesystem, as far as that is known */
+    char *waiting;  /* names of mount points where a look may have to wait, each ended by a NUL; and one more */
+    uint32_t retries[N_RETRIES_MAX]; /* threads that were sent ESTALE just now */
+    uint32_t n_retries;
 } Tables;
 
 typedef struct {
@@ -183,53 +173,47 @@ typedef struct {
     Tables tables;
 } TablesObject;
 
-/* The lock around the tables: a turn of Python's has them alone, requests of the core share them. */
 typedef struct {
     PyObject_HEAD
-    pthread_mutex_t mutex; /* of what follows */
-    pthread_cond_t is_free;
-    bool is_taken;
-    int n_waiting, n_sharing;
-    pthread_mutex_t section; /* who of those that share them has them now */
-    int section_of;          /* the core of that thread, from 1 on. A hint */
-} TurnsLock;
+    pthread_mutex_t mutex;
+    bool is_slow; /* the backing filesystem */
+} TablesMutex;
 
 /* One mount's. */
 typedef struct {
     PyObject_HEAD
     PARTS(FIELD)
-    TurnsLock *turns_lock; /* turns */
-    struct worker **workers;
-    int n_workers;
-    Tables *tables;         /* nodes' */
-    Py_buffer cells;
+    TablesMutex *mutex;
+    Tables *tables;
+    Py_buffer cells, rests;
     uint64_t *cell;                /* the counters */
     uint32_t cell_of[64];          /* where those of an opcode begin; 0: not ours */
     int n_buckets, first_bits;     /* of the histogram */
     int n_failed, n_total, n_max, n_first_bucket;
     int device;                    /* /dev/fuse */
     int root_fd;
+    int wake_fd;                   /* an eventfd that wakes who watches the workers */
+    bool watch_sleeps;
     uint64_t root_dev;
     int statx_flags;               /* AT_STATX_DONT_SYNC or 0 */
     uint32_t nobody_uid, nobody_gid; /* as whom a file of nobody's is written; another owner's is with another uid only */
     bool is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
-    bool is_in_doubt;              /* whether the filesystem is slow: when it was last told of */
+    bool is_in_doubt;              /* whether the filesystem is slow */
     double lifetime_s;
-    uint64_t quick_ns;             /* a look that takes longer is told */
+    uint64_t quick_ns;             /* a look that takes longer is reported */
     char at_rest[24], no_capabilities[24];
     char user_namespace[32];       /* as /proc calls it; empty: unknown */
 } Core;
 
-/* A thread that answers requests, and its turns with the tables. */
-typedef struct worker {
+/* A thread that serves requests. */
+typedef struct {
     PyObject_HEAD
     Core *core;
-    PyObject *turn, *calls;
-    PyObject *later; /* answers in steps what is done */
-    bool was_taken; /* the tables, since the last request */
-    bool has_tables;          /* shared with others of the core */
-    uint64_t patient_from_ns; /* it does not wait for others awake before that */
-    int core_number;          /* of the processor that it is bound to, from 1 on; 0: to none */
+    PyObject *later;          /* answers in steps what is done */
+    PyThreadState *released;  /* the interpreter's lock is */
+    uint64_t began_ns;        /* its request, which it serves or Python does for it; 0: none */
+    bool is_held_up;          /* for long: another thread serves what follows */
+    bool hands_out;           /* all is done by others: it must not be held up */
 } Worker;
 
 /* A request as it has come, wherever its parts lie. */
@@ -252,12 +236,24 @@ typedef struct {
     const char *payload; /* names, each ended by a NUL */
     uint32_t n_payload;
     char *answer;        /* where its body goes: perhaps the payload's memory, so names are copied before */
-    PyThreadState *released;
-    bool is_noted;       /* that it is in calls, in which Python may have the tables */
-    bool was_away;       /* Python has had them */
     uint64_t n_changes_before;
     int error;           /* that Python is to meet */
-    PyObject *steps;     /* LATER: what answers in the end */
+    /* What Python hears of when the tables are let go. */
+    int n_looks;         /* that have taken so long together; 0: nothing to say */
+    uint64_t looks_ns;
+    int refused, refused_fd; /* an errno: the kernel has refused a backing file for an fd of `refused_node` */
+    Node *refused_node;  /* one use */
+    Node *made;          /* one use; LATER: that is replied, with an OpenedFile if `made_fd` is not 0 */
+    int made_fd, made_backing_id;
+    bool is_steady;
+    Seen seen;
+    int n_unused;        /* nodes that have ended, of which Python may have something */
+    Node *unused[N_FORGOTTEN_MAX + 1];
+    int n_cached;        /* changes that the cache has to forget */
+    struct {
+        Node *node, *directory; /* one use; NULL: none */
+        char name[NAME_MAX + 1];
+    } cached[3];
 } Request;
 
 /* How long some looks take. */
@@ -281,16 +277,18 @@ typedef struct {
 
 typedef int (*Operation)(Request *);
 
-/* turns.c */
-extern PyType_Spec turns_lock_spec;
-void tables_begin(Worker *worker);
-void tables_end(Worker *worker);
-int turn_begin(Request *request);
-int calls_begin(Request *request);
-int calls_end(Request *request);
-int changes_begin(Request *request, Node *node, Node *other);
-int changes_end(Request *request, Node *node, Node *other);
+/* lock.c */
+extern PyType_Spec tables_mutex_spec;
+void tables_lock(TablesMutex *lock);
+void tables_unlock(TablesMutex *lock);
+void calls_begin(Request *request);
+void calls_end(Request *request);
+void change_begins(Node *node);
+void change_ends(Tables *t, Node *node);
+bool has_changed(const Node *node, uint64_t since);
 void note_change(Request *request, Node *node);
+void changes_begin(Request *request, Node *node, Node *other);
+void changes_end(Request *request, Node *node, Node *other);
 bool is_changed(const Request *request, const Node *node);
 
 /* inode_table.c */
@@ -350,28 +348,22 @@ int add_tables(PyObject *module);
 
 /* tables.c */
 bool is_root(const Core *core, const Node *node);
-int may_wait(const Core *core, const char *name);
-int is_at_rest(const Request *request);
+bool may_wait(const Core *core, const char *name);
+bool is_at_rest(const Request *request);
 Node *live_node(const Request *request, uint64_t nodeid);
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place);
 void close_place(Place *place);
 bool is_outside(Core *core, Node *node);
-int number_of(PyObject *object, PyObject *name, uint64_t *value);
-bool is_true(PyObject *object, PyObject *name);
-bool is_none(PyObject *object, PyObject *name);
-bool is_empty(PyObject *object, PyObject *name);
 Node *learn(Request *request, const Place *place, const Seen *seen);
 void counted(Node *node, bool is_told);
 void notify_attributes(const Tables *t, const Node *node);
 void changed(Tables *t, Node *node);
 void renew(Tables *t, Node *node);
 bool pages_are_right(Node *node, const Seen *seen);
-int forget_changed(Request *request, const Node *node, const Place *place, const Place *other);
-int tell_took(Request *request, const Timed *timed, int n);
-int is_so(PyObject *said);
+void forget_cached(Request *request, Node *node, const Place *place);
+void tell_took(Request *request, const Timed *timed, int n);
 bool is_stores(const char *name);
 bool is_stores_own(const char *name);
-int failed(Core *core);
 uint64_t now_ns(void);
 
 /* answers.c */
@@ -392,7 +384,7 @@ Timed time_begin(const Core *core);
 void time_end(const Core *core, Timed *timed, int n);
 /* The way to look at names in a directory: where nothing is renamed but through the mount, `is_changed` tells of it. */
 static inline Look *looking(const Request *request) {
-    return request->core->is_shared || request->was_away ? peek : identify;
+    return request->core->is_shared ? peek : identify;
 }
 
 /* acting.c: without the interpreter's lock */
@@ -428,8 +420,9 @@ typedef struct {
     Fd *backing;    /* the id by which it is passed through; NULL: none */
     int error;      /* why there is none, if there should be one */
 } Opening;
+void write_anywhere(int fd);
 Opening open_backing(const Request *request, int fd, const Seen *seen);
-int put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, Opening *opening, char *to);
+void put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, Opening *opening, char *to);
 
 /* lookups.c */
 typedef struct {
@@ -443,9 +436,9 @@ void close_known(Known *known);
 int reach(const Core *core, const Known *known, Seen *seen, int *fd);
 
 /* endings.c */
-int lose(Request *request, const Seen *seen, const Place *place);
-int move(Request *request, const Seen *seen, const Place *old, const Place *new);
-int tell_unused(Core *core, Node *node);
+void lose(Request *request, const Seen *seen, const Place *place);
+void move(Request *request, const Seen *seen, const Place *old, const Place *new);
+void end_unused(Request *request, Node *node);
 PyObject *core_forget(Core *core, PyObject *pairs);
 
 /* endings.c, lookups.c, names.c, files.c, listings.c: the operations */
@@ -471,8 +464,12 @@ enum { HEAD_BYTES_IN = 40, HEAD_BYTES_OUT = 16 }; /* struct fuse_in_header, fuse
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
 int answer(Worker *worker, const Incoming *incoming);
 void put_head(char *to, uint64_t unique, int result);
-int worker_begin(Worker *worker, PyObject *core, PyObject *turn, PyObject *later);
+int failed(Core *core);
+void work_begins(Worker *worker);
+void work_ends(Worker *worker);
+void worker_begin(Worker *worker, PyObject *core, PyObject *later);
 void worker_end(Worker *worker);
+extern PyGetSetDef worker_getset[];
 
 /* ring.c, dev.c: the transports */
 extern PyType_Spec core_ring_spec, core_device_spec;

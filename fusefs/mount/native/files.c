@@ -33,10 +33,7 @@ int do_open(Request *request) {
         open_known(request, request->nodeid, &known) < 0)
         return NOT_OURS;
     bool is_first = !known.node->n_open;
-    if (calls_begin(request) < 0) {
-        close_known(&known);
-        return RAISED;
-    }
+    calls_begin(request);
     if (reach(core, &known, &seen, &held) == 0) {
         fd = open_held(request, held < 0 ? known.fd->number : held, &seen, flags);
         if (held >= 0)
@@ -47,11 +44,14 @@ int do_open(Request *request) {
             close(fd);
             fd = -1;
         }
+        if (fd >= 0 && flags & O_APPEND)
+            write_anywhere(fd);
     }
-    result = calls_end(request) < 0 ? RAISED : NOT_OURS;
-    if (fd >= 0 && result == NOT_OURS) {
+    calls_end(request);
+    if (fd >= 0) {
         bool is_kept = !core->is_shared || (opening.backing == NULL && pages_are_right(known.node, &seen));
-        result = put_handle(request, known.node, fd, flags, is_kept, &opening, request->answer) < 0 ? RAISED : OPEN_BYTES;
+        put_handle(request, known.node, fd, flags, is_kept, &opening, request->answer);
+        result = OPEN_BYTES;
     }
     close_known(&known);
     return result;
@@ -60,37 +60,32 @@ int do_open(Request *request) {
 /* With the last handle of what has no name any more, that has ended. */
 int do_release(Request *request) {
     Core *core = request->core;
+    Tables *t = core->tables;
     uint64_t fh;
     Seen seen;
     memcpy(&fh, request->own, sizeof fh);
-    Handle *handle = handle_of_number(core->tables, fh);
+    Handle *handle = handle_of_number(t, fh);
     if (handle == NULL)
         return NOT_OURS;
     Node *node = handle->node;
     if (node->n_open == 1 && node->at.parent == NULL && !is_root(core, node)) {
         Fd *fd = fd_take(handle->fd);
-        if (calls_begin(request) < 0) {
-            fd_put(fd);
-            return RAISED;
-        }
+        calls_begin(request);
         int error = look(fd->number, "", core->statx_flags, &seen);
+        calls_end(request);
         fd_put(fd);
-        if (calls_end(request) < 0)
-            return RAISED;
-        handle = handle_of_number(core->tables, fh);
+        handle = handle_of_number(t, fh);
         if (handle == NULL)
             return 0;
         node = handle->node;
         if (!error && node->n_open == 1 && !seen.nlink)
-            detach_node(core->tables, node, &seen);
+            detach_node(t, node, &seen);
     }
     bool was_passed = handle->is_passed;
-    node = close_handle(core->tables, fh);
-    int error = 0;
+    node = close_handle(t, fh);
     if (was_passed && !node->n_open && !node->is_mapped)
-        error = forget_changed(request, node, NULL, NULL);
-    if (!error && !node->nlookup && !node->n_open)
-        error = tell_unused(core, node);
+        forget_cached(request, node, NULL);
+    end_unused(request, node);
     node_put(node);
-    return error < 0 ? RAISED : 0;
+    return 0;
 }

@@ -12,7 +12,7 @@ static uint32_t owner_to_write_as(const Seen *seen) {
     return seen->uid ? seen->uid : seen->mode & (S_IWGRP | S_IWOTH) ? NOBODY : 0;
 }
 
-/* Get the id that a file which was just opened is passed through by. Without the interpreter's lock. */
+/* Get the id that a file which was just opened is passed through by. Without the lock. */
 Opening open_backing(const Request *request, int fd, const Seen *seen) {
     const Core *core = request->core;
     struct {
@@ -38,23 +38,19 @@ Opening open_backing(const Request *request, int fd, const Seen *seen) {
 }
 
 /* An fd that was opened to append: not all that is written by its handle is. A file that may only grow keeps it. */
-static void write_anywhere(int fd) {
+void write_anywhere(int fd) {
     int flags = fcntl(fd, F_GETFL);
     if (flags >= 0)
         fcntl(fd, F_SETFL, flags & ~O_APPEND);
 }
 
 /* Have a handle of a node, by an fd that is the tables' from now on, and put struct fuse_open_out. opening: by
- * `open_backing`. is_kept: the kernel may keep its pages. Returns 0, or -1 with an exception. */
-int put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, Opening *opening, char *to) {
-    Core *core = request->core;
-    int error = 0;
-    if (flags & O_APPEND)
-        write_anywhere(fd);
-    open_handle(core->tables, node, fd, request->uid, flags, opening->backing, opening->owner);
+ * `open_backing`. is_kept: the kernel may keep its pages. */
+void put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, Opening *opening, char *to) {
+    open_handle(request->core->tables, node, fd, request->uid, flags, opening->backing, opening->owner);
     if (opening->error) {
-        PyObject *object = object_of(node);
-        error = is_so(PyObject_CallFunction(core->refused, "NiK", object, opening->error, (unsigned long long)fd)) < 0 ? -1 : 0;
+        request->refused = opening->error, request->refused_fd = fd;
+        request->refused_node = node_take(node);
     }
     uint64_t fh = (uint64_t)fd;
     int32_t id = node->backing == NULL ? 0 : node->backing->backing_id;
@@ -62,5 +58,4 @@ int put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kep
     memcpy(to, &fh, sizeof fh);
     memcpy(to + 8, &how, sizeof how);
     memcpy(to + 12, &id, sizeof id);
-    return error;
 }

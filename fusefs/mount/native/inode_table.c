@@ -202,6 +202,7 @@ void tables_free(Tables *t) {
     free(t->by_nodeid);
     free(t->by_source);
     free(t->handles);
+    free(t->waiting);
     free(t->shares);
 }
 

@@ -10,7 +10,7 @@ static const char LABEL[] = "security.selinux";
 enum { VALUE_BYTES = 4096 };
 
 /* The node of a nodeid, and how it is reached: it is open, a directory of which an fd is, or has a name in such a one.
- * Returns 0, or -1: not ours, or an exception. */
+ * Returns 0, or -1: not ours. */
 int open_known(Request *request, uint64_t nodeid, Known *known) {
     Core *core = request->core;
     *known = (Known){.node = live_node(request, nodeid)};
@@ -79,19 +79,15 @@ int do_lookup(Request *request) {
     Seen seen;
     int result = NOT_OURS;
     if (open_place(request, request->nodeid, request->payload, &place) < 0)
-        return PyErr_Occurred() ? RAISED : NOT_OURS;
-    if (calls_begin(request) < 0) {
-        close_place(&place);
-        return RAISED;
-    }
-    Look *look_at = looking(request);
+        return NOT_OURS;
+    calls_begin(request);
     Timed timed = time_begin(core);
-    int error = look_at(place.fd->number, place.name, core->statx_flags, &seen);
+    int error = looking(request)(place.fd->number, place.name, core->statx_flags, &seen);
     time_end(core, &timed, 1);
-    if (calls_end(request) < 0 || tell_took(request, &timed, 1) < 0)
-        result = RAISED;
-    else if ((look_at == identify && request->was_away) || is_changed(request, place.node))
-        result = NOT_OURS; /* two inodes may have been seen, or one that has another name by now */
+    calls_end(request);
+    tell_took(request, &timed, 1);
+    if (is_changed(request, place.node)) /* two inodes may have been seen, or one that has another name by now */
+        result = NOT_OURS;
     else if (error == ENOENT)
         result = put_missing(request);
     else if (!error && seen.dev == core->root_dev) {
@@ -110,25 +106,21 @@ int do_getattr(Request *request) {
     Seen seen;
     int fd, result = NOT_OURS;
     if (open_known(request, request->nodeid, &known) < 0)
-        return PyErr_Occurred() ? RAISED : NOT_OURS;
-    if (!is_outside(core, known.node))
-        goto end;
-    if (calls_begin(request) < 0) {
-        result = RAISED;
-        goto end;
+        return NOT_OURS;
+    if (is_outside(core, known.node)) {
+        calls_begin(request);
+        Timed timed = time_begin(core);
+        int error = reach(core, &known, &seen, &fd);
+        if (fd >= 0)
+            close(fd);
+        time_end(core, &timed, 1);
+        calls_end(request);
+        tell_took(request, &timed, 1);
+        if (!error) {
+            known.node->is_told |= !is_unsteady(known.node);
+            result = put_attr(request, known.node, &seen, !is_unsteady(known.node));
+        }
     }
-    Timed timed = time_begin(core);
-    int error = reach(core, &known, &seen, &fd);
-    if (fd >= 0)
-        close(fd);
-    time_end(core, &timed, 1);
-    if (calls_end(request) < 0 || tell_took(request, &timed, 1) < 0)
-        result = RAISED;
-    else if (!error) {
-        known.node->is_told |= !is_unsteady(known.node);
-        result = put_attr(request, known.node, &seen, !is_unsteady(known.node));
-    }
-end:
     close_known(&known);
     return result;
 }
@@ -201,16 +193,12 @@ static int tell_value(Request *request, const char *name) {
     if (!core->tells_xattrs)
         return NOT_OURS;
     if (open_known(request, request->nodeid, &known) < 0)
-        return PyErr_Occurred() ? RAISED : NOT_OURS;
+        return NOT_OURS;
     bool is_directory = known.node->is_directory;
-    if (calls_begin(request) < 0) {
-        close_known(&known);
-        return RAISED;
-    }
+    calls_begin(request);
     int n = value_of(core, &known, is_directory, name, value);
-    if (calls_end(request) < 0)
-        result = RAISED;
-    else if (request->was_away || (known.above != NULL && is_changed(request, known.above)))
+    calls_end(request);
+    if (known.above != NULL && is_changed(request, known.above))
         result = NOT_OURS;
     else if (n == -ENODATA)
         result = n;

@@ -1,7 +1,5 @@
-/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TurnsLock, Tables and Node. */
+/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TablesMutex, Tables and Node. */
 #include "core.h"
-
-struct names names;
 
 #define TAKE(part)                                                                                                     \
     self->part = PyDict_GetItemString(parts, #part);                                                                   \
@@ -30,10 +28,10 @@ static int take_cells(Core *self, PyObject *cells, PyObject *cell_of) {
 }
 
 static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *words[] = {"parts", "cells", "cell_of", "layout", "device", "root_fd", "root_dev",
+    static char *words[] = {"parts", "cells", "rests", "cell_of", "layout", "device", "wake_fd", "root_fd", "root_dev",
                             "statx_flags", "is_shared", "tells_xattrs", "hides_labels", "acts_as_others", "hides_trash",
                             "lifetime_s", "quick_ns", "nobody_uid", "nobody_gid", "at_rest", "no_capabilities", NULL};
-    PyObject *parts, *cells, *cell_of;
+    PyObject *parts, *cells, *rests, *cell_of;
     int is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
     unsigned long long root_dev, quick_ns;
     const char *at_rest, *no_capabilities;
@@ -41,10 +39,10 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     Core *self = (Core *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OO!(iiiiii)iiKipppppdKIIy#y#", words, &PyDict_Type, &parts,
-                                     &cells, &PyDict_Type, &cell_of, &self->n_buckets, &self->first_bits,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OOO!(iiiiii)iiiKipppppdKIIy#y#", words, &PyDict_Type, &parts,
+                                     &cells, &rests, &PyDict_Type, &cell_of, &self->n_buckets, &self->first_bits,
                                      &self->n_failed, &self->n_total, &self->n_max, &self->n_first_bucket,
-                                     &self->device, &self->root_fd, &root_dev, &self->statx_flags, &is_shared,
+                                     &self->device, &self->wake_fd, &self->root_fd, &root_dev, &self->statx_flags, &is_shared,
                                      &tells_xattrs, &hides_labels, &acts_as_others, &hides_trash, &self->lifetime_s, &quick_ns,
                                      &self->nobody_uid, &self->nobody_gid,
                                      &at_rest, &n_at_rest, &no_capabilities, &n_none))
@@ -61,12 +59,10 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     ssize_t n_name = readlink("/proc/self/ns/user", self->user_namespace, sizeof self->user_namespace - 1);
     self->user_namespace[n_name > 0 ? n_name : 0] = 0;
     PARTS(TAKE)
-    if (!PyObject_HasAttrString(self->turns, "unshare")) {
-        PyErr_SetString(PyExc_TypeError, "the tables' lock is not the core's");
-        goto error;
-    }
-    self->turns_lock = (TurnsLock *)self->turns;
+    self->mutex = (TablesMutex *)self->mutex_of;
     self->tables = &((TablesObject *)self->nodes)->tables;
+    if (PyObject_GetBuffer(rests, &self->rests, PyBUF_SIMPLE) < 0)
+        goto error;
     if (take_cells(self, cells, cell_of) < 0)
         goto error;
     return (PyObject *)self;
@@ -79,14 +75,21 @@ static void core_free(Core *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     if (self->cells.buf != NULL)
         PyBuffer_Release(&self->cells);
+    if (self->rests.buf != NULL)
+        PyBuffer_Release(&self->rests);
     PARTS(RELEASE)
-    PyMem_Free(self->workers);
     PyObject_Free(self);
     Py_DECREF(type);
 }
 
+static PyObject *core_sleep(Core *self, PyObject *Py_UNUSED(nothing)) {
+    __atomic_store_n(&self->watch_sleeps, true, __ATOMIC_SEQ_CST);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef core_methods[] = {
     {"forget", (PyCFunction)core_forget, METH_O, "The kernel lets go of nodes: of each its nodeid, and how often."},
+    {"sleep", (PyCFunction)core_sleep, METH_NOARGS, "Have `wake_fd` written to when a request begins."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot core_slots[] = {
@@ -103,13 +106,8 @@ static PyType_Spec core_spec = {
     .slots = core_slots,
 };
 
-#define MAKE_NAME(name)                                                                                                \
-    if ((names.name = PyUnicode_InternFromString(#name)) == NULL)                                                      \
-        return -1;
-
 static int begin(PyObject *module) {
-    NAMES(MAKE_NAME)
-    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &core_device_spec, &turns_lock_spec};
+    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &core_device_spec, &tables_mutex_spec};
     for (size_t at = 0; at < sizeof specs / sizeof *specs; at++) {
         PyObject *type = PyType_FromSpec(specs[at]);
         if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0)

@@ -241,6 +241,11 @@ static PyObject *node_places(NodeObject *self, PyObject *Py_UNUSED(nothing)) {
     return found;
 }
 
+static PyObject *node_has_changed(NodeObject *self, PyObject *since) {
+    unsigned long long number = PyLong_AsUnsignedLongLong(since);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(has_changed(self->node, number));
+}
+
 static PyObject *node_pages_are_right(NodeObject *self, PyObject *attributes) {
     Seen seen;
     return seen_from(attributes, &seen) < 0 ? NULL : PyBool_FromLong(pages_are_right(self->node, &seen));
@@ -274,6 +279,7 @@ static PyGetSetDef node_getset[] = {
 static PyMethodDef node_methods[] = {
     {"is_seen_in", (PyCFunction)node_is_seen_in, METH_O, "Whether attributes can be this incarnation's: same inode number, born at the same time."},
     {"places", (PyCFunction)node_places, METH_NOARGS, "Where it may be found, the likeliest first."},
+    {"has_changed", (PyCFunction)node_has_changed, METH_O, "Whether it, or a name in it, has changed since so many changes, or is being changed."},
     {"pages_are_right", (PyCFunction)node_pages_are_right, METH_O, "Whether the kernel's pages of it are right: it was just opened, and these are its attributes."},
     {NULL, NULL, 0, NULL},
 };

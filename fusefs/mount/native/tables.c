@@ -1,5 +1,7 @@
-/* The tables: read, and changed as the Python code changes them; with the interpreter's lock. */
+/* The tables: read, and changed as the Python code changes them. */
 #include "core.h"
+
+#include <stdio.h>
 
 static const char STORES[] = ".trashd"; /* and what begins so: no such name is ours */
 enum { UID_DIGITS = 10, N_HEX = 12 };  /* core/names.py, whose */
@@ -10,79 +12,24 @@ uint64_t now_ns(void) {
     return (uint64_t)at.tv_sec * 1000000000u + (uint64_t)at.tv_nsec;
 }
 
-bool is_true(PyObject *object, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(object, name);
-    bool is_it = value != NULL && PyObject_IsTrue(value) == 1;
-    Py_XDECREF(value);
-    return is_it;
+/* Python is to hear how long some looks have taken together, if that says anything of the filesystem. */
+void tell_took(Request *request, const Timed *timed, int n) {
+    const Core *core = request->core;
+    bool is_in_doubt = __atomic_load_n(&core->is_in_doubt, __ATOMIC_RELAXED);
+    if (core->latency == Py_None || !timed->tells || (!is_in_doubt && timed->ns <= (uint64_t)n * core->quick_ns))
+        return;
+    request->looks_ns += timed->ns;
+    request->n_looks += n;
 }
 
-/* Returns 0, or -1 with an exception. */
-int number_of(PyObject *object, PyObject *name, uint64_t *value) {
-    PyObject *number = PyObject_GetAttr(object, name);
-    if (number == NULL)
-        return -1;
-    *value = PyLong_AsUnsignedLongLongMask(number);
-    Py_DECREF(number);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-bool is_empty(PyObject *object, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(object, name);
-    bool is_it = value != NULL && PyObject_Size(value) == 0;
-    Py_XDECREF(value);
-    return is_it;
-}
-
-/* The errno of the exception that is set, which is none any more. */
-int failed(Core *core) {
-    PyObject *type, *error, *trace;
-    PyErr_Fetch(&type, &error, &trace);
-    PyErr_NormalizeException(&type, &error, &trace);
-    if (trace != NULL)
-        PyException_SetTraceback(error, trace);
-    PyObject *number = PyObject_CallFunctionObjArgs(core->fails, error, core->requests, NULL);
-    long value = number == NULL ? EIO : PyLong_AsLong(number);
-    Py_XDECREF(number);
-    Py_XDECREF(type);
-    Py_XDECREF(error);
-    Py_XDECREF(trace);
-    PyErr_Clear();
-    return (int)value;
-}
-
-/* Tell how long some looks have taken together, if that says anything of the filesystem. */
-int tell_took(Request *request, const Timed *timed, int n) {
-    Core *core = request->core;
-    PyObject *latency = PyObject_GetAttr(core->lock, names._latency);
-    bool is_in_doubt = latency != NULL && latency != Py_None && is_true(latency, names.is_in_doubt);
-    bool tells = latency != Py_None && timed->tells && (is_in_doubt || timed->ns > n * core->quick_ns);
-    __atomic_store_n(&core->is_in_doubt, is_in_doubt, __ATOMIC_RELAXED); /* it is read during calls */
-    Py_XDECREF(latency);
-    if (!tells || latency == NULL)
-        return PyErr_Occurred() ? -1 : 0;
-    PyObject *ns = PyLong_FromUnsignedLongLong(timed->ns), *looks = PyLong_FromLong(n), *nothing = NULL;
-    if (ns != NULL && looks != NULL)
-        nothing = PyObject_CallMethodObjArgs(core->lock, names.took, ns, looks, NULL);
-    Py_XDECREF(ns);
-    Py_XDECREF(looks);
-    Py_XDECREF(nothing);
-    return nothing == NULL ? -1 : 0;
-}
-
-/* Whether a request is an ordinary one: the filesystem answers quickly, and the caller has not just had ESTALE. */
-int is_at_rest(const Request *request) {
-    Core *core = request->core;
-    if (PyObject_Size(core->retries)) {
-        PyObject *pid = PyLong_FromUnsignedLong(request->pid);
-        int is_retry = pid == NULL ? -1 : PyDict_Contains(core->retries, pid);
-        Py_XDECREF(pid);
-        if (is_retry)
+/* Whether a request is an ordinary one: the filesystem answers quickly, and the caller was not just sent ESTALE. */
+bool is_at_rest(const Request *request) {
+    const Core *core = request->core;
+    const Tables *t = core->tables;
+    for (uint32_t at = 0; at < t->n_retries; at++)
+        if (t->retries[at] == request->pid)
             return false;
-    }
-    if (is_true(core->lock, names.is_slow) || is_true(core->requests, names.is_careful))
-        return false;
-    return is_true(core->metadata, names.is_idle);
+    return !t->is_caching && !__atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED);
 }
 
 /* Nodes. */
@@ -100,26 +47,19 @@ bool is_outside(Core *core, Node *node) { return zone_of(core->tables, node) == 
 
 /* Whether a directory is on the volume's own filesystem, outside of all stores, and its letter case matters. */
 static bool is_plain(Core *core, Node *directory) {
-    if (!is_outside(core, directory) || directory->dev != core->root_dev)
-        return false;
-    PyObject *device = PyLong_FromUnsignedLongLong(directory->dev);
-    bool is_known = device != NULL && PyDict_GetItemWithError(core->folding, device) == Py_False;
-    Py_XDECREF(device);
-    return is_known;
+    return core->tables->is_case_sensitive && directory->dev == core->root_dev && is_outside(core, directory);
 }
 
 /* Whether a name may be a store's own. */
 bool is_stores(const char *name) { return !strncmp(name, STORES, sizeof STORES - 1); }
 
-/* Whether a look at a name may have to wait for what is mounted there: 1, 0, or -1 with an exception. Any mount point of
- * that name may be meant: their directories are not known. */
-int may_wait(const Core *core, const char *name) {
-    PyObject *waiting = PyObject_GetAttr(core->submounts, names.names);
-    PyObject *text = waiting == NULL || !PyObject_Size(waiting) ? NULL : PyBytes_FromString(name);
-    int is_it = waiting == NULL ? -1 : text == NULL ? (PyErr_Occurred() ? -1 : 0) : PySet_Contains(waiting, text);
-    Py_XDECREF(waiting);
-    Py_XDECREF(text);
-    return is_it;
+/* Whether a look at a name may have to wait for what is mounted there. Any mount point of that name may be meant: their
+ * directories are not known. */
+bool may_wait(const Core *core, const char *name) {
+    for (const char *at = core->tables->waiting; at != NULL && *at; at += strlen(at) + 1)
+        if (!strcmp(at, name))
+            return true;
+    return false;
 }
 
 /* Whether a name is a store's: store/layout.py, is_stores_own. */
@@ -140,10 +80,10 @@ bool is_stores_own(const char *name) {
     return name[-1] == '.' && strlen(name) == N_HEX && strspn(name, hex) == N_HEX;
 }
 
-/* A directory, and a name in it if there is one; both plain. Returns 0, or -1: not ours, or an exception. */
+/* A directory, and a name in it if there is one; both plain. Returns 0, or -1: not ours. */
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place) {
     *place = (Place){.name = name};
-    if (name != NULL && (is_stores(name) || may_wait(request->core, name)))
+    if (name != NULL && is_stores(name))
         return -1;
     place->node = live_node(request, nodeid);
     if (place->node != NULL && is_plain(request->core, place->node))
@@ -165,13 +105,6 @@ Node *learn(Request *request, const Place *place, const Seen *seen) {
     Source source = source_of(seen);
     return node_take(
         learn_node(request->core->tables, &source, S_ISDIR(seen->mode), seen->nlink > 1, place->node, place->name));
-}
-
-/* What a call of Python's has said: 1, 0, or -1 with an exception. */
-int is_so(PyObject *said) {
-    int is_it = said == NULL ? -1 : PyObject_IsTrue(said);
-    Py_XDECREF(said);
-    return is_it;
 }
 
 /* What the kernel believes. */
@@ -222,33 +155,16 @@ bool pages_are_right(Node *node, const Seen *seen) {
     return are_right;
 }
 
-/* What was changed is to be forgotten, if others have learnt anything meanwhile; as DaemonCache.changes.
- * node, place, other: may be NULL. Returns 0, or -1 with an exception. */
-int forget_changed(Request *request, const Node *node, const Place *place, const Place *other) {
-    Core *core = request->core;
-    if (!request->was_away || is_true(core->metadata, names.is_idle))
-        return 0;
-    PyObject *sources = PyList_New(0), *places = PyList_New(0), *nothing = NULL, *one = NULL;
-    bool is_made = sources != NULL && places != NULL;
-    if (is_made && node != NULL) {
-        Source source = source_of_node(node);
-        one = source_object(&source);
-        is_made = one != NULL && PyList_Append(sources, one) == 0;
-        Py_XDECREF(one);
-    }
-    const Place *const changed_places[] = {place, other};
-    for (int at = 0; at < 2; at++)
-        if (is_made && changed_places[at] != NULL) {
-            one = Py_BuildValue("Ny", object_of(changed_places[at]->node), changed_places[at]->name);
-            is_made = one != NULL && PyList_Append(places, one) == 0;
-            Py_XDECREF(one);
-        }
-    if (is_made)
-        nothing = PyObject_CallFunctionObjArgs(core->forget, sources, places, NULL);
-    Py_XDECREF(sources);
-    Py_XDECREF(places);
-    Py_XDECREF(nothing);
-    return nothing == NULL ? -1 : 0;
+/* What was changed is to be forgotten, if others have cached anything meanwhile; as DaemonCache.changes. node, place: may
+ * be NULL */
+void forget_cached(Request *request, Node *node, const Place *place) {
+    if (!request->core->tables->is_caching)
+        return;
+    int at = request->n_cached++;
+    request->cached[at].node = node == NULL ? NULL : node_take(node);
+    request->cached[at].directory = place == NULL ? NULL : node_take(place->node);
+    if (place != NULL)
+        snprintf(request->cached[at].name, sizeof request->cached[at].name, "%s", place->name);
 }
 
 /* The kernel has one more reference. */

@@ -328,21 +328,72 @@ static PyObject *table_count(TablesObject *self, void *which) {
     return PyLong_FromLongLong(values[(intptr_t)which]);
 }
 
-enum { DEVICE, PASSES };
+enum { DEVICE, PASSES, IS_CACHING, IS_CASE_SENSITIVE };
 
 static PyObject *table_setting(TablesObject *self, void *which) {
-    return PyLong_FromLong((intptr_t)which == DEVICE ? self->tables.device : self->tables.passes);
+    const Tables *t = &self->tables;
+    const int values[] = {t->device, t->passes, t->is_caching, t->is_case_sensitive};
+    return PyLong_FromLong(values[(intptr_t)which]);
 }
 
 static int table_set(TablesObject *self, PyObject *value, void *which) {
+    Tables *t = &self->tables;
     long number = value == NULL ? 0 : PyLong_AsLong(value);
     if (PyErr_Occurred())
         return -1;
+    bool *const flags[] = {NULL, &t->passes, &t->is_caching, &t->is_case_sensitive};
     if ((intptr_t)which == DEVICE)
-        self->tables.device = (int)number;
+        t->device = (int)number;
     else
-        self->tables.passes = number;
+        *flags[(intptr_t)which] = number;
     return 0;
+}
+
+static PyObject *table_n_changes(TablesObject *self, void *Py_UNUSED(which)) {
+    return PyLong_FromUnsignedLongLong(self->tables.n_changes);
+}
+
+static PyObject *table_change_begins(TablesObject *Py_UNUSED(self), PyObject *object) {
+    Node *node = node_from(object);
+    if (node == NULL)
+        return NULL;
+    change_begins(node);
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_change_ends(TablesObject *self, PyObject *object) {
+    Node *node = node_from(object);
+    if (node == NULL)
+        return NULL;
+    change_ends(&self->tables, node);
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_wait_at(TablesObject *self, PyObject *names) {
+    char *bytes;
+    Py_ssize_t n;
+    if (PyBytes_AsStringAndSize(names, &bytes, &n) < 0)
+        return NULL;
+    Tables *t = &self->tables;
+    free(t->waiting);
+    t->waiting = memcpy(allocate(NULL, (size_t)n + 1), bytes, (size_t)n);
+    Py_RETURN_NONE;
+}
+
+static PyObject *table_retry(TablesObject *self, PyObject *args) {
+    unsigned pid;
+    int is_one;
+    if (!PyArg_ParseTuple(args, "Ip", &pid, &is_one))
+        return NULL;
+    Tables *t = &self->tables;
+    uint32_t at = 0;
+    while (at < t->n_retries && t->retries[at] != pid)
+        at++;
+    if (is_one && at == t->n_retries && at < N_RETRIES_MAX)
+        t->retries[t->n_retries++] = pid;
+    else if (!is_one && at < t->n_retries)
+        t->retries[at] = t->retries[--t->n_retries];
+    Py_RETURN_NONE;
 }
 
 static PyGetSetDef table_getset[] = {
@@ -353,9 +404,16 @@ static PyGetSetDef table_getset[] = {
     {"n_passed", (getter)table_count, NULL, "Ids by which files are passed through.", (void *)N_PASSED},
     {"device", (getter)table_setting, (setter)table_set, "/dev/fuse, which stays its owner's; -1: not yet.", (void *)DEVICE},
     {"passes", (getter)table_setting, (setter)table_set, "Whether what is opened is passed through, if it can be.", (void *)PASSES},
+    {"is_caching", (getter)table_setting, (setter)table_set, "Whether anything is cached of a slow filesystem, or being fetched.", (void *)IS_CACHING},
+    {"is_case_sensitive", (getter)table_setting, (setter)table_set, "Whether letter case matters in the root's filesystem, as far as that is known.", (void *)IS_CASE_SENSITIVE},
+    {"n_changes", (getter)table_n_changes, NULL, "Changes of nodes and of names, since the beginning.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyMethodDef table_methods[] = {
+    {"change_begins", (PyCFunction)table_change_begins, METH_O, "A change of a node, or of a name in it, is under way."},
+    {"change_ends", (PyCFunction)table_change_ends, METH_O, "It is made: what was seen of the node before is not to be believed."},
+    {"wait_at", (PyCFunction)table_wait_at, METH_O, "Names of mount points where a look may have to wait, each ended by a NUL."},
+    {"retry", (PyCFunction)table_retry, METH_VARARGS, "A thread of a client's was sent ESTALE just now, or no more."},
     {"directory_fd", (PyCFunction)table_directory_fd, METH_O, "The O_PATH fd of a directory; None: it is not open."},
     {"keep_directory_fd", (PyCFunction)table_keep_directory_fd, METH_VARARGS, "A directory was opened; its fd, which is another one if another thread was quicker."},
     {"drop_directory_fd", (PyCFunction)table_drop_directory_fd, METH_O, "A directory is not to be held open."},

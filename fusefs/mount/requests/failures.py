@@ -8,13 +8,15 @@ from collections.abc import Callable, Generator
 from enum import Enum
 from typing import ParamSpec, TypeVar
 
-from fusefs.mount.tables.tables_lock import WouldWait
-
 P = ParamSpec("P")
 R = TypeVar("R")
 D = TypeVar("D")
 
 _log = logging.getLogger(__name__)
+
+
+class NotCached(Exception):
+    """A request can't be answered from memory."""
 
 
 class NotYet(Enum):
@@ -24,10 +26,10 @@ class NotYet(Enum):
 
 
 def attempt(act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | int:
-    """What a request is answered, or the errno that it has failed with. Raises  WouldWait"""
+    """What a request is answered, or the errno that it has failed with. Raises  NotCached"""
     try:
         return act(*args, **kwargs)
-    except WouldWait:
+    except NotCached:
         raise
     except Exception as error:
         return errno_of(error, act)

@@ -23,10 +23,9 @@ from typing import Final, NamedTuple
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
 from fusefs.linux.fuse_caller import is_killed
-from fusefs.mount.requests.failures import NotYet, attempt, attempt_step
+from fusefs.mount.requests.failures import NotCached, NotYet, attempt, attempt_step
 from fusefs.mount.requests.fuse_operations import FuseOperations, OpcodeHandler, Reply, ReplyInSteps, WaitClass
 from fusefs.mount.requests.thread_pool import Key, PoolTask, ThreadPool
-from fusefs.mount.tables.tables_lock import WouldWait
 from fusefs.mount.tree.act_as import RequestCaller
 from fusefs.mount.tree.vfs import Vfs
 
@@ -93,8 +92,6 @@ class FuseRequests:
         self._answers = FuseOperations(vfs, opens_directories=opens_directories)
         self._acts, self._recalls = self._answers.acts(), self._answers.recalls()
         self._unfinished: deque[_Unfinished] = deque()
-        self.is_careful = False
-        """Whether changes go to threads, as a client waits for one: set by device_readers.py."""
 
     def native_parts(self) -> dict[str, object]:
         """What the native core works on (core.h)."""
@@ -154,15 +151,15 @@ class FuseRequests:
         if act is None or known is None:
             self._refuse(opcode, request, give)
             return None
-        if act.sort and (hands_out or lock.is_slow or self._must_be_helped(act, opcode, request)):
+        if act.sort and (hands_out or lock.is_slow or act.sort is WaitClass.LONG):
             self._help(act, request, _sort(act, opcode, request), give)
             return None
         begun_ns = perf_counter_ns()
         try:
             with lock:
                 return self._answer(act, nodeid, request, unique, caller, begun_ns, give)
-        except WouldWait:
-            self._help(known, request, _sort(known, opcode, request) if lock.is_slow else WaitClass.OTHERS, give)
+        except NotCached:
+            self._help(known, request, _sort(known, opcode, request), give)
             return None
 
     def finish_soon(
@@ -209,9 +206,6 @@ class FuseRequests:
             if unfinished is not None:
                 self._finish_elsewhere(unfinished)
 
-    def _must_be_helped(self, act: OpcodeHandler, opcode: int, request: Request) -> bool:
-        return act.sort is WaitClass.LONG or (self.is_careful and _sort(act, opcode, request) is WaitClass.CHANGE)
-
     def _refuse(self, opcode: int, request: Request, give: Give) -> None:
         """Answer an unknown request as libfuse does."""
         if opcode == Opcode.INTERRUPT:
@@ -249,14 +243,9 @@ class FuseRequests:
         if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
             with self._lock:
                 self._give(errno.EINTR, unique, pid, give)
-        elif sort < WaitClass.LONG:  # a request that waits for another process must not hold up those of this sort
-            run = self._lock.run if self._lock.is_slow else self._lock.run_untimed
-            try:
-                run(self._answer_wholly, act, request, give)
-            except WouldWait:
-                self._help(act, request, WaitClass.OTHERS, give)
         else:
-            self._lock.run_patiently(self._answer_wholly, act, request, give)
+            run = self._lock.run if self._lock.is_slow and sort < WaitClass.LONG else self._lock.run_untimed
+            run(self._answer_wholly, act, request, give)
 
     def _answer_wholly(self, act: OpcodeHandler, request: bytes, give: Give) -> None:
         unfinished = self._answer_as_read(act, request, RequestCaller(), give)
@@ -293,7 +282,7 @@ class FuseRequests:
         begun_ns: int,
         give: Give,
     ) -> _Unfinished | None:
-        """Do it, and answer; or what remains to be done. Raises  WouldWait"""
+        """Do it, and answer; or what remains to be done. Raises  NotCached"""
         answer = attempt(act.act, nodeid, request, caller)
         if isinstance(answer, Generator):
             unfinished = _Unfinished(answer, unique, caller.pid, act.cell, begun_ns, give)
@@ -341,7 +330,7 @@ class FuseRequests:
             self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
-        self._lock.run_patiently(self._opening.release, fh)
+        self._lock.run_untimed(self._opening.release, fh)
 
 
 def _sort(act: OpcodeHandler, opcode: int, request: Request) -> WaitClass:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple, Self, TypeVarTuple
+from contextlib import contextmanager
+from typing import NamedTuple, Self
 
 from fusefs.core.common_xattrs import Answers
 from fusefs.core.inode_attributes import Attributes
@@ -21,8 +19,6 @@ from fusefs.core.packed_entries import PackedEntries
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock
-
-Ts = TypeVarTuple("Ts")
 
 SeenByName = tuple[Attributes, bytes, Answers]
 """What a look at a name finds: attributes, file handle, and those extended attributes that were looked for."""
@@ -40,6 +36,7 @@ class CacheFill:
         self._began_s = time.monotonic()
         self._epoch = metadata.begin()
         self._n_users = 1
+        nodes.is_caching = True
 
     def __enter__(self) -> Self:
         return self
@@ -52,8 +49,9 @@ class CacheFill:
         self._n_users -= 1
         if not self._n_users:
             self._metadata.end()
+            self._nodes.is_caching = not self._metadata.is_idle
 
-    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness | None:
+    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness:
         """What tells later for how long what it found may be believed; it must be asked, once."""
         self._n_users += 1
         return Freshness(self, source, named)
@@ -131,20 +129,24 @@ class Freshness(NamedTuple):
         return left_s
 
 
-class _NoFill(CacheFill):
-    """A look on the loop's own thread, during which nothing else happens: nothing is learnt, and it is not old."""
+class _Glance(CacheFill):
+    """A look at a filesystem that answers at once: nothing is learnt, and what is changed meanwhile is not believed."""
 
-    def __init__(self, lifetime_s: float) -> None:
+    def __init__(self, nodes: Tables, lifetime_s: float) -> None:
+        self._nodes = nodes
         self._lifetime_s = lifetime_s
+        self._n_changes = nodes.n_changes
 
     def end(self) -> None:
         pass
 
-    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness | None:
-        return None
+    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness:
+        return Freshness(self, source, named)
 
     def left_s(self, source: SourceKey | None, *, named: NameIn | None) -> float:
-        return self._lifetime_s
+        node = None if source is None else self._nodes.find(source)
+        seen = [one for one in (node, named and named[0]) if one is not None]
+        return 0.0 if any(one.has_changed(self._n_changes) for one in seen) else self._lifetime_s
 
     def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
         pass
@@ -176,15 +178,18 @@ class DaemonCache:
         self._nodes = nodes
         self._lock = lock
         self._stats = stats
-        self._glance = _NoFill(lifetime_s)
 
     def looking(self) -> CacheFill:
         """A look by this operation, to be ended."""
-        return self._glance if self._lock.is_home else self.looking_ahead()
+        return self.looking_ahead() if self._lock.is_slow else _Glance(self._nodes, self.lifetime_s)
 
     def looking_ahead(self) -> CacheFill:
         """A look by other threads, to be ended."""
         return CacheFill(self.metadata, self.lifetime_s, self._nodes)
+
+    def see_idle(self) -> None:
+        """See whether anything is cached or being fetched: if not, the native core makes changes itself."""
+        self._nodes.is_caching = not self.metadata.is_idle
 
     def has_names(self, directory: Node) -> bool:
         """Whether anything is remembered of the names in a directory."""
@@ -245,25 +250,36 @@ class DaemonCache:
     def clear(self) -> None:
         """Forget all."""
         self.metadata.clear()
+        self.see_idle()
 
-    def changes(self, *sources: SourceKey, names: Sequence[NameIn] = ()) -> AbstractContextManager[None]:
+    @contextmanager
+    def changes(self, *sources: SourceKey, names: Sequence[NameIn] = ()) -> Iterator[None]:
         """What the block changes is looked at anew: these inodes, these names, and the directories that have them.
 
-        From its beginning, so that no client is told what is wrong by then; and from its end, for looks made meanwhile.
+        From its beginning, so that no client is sent what is wrong by then; and from its end, for looks made meanwhile.
         """
-        if not (self._lock.is_home and self.metadata.is_idle):
-            return _around(self._forget, sources, names)
-        if not self._lock.is_watched:
-            return _NOTHING
-        return _ForgetAfter(self.metadata, partial(self._forget, sources, names))
+        nodes = {node for source in sources if (node := self._nodes.find(source)) is not None}
+        nodes |= {directory for directory, _name in names}
+        for node in nodes:
+            self._nodes.change_begins(node)
+        self.forget(sources, names)
+        try:
+            yield
+        finally:
+            for node in nodes:
+                self._nodes.change_ends(node)
+            self.forget(sources, names)
 
-    def reads(self, source: SourceKey) -> AbstractContextManager[None]:
+    @contextmanager
+    def reads(self, source: SourceKey) -> Iterator[None]:
         """What the block reads has another time of access then: the same of its attributes alone."""
-        if not (self._lock.is_home and self.metadata.is_idle):
-            return _around(self.metadata.accessed, source)
-        if not self._lock.is_watched:
-            return _NOTHING
-        return _ForgetAfter(self.metadata, partial(self.metadata.accessed, source))
+        if not self.metadata.is_idle:
+            self.metadata.accessed(source)
+        try:
+            yield
+        finally:
+            if not self.metadata.is_idle:
+                self.metadata.accessed(source)
 
     def changed(self, source: SourceKey) -> None:
         """An inode changed behind the mount, or does so from now on."""
@@ -272,40 +288,14 @@ class DaemonCache:
 
     def ended(self, source: SourceKey) -> None:
         """An incarnation lost its last link: where there are no handles, the next one may look like it."""
-        if self._lock.is_home and self.metadata.is_idle:
-            return
-        self.metadata.directory_changed(source)
+        if not self.metadata.is_idle:
+            self.metadata.directory_changed(source)
 
-    def _forget(self, sources: Iterable[SourceKey], names: Iterable[NameIn]) -> None:
+    def forget(self, sources: Iterable[SourceKey], names: Iterable[NameIn]) -> None:
+        """These inodes and names have changed, or may change now."""
+        if self.metadata.is_idle:
+            return
         for source in sources:
             self.metadata.attributes_changed(source)
         for directory, name in names:
             self.metadata.name_changed(directory.source, name)
-
-
-@dataclass(slots=True, eq=False)
-class _ForgetAfter:
-    """Forget something after the block, if others have learnt anything meanwhile: before it nothing was known."""
-
-    metadata: MetadataCache
-    forget: Callable[[], None]
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_error: object) -> None:
-        if not self.metadata.is_idle:
-            self.forget()
-
-
-_NOTHING = nullcontext()
-
-
-@contextmanager
-def _around(forget: Callable[[*Ts], None], *args: *Ts) -> Iterator[None]:
-    """Forget something before the block, and again after it."""
-    forget(*args)
-    try:
-        yield
-    finally:
-        forget(*args)

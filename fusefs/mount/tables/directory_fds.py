@@ -99,7 +99,6 @@ class DirectoryFds:
         dir_fd = None if node.parent is None else self._nodes.directory_fd(node.parent)
         if dir_fd is None:
             return None
-        self._lock.look_by(node.name)
         try:
             fd = counted_fd(self._lock.call(os.open, node.name, TO_PEEK, dir_fd=dir_fd))
         except OSError:
@@ -143,7 +142,6 @@ class DirectoryFds:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     def _by_name(self, node: Node, parent: Node, name: bytes) -> Fd | None:
-        self._lock.look_by(name)
         try:
             fd = Fd(self._lock.call(os.open, name, TO_PEEK, dir_fd=self.fd_of(parent)))
         except OSError as error:

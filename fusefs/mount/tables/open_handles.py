@@ -14,7 +14,6 @@ from fusefs.linux.getdents import Dirents
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import CacheFill
 from fusefs.mount.tables.prefetch import PrefetchBatch, PrefetchQueue
-from fusefs.mount.tables.tables_lock import TablesLock
 
 FOR_EXECUTION = 0x20
 """Of the flags of OPEN: the file is a program, and its handle stays for as long as it runs.
@@ -102,9 +101,8 @@ class DirHandle:
 class OpenHandles:
     """Open files and directories, by handle."""
 
-    def __init__(self, lock: TablesLock, nodes: Tables) -> None:
+    def __init__(self, nodes: Tables) -> None:
         """Begin with none."""
-        self._lock = lock
         self._nodes = nodes
         self._listings: dict[int, DirHandle] = {}
         self._late = itertools.count(_NO_FD)
@@ -135,21 +133,17 @@ class OpenHandles:
         return listing
 
     def node(self, fh: int) -> Node:
-        """The node that a handle is of, to be asked. Raises  WouldWait"""
+        """The node that a handle is of."""
         listing = self._listings.get(fh)
-        node = self._nodes.handle(fh)[0] if listing is None else listing.node
-        self._lock.enter(node.dev)
-        return node
+        return self._nodes.handle(fh)[0] if listing is None else listing.node
 
     def file(self, fh: int) -> Fd:
         """The fd of a handle, open for as long as the caller has it."""
         return self._nodes.handle(fh)[1]
 
     def opened(self, fh: int) -> tuple[Node, Fd]:
-        """Whose handle it is, to be asked, and its fd. Raises  WouldWait"""
-        node, fd = self._nodes.handle(fh)
-        self._lock.enter(node.dev)
-        return node, fd
+        """Whose handle it is, and its fd."""
+        return self._nodes.handle(fh)
 
     def listing(self, fh: int) -> DirHandle:
         """What a directory's handle reads."""

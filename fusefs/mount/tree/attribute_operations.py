@@ -46,7 +46,7 @@ _NOW_NS = 60 * 10**9
 
 @dataclass(eq=False, repr=False)
 class AttributeOperations:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only.
 
     root  the backing tree's directory, which stays its owner's
     """

@@ -65,7 +65,7 @@ class DropAdoption:
         seen     what it is
         Returns  an O_PATH fd of it, the caller's own. None: it is no drop folder, or that can't be; it is where it was,
                  and a plain rename works, or tells why not
-        Raises   OSError, WouldWait: nothing was changed
+        Raises   OSError: nothing was changed
         """
         store = _store_above(self._nodes, new_directory)
         # What lies in a store already, in a drop folder too, has no origin, and may be somebody's work.

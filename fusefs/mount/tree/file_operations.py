@@ -31,7 +31,7 @@ _COPIED_BYTES_MAX = 64 << 20
 
 @dataclass(eq=False, repr=False)
 class FileOperations:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only.
 
     is_shared   files may change behind the mount at any time
     is_flushed  the backing filesystem may tell of a failed write as late as at a close

@@ -27,7 +27,7 @@ from fusefs.store.layout import DROP
 
 @dataclass(eq=False, repr=False)
 class LookupOperations:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only.
 
     The cache says for how long anything may be believed.
     """
@@ -66,7 +66,7 @@ class LookupOperations:
             if known is not None:
                 return known
         is_fickle = self._validity.is_fickle(directory, fd, name)
-        if not is_fickle and not self._lock.is_home:
+        if not is_fickle and self._lock.is_slow:
             self._prefetch.asked(directory, fd)
         look = self._cache.looking()
         try:
@@ -75,8 +75,7 @@ class LookupOperations:
                 if is_fickle:
                     raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
                 look.learn_missing(directory, name)
-                proof = look.proof(None, named=(directory, name))
-                return self._missing if proof is None else self._missing._replace(proof=proof)
+                return self._missing._replace(proof=look.proof(None, named=(directory, name)))
             known = self._learn(directory, name, *found, look, is_fickle=is_fickle)
         finally:
             look.end()
@@ -94,7 +93,7 @@ class LookupOperations:
             return None
         with closed_on_error(fd):
             known = self.see_made(directory, dir_fd, name, fd)
-            node = self._access.node(known.nodeid)  # WouldWait comes before anything is counted
+            node = self._access.node(known.nodeid)
             self._references.counted(known)
         self._retries.hold(caller.pid, node, fd)
         return known
@@ -164,13 +163,6 @@ class LookupOperations:
             return EntryParam(node.nodeid, seen, self._cache.lifetime_s, look.proof(node.source, named=None), is_steady)
         finally:
             look.end()
-
-    def still(self, known: EntryParam) -> EntryParam:
-        """What is known as the answer goes out: not to be believed if it has changed meanwhile. To be called once."""
-        if known.proof is None:
-            return known
-        with self._lock:
-            return known._replace(timeout_s=known.proof.left_s(), proof=None)
 
     def _drop(self, uid: int, caller: Caller) -> EntryParam:
         return EntryParam(NodeId((seen := self._lock.call(self._drops.look, uid, caller)).ino), seen, 0)

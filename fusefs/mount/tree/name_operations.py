@@ -36,7 +36,7 @@ _ANEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(eq=False, repr=False)
 class NameOperations:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only."""
 
     _lock: TablesLock
     _nodes: Tables

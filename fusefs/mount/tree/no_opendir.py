@@ -48,7 +48,7 @@ def why_not(root: Fd, *, checks_permissions: bool) -> str | None:
 
 @dataclass(eq=False, repr=False)
 class UnopenedListings:
-    """Those of one mount, by node. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
+    """Those of one mount, by node. To be used with the tables' lock; all methods raise OSError only."""
 
     _lock: TablesLock
     _cache: DaemonCache

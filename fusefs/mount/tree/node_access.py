@@ -25,7 +25,7 @@ from fusefs.store.layout import DROP
 
 @dataclass(eq=False, repr=False)
 class NodeAccess:
-    """That of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
+    """That of one mount. To be used with the tables' lock; all methods raise OSError only.
 
     is_shared  names may change behind the mount at any time
     """
@@ -51,8 +51,6 @@ class NodeAccess:
         node = self._nodes.get(nodeid)
         if node is None:
             _fail(errno.ESTALE if user_of(nodeid) is None else errno.EOPNOTSUPP)
-        self._lock.enter(node.source[0])
-        self._lock.look_by(node.name)
         return node
 
     def directory(self, nodeid: int) -> tuple[Node, Fd]:
@@ -65,7 +63,6 @@ class NodeAccess:
     def changeable(self, parent: int, name: bytes) -> tuple[Node, Fd]:
         """A directory and its fd, for a change of that name in it. Raises  OSError EPERM for `.trashd/drop`"""
         directory, fd = self.directory(parent)
-        self._lock.look_by(name)
         if name == DROP and is_drop(directory, name):
             _fail(errno.EPERM)
         return directory, fd

@@ -57,7 +57,7 @@ class Opening:
     def open_as(self, caller: Caller, node: Node, held: Fd, seen: Attributes, flags: int) -> Fd:
         """An fd of the file that an O_PATH fd holds, as the caller, when no lease on it is in the way.
 
-        Raises  WouldWait, and OSError EINTR: see TablesLock.patiently; EACCES, EPERM: the filesystem below refuses it;
+        Raises  OSError EINTR: see TablesLock.patiently; EACCES, EPERM: the filesystem below refuses it;
                 ESTALE: it is a FIFO, a socket or a device by now: to open these may wait, or do something
         """
         if stat.S_IFMT(seen.mode) not in (stat.S_IFREG, stat.S_IFDIR):

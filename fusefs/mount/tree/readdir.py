@@ -71,7 +71,7 @@ class ReaddirEntry(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Listings:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only.
 
     is_shared    directories may change behind the mount at any time
     shows_trash  `.trashd` is in the root's listing too
@@ -164,8 +164,7 @@ class Listings:
         """Read what comes next from a slow filesystem, so that `read` won't wait; nothing on the loop's own thread."""
         listing = self._handles.listing(fh)
         listing.batches = ()
-        self._lock.enter(listing.node.source[0])
-        if self._lock.is_home:
+        if not self._lock.is_slow:
             listing.at = -1
             return
         node = listing.node

@@ -92,6 +92,8 @@ class NameValidity:
             folds = self._lock.call(folds_case, fd)
             if folds is not None:
                 known[device] = folds
+            if device == self._nodes.root.dev:
+                self._nodes.is_case_sensitive = folds is False
         return folds is not False
 
 

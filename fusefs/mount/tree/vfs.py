@@ -1,8 +1,7 @@
 """The tree of a mount: its tables and the operations on them, built and handed out; knows nothing of pyfuse3.
 
 All operations are synchronous, so that nothing happens between finding a node and counting its reference (I8), and
-raise OSError only. They run on the loop's own thread, or under the tables' lock in another: all that asks the backing
-filesystem goes through that lock.
+raise OSError only. They run under the tables' lock, and all that asks the backing filesystem lets go of it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import StatxReaders, look_at
 from fusefs.linux.syscalls import handle_of
 from fusefs.linux.xattrs import are_for_all
-from fusefs.mount.native._core import Tables
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds, have_handles
@@ -86,9 +85,9 @@ class Vfs:
             is_shared=is_shared,
         )  # fmt: skip
         self.cache = DaemonCache(lock, self.nodes, stats, cache_bytes, timeout_s)
-        self.retries = EstaleRetries(lock)
+        self.retries = EstaleRetries(lock, self.nodes)
         self.directories = DirectoryFds(root, self.nodes, lock, self.retries)
-        self.handles = OpenHandles(lock, self.nodes)
+        self.handles = OpenHandles(self.nodes)
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
         self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
         validity = NameValidity(self.nodes, lock)
@@ -96,6 +95,7 @@ class Vfs:
         self.passthrough = Passthrough(lock, self.nodes, root)
         drops = trashd_dir.DropLinks(Kernel(), root)
         self.stored = trashd_dir.StoredNodes(self.nodes)
+        lock.submounts.tell = self._wait_at
 
         # How an operation gets at it.
         self.references = NodeReferences(lock, self.nodes, self.cache, (self.prefetch, self.retries))
@@ -136,15 +136,32 @@ class Vfs:
         self.unopened = UnopenedListings(lock, self.cache, self.directories, self.access, self.listings)
 
     def native_parts(self) -> dict[str, object]:
-        """What the native core works on (native/core.h): tables that are changed in place, and methods."""
+        """What the native core works on, and calls (native/core.h)."""
         lock = self.lock
         return {
-            "lock": lock, "turns": lock.mutex, "submounts": lock.submounts, "counters": self.stats,
-            "nodes": self.nodes, "metadata": self.cache.metadata, "forget": self.cache._forget,
-            "ended": self.cache.ended, "folding": lock.submounts.folding,
-            "retries": self.retries._retries, "told_stale": self.retries.add, "refused": self.passthrough.refused,
-            "meets": self.lookups.is_steady, "stored": self.stored.moved, "unused": self.references.not_taken,
+            "lock": lock, "mutex_of": lock.mutex, "counters": self.stats, "nodes": self.nodes, "latency": lock.latency,
+            "took": lock.took, "forget": self._forget, "unused": self._end_unused, "told_stale": self._add_retry,
+            "refused": self.passthrough.refused,
         }  # fmt: skip
+
+    # What the native core calls when it has let the tables go.
+
+    def _forget(self, node: Node | None, directory: Node | None, name: bytes) -> None:
+        with self.lock:
+            names = () if directory is None else ((directory, name),)
+            self.cache.forget(() if node is None else (node.source,), names)
+
+    def _end_unused(self, node: Node) -> None:
+        with self.lock.held():
+            self.references.not_taken(node)
+
+    def _add_retry(self, pid: int) -> None:
+        with self.lock:
+            self.retries.add(pid)
+
+    def _wait_at(self) -> None:
+        with self.lock.held():
+            self.nodes.wait_at(b"".join(name + b"\0" for name in self.lock.submounts.names))
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
@@ -156,6 +173,7 @@ class Vfs:
     def gauges(self) -> Gauges:
         """How much there is at the moment."""
         with self.lock:
+            self.cache.see_idle()
             return Gauges(
                 n_nodes=len(self.nodes),
                 n_handles=len(self.handles),

@@ -77,12 +77,9 @@ class XattrOperations:
         self._require(name)
         node = self._access.node(nodeid)
         uid = self._told_as(caller)
-        if self._lock.is_home:
+        with self._cache.looking() as look:
             answer = self._ask(node, name, caller, uid)
-        else:
-            with self._cache.looking() as look:
-                answer = self._ask(node, name, caller, uid)
-                self._learn(look, node, name, answer, uid)
+            self._learn(look, node, name, answer, uid)
         if answer in UNSUPPORTED:
             self._note_refusal(node, name)
             return errno.EOPNOTSUPP  # the other one would mean all that there are
@@ -119,15 +116,16 @@ class XattrOperations:
 
     def _find_by_name(self, node: Node, name: bytes) -> bytes | int | None:
         """The value of one by the node's name in its directory, in a third of the calls; None: that is not certain."""
-        if node.parent is None or node.n_open or self.is_shared:
+        directory, n_changes = node.parent, self._nodes.n_changes
+        if directory is None or node.n_open or self.is_shared:
             return None
-        dir_fd, own_name = self._directories.fd_of(node.parent), node.name
+        dir_fd, own_name = self._directories.fd_of(directory), node.name
         value = self._lock.call(get_at, dir_fd, own_name, name)
         try:
             is_it = node.is_seen_in(self._lock.look(look_at, dir_fd, own_name))
         except OSError:
             return None  # moved behind the mount
-        return value if is_it else None
+        return value if is_it and not directory.has_changed(n_changes) else None
 
     def recall(self, nodeid: int, name: bytes, caller: Caller) -> bytes | int | None:
         """The value of one, or an errno, from memory; None: not known."""
