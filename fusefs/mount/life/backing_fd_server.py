@@ -186,7 +186,7 @@ async def serve(channel: socket.socket, access: NodeAccess, lock: TablesLock) ->
                 break
             asker = RequestCaller()
             asker.uid, ino = _QUESTION.unpack(question)
-            find = partial(lock.run_untimed, access.hold_shown, ino, asker)
+            find = partial(lock.run_patiently, access.hold_shown, ino, asker)
             nursery.start_soon(_tell, socket.socket(fileno=fds[0]), find, limiter)
     _log.error("users' commands can't reach the backing tree any more: the process that gives it to them has ended")
 

@@ -4,6 +4,14 @@
  * tables' lock; the last use may go without. */
 #include "core.h"
 
+#ifdef __SANITIZE_ADDRESS__ /* make sanitize: only daemons have such a module, and each use of the tables has the lock */
+#define WITH_TABLES()                                                                                                  \
+    if (!holds_tables)                                                                                                 \
+    Py_FatalError("the tables are used without their lock")
+#else
+#define WITH_TABLES()
+#endif
+
 static PyTypeObject *node_type, *fd_use_type;
 static PyObject *attributes_type, *fd_type;
 
@@ -36,6 +44,7 @@ static void node_free(NodeObject *self) {
 
 /* The node of an object; NULL: an exception. */
 Node *node_from(PyObject *object) {
+    WITH_TABLES();
     if (!PyObject_TypeCheck(object, node_type)) {
         PyErr_SetString(PyExc_TypeError, "not a Node");
         return NULL;
@@ -131,6 +140,7 @@ int source_from(PyObject *key, Source *source) {
 enum { NODEID, DEV, INO, NLOOKUP, N_OPEN };
 
 static PyObject *get_number(NodeObject *self, void *which) {
+    WITH_TABLES();
     const Node *node = self->node;
     const uint64_t values[] = {node->nodeid, node->dev, node->ino, node->nlookup, node->n_open};
     return PyLong_FromUnsignedLongLong(values[(intptr_t)which]);
@@ -150,6 +160,7 @@ static int set_count(NodeObject *self, PyObject *value, void *which) {
 enum { IS_DIRECTORY, IS_TOLD, IS_LASTING, IS_UNSTEADY, IS_PASSED, HAS_WRITER, MAY_MAP, IS_EXECUTED };
 
 static PyObject *get_flag(NodeObject *self, void *which) {
+    WITH_TABLES();
     const Node *node = self->node;
     bool has_writer = false, may_map = false, is_executed = false;
     for (const Handle *handle = node->handles; handle != NULL; handle = handle->next) {
@@ -201,13 +212,18 @@ static PyObject *get_source(NodeObject *self, void *Py_UNUSED(which)) {
     return source_object(&source);
 }
 
-static PyObject *get_parent(NodeObject *self, void *Py_UNUSED(which)) { return object_of(self->node->at.parent); }
+static PyObject *get_parent(NodeObject *self, void *Py_UNUSED(which)) {
+    WITH_TABLES();
+    return object_of(self->node->at.parent);
+}
 
 static PyObject *get_name(NodeObject *self, void *Py_UNUSED(which)) {
+    WITH_TABLES();
     return PyBytes_FromString(self->node->at.name == NULL ? "" : self->node->at.name);
 }
 
 static PyObject *get_last(NodeObject *self, void *Py_UNUSED(which)) {
+    WITH_TABLES();
     if (self->node->last == NULL)
         Py_RETURN_NONE;
     return attributes_object(self->node->last);

@@ -96,7 +96,7 @@ class PlainHandlers(pyfuse3.Operations):
         before: Callable[[], object] | None = None,
     ) -> R:
         """before: called at once. Raises  FUSEError, and nothing else: that would end the mount"""
-        do = partial(self._lock.run_untimed, self._do, name, caller, act)
+        do = partial(self._lock.run_patiently, self._do, name, caller, act)
         try:
             if before is not None:
                 with self._lock:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator
 from enum import Enum
 from typing import ParamSpec, TypeVar
 
+from fusefs.mount.tables.tables_lock import WouldWait
+
 P = ParamSpec("P")
 R = TypeVar("R")
 D = TypeVar("D")
@@ -26,10 +28,10 @@ class NotYet(Enum):
 
 
 def attempt(act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | int:
-    """What a request is answered, or the errno that it has failed with. Raises  NotCached"""
+    """What a request is answered, or the errno that it has failed with. Raises  NotCached, WouldWait"""
     try:
         return act(*args, **kwargs)
-    except NotCached:
+    except (NotCached, WouldWait):
         raise
     except Exception as error:
         return errno_of(error, act)

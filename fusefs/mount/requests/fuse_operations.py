@@ -56,7 +56,9 @@ class WaitClass(IntEnum):
     CHANGE = 2
     """Waits where the filesystem below is frozen, or its journal busy."""
     LONG = 3
-    """Takes its time on any filesystem, or waits for another process."""
+    """Takes its time on any filesystem."""
+    OTHERS = 4
+    """Waits for another process, or another machine, perhaps for ever."""
 
 
 class OpcodeHandler(NamedTuple):

@@ -26,6 +26,7 @@ from fusefs.linux.fuse_caller import is_killed
 from fusefs.mount.requests.failures import NotCached, NotYet, attempt, attempt_step
 from fusefs.mount.requests.fuse_operations import FuseOperations, OpcodeHandler, Reply, ReplyInSteps, WaitClass
 from fusefs.mount.requests.thread_pool import Key, PoolTask, ThreadPool
+from fusefs.mount.tables.tables_lock import WouldWait
 from fusefs.mount.tree.act_as import RequestCaller
 from fusefs.mount.tree.vfs import Vfs
 
@@ -152,15 +153,17 @@ class FuseRequests:
             self._refuse(opcode, request, give)
             return None
         if act.sort and (hands_out or lock.is_slow or act.sort is WaitClass.LONG):
-            self._help(act, request, _sort(act, opcode, request), give)
+            self._help(act, request, self._kind_of(act, opcode, nodeid, request), give)
             return None
         begun_ns = perf_counter_ns()
         try:
             with lock:
                 return self._answer(act, nodeid, request, unique, caller, begun_ns, give)
         except NotCached:
-            self._help(known, request, _sort(known, opcode, request), give)
-            return None
+            self._help(known, request, self._kind_of(known, opcode, nodeid, request), give)
+        except WouldWait:
+            self._help(known, request, WaitClass.OTHERS, give)
+        return None
 
     def finish_soon(
         self,
@@ -206,6 +209,17 @@ class FuseRequests:
             if unfinished is not None:
                 self._finish_elsewhere(unfinished)
 
+    def _kind_of(self, act: OpcodeHandler, opcode: int, nodeid: int, request: Request) -> WaitClass:
+        """With which of its user's requests it is queued."""
+        submounts = self._lock.submounts
+        with self._lock:
+            node = self._nodes.get(nodeid)
+            if node is not None and (node.dev in submounts.devices or node.name in submounts.names):
+                return WaitClass.OTHERS
+        if submounts.names and not submounts.names.isdisjoint(bytes(request[REQUEST_HEAD_SIZE:]).split(b"\0")):
+            return WaitClass.OTHERS
+        return _sort(act, opcode, request)
+
     def _refuse(self, opcode: int, request: Request, give: Give) -> None:
         """Answer an unknown request as libfuse does."""
         if opcode == Opcode.INTERRUPT:
@@ -244,8 +258,13 @@ class FuseRequests:
             with self._lock:
                 self._give(errno.EINTR, unique, pid, give)
         else:
-            run = self._lock.run if self._lock.is_slow and sort < WaitClass.LONG else self._lock.run_untimed
-            run(self._answer_wholly, act, request, give)
+            run = self._lock.run_patiently
+            if sort < WaitClass.LONG:  # a request that waits for another process must not hold up those of this kind
+                run = self._lock.run if self._lock.is_slow else self._lock.run_untimed
+            try:
+                run(self._answer_wholly, act, request, give)
+            except WouldWait:
+                self._help(act, request, WaitClass.OTHERS, give)
 
     def _answer_wholly(self, act: OpcodeHandler, request: bytes, give: Give) -> None:
         unfinished = self._answer_as_read(act, request, RequestCaller(), give)

@@ -29,6 +29,10 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
 """Between two tries of what another process keeps: most leases are given up at once, some after 45 seconds."""
 
 
+class WouldWait(Exception):
+    """A request waits for another process, and has changed nothing yet: it is to be queued among those that do."""
+
+
 class TablesLock:
     """`with` it: the calling thread has the tables, but for its calls."""
 
@@ -64,7 +68,7 @@ class TablesLock:
         close_unused()
 
     def held(self) -> AbstractContextManager[object]:
-        """The same, if the calling thread has not got the tables already."""
+        """Have the tables, unless the calling thread has them already."""
         return nullcontext() if self.mutex.is_held else self
 
     def call(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -82,14 +86,16 @@ class TablesLock:
 
         act     asks the backing filesystem by `call`
         pid     of the thread that asks for it: once killed, it need not wait any more
-        Raises  OSError EINTR: the client was killed
+        Raises  WouldWait: unless this thread is one that may wait; OSError EINTR: the client was killed
         """
         pause_s = _SHORTEST_PAUSE_S
         while True:
             try:
                 return act(*args, **kwargs)
             except BlockingIOError:
-                self.call(time.sleep, pause_s)
+                if not getattr(self._own, "is_patient", False):
+                    raise WouldWait from None
+            self.call(time.sleep, pause_s)
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
             if self.call(is_killed, pid):
                 raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
@@ -115,8 +121,16 @@ class TablesLock:
             self.latency.took(took_ns / n, n)
             self.mutex.is_slow = self.latency.is_slow
 
+    def run_patiently(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As `run_untimed`, of an operation that may wait for another process."""
+        self._own.is_patient = True
+        try:
+            return self.run_untimed(act, *args, **kwargs)
+        finally:
+            self._own.is_patient = False
+
     def run_untimed(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As `run`, where how long it takes tells of other processes, or of busy threads, and not of the filesystem."""
+        """As `run`, where how long it takes tells more of busy threads than of the filesystem."""
         self._own.is_untimed = True
         try:
             return self.run(act, *args, **kwargs)

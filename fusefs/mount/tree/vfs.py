@@ -141,7 +141,7 @@ class Vfs:
         return {
             "lock": lock, "mutex_of": lock.mutex, "counters": self.stats, "nodes": self.nodes, "latency": lock.latency,
             "took": lock.took, "forget": self._forget, "unused": self._end_unused, "told_stale": self._add_retry,
-            "refused": self.passthrough.refused,
+            "refused": self._refuse,
         }  # fmt: skip
 
     # What the native core calls when it has let the tables go.
@@ -154,6 +154,10 @@ class Vfs:
     def _end_unused(self, node: Node) -> None:
         with self.lock.held():
             self.references.not_taken(node)
+
+    def _refuse(self, node: Node, number: int, fd: int) -> None:
+        with self.lock:
+            self.passthrough.refused(node, number, fd)
 
     def _add_retry(self, pid: int) -> None:
         with self.lock:
