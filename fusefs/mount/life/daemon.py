@@ -309,7 +309,7 @@ def serve(
         states.decide(FastPath.PASSTHROUGH, why_not_here(root))
         if not vfs.directories.handle_of(root):
             states.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")
-        vfs.lock.submounts.begin(inside, vfs.nodes.root.dev)
+        vfs.lock.submounts.begin(inside, os.fstat(root).st_dev)
         forget_earlier(attached.mount)
         stats.mounted(attached.mount.st_dev())
         return _MountDaemon(vfs, options, attached, states, ready).run()

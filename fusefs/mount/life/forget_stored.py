@@ -115,8 +115,9 @@ class StoredNotices:
             with self._lock:
                 stored = [node for node in reversed(part) if self._is_stored(node)]
                 self._timeouts.renew_those(stored)
+                nodeids = [node.nodeid for node in stored]
             if stored and device is not None:
-                forget_unused(device, [node.nodeid for node in stored])
+                forget_unused(device, nodeids)
                 left += stored
             elif stored:
                 left += await trio.to_thread.run_sync(

@@ -160,7 +160,8 @@ static Node *new_node(Tables *t, uint64_t nodeid, const Source *source, bool is_
     node->n_uses = 1;
     node->page_size = node->writer = -1;
     node->n_handle = source->n_handle;
-    memcpy(node->handle, source->handle, source->n_handle);
+    if (source->n_handle)
+        memcpy(node->handle, source->handle, source->n_handle);
     if (++t->n_nodes > t->n_buckets)
         grow(t);
     enter_nodeid(t, node);

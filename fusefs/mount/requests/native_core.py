@@ -39,7 +39,9 @@ def native_core(vfs: Vfs, requests: FuseRequests, wake: Fd) -> NativeCore:
     wake  an eventfd: see HeldUpWatch
     """
     answers = bool(vfs.directories.handle_of(vfs.root))  # a node is known by its handle
-    nobody = vfs.passthrough.writers_of.of(vfs.nodes.root.dev, vfs.root, NOBODY)
+    with vfs.lock:
+        root_dev = vfs.nodes.root.dev
+    nobody = vfs.passthrough.writers_of.of(root_dev, vfs.root, NOBODY)
     core = Core(
         parts=vfs.native_parts() | requests.native_parts() | {
             "fails": errno_of, "EntryParam": EntryParam, "OpenedFile": OpenedFile,
@@ -51,7 +53,7 @@ def native_core(vfs: Vfs, requests: FuseRequests, wake: Fd) -> NativeCore:
         device=requests.device,
         wake_fd=wake,
         root_fd=vfs.root,
-        root_dev=vfs.nodes.root.dev,
+        root_dev=root_dev,
         statx_flags=0 if vfs.reader.asks else syscalls.AT_STATX_DONT_SYNC,
         is_shared=vfs.reader.is_shared,
         tells_xattrs=vfs.xattrs.are_told_alike and has_getxattrat(),
