@@ -4,15 +4,15 @@ PYTHON := .venv/bin/python
 NATIVE = hatch_build.py $(wildcard fusefs/*/native/*.[ch])
 
 SANITIZERS = address,undefined
+SANITIZED = cores=$$(mktemp -d) && trap 'rm -rf "$$cores"' EXIT && chmod 755 "$$cores" && $(PYTHON) hatch_build.py --sanitize $(SANITIZERS) --to "$$cores" && TRASHD_TEST_SANITIZED=$$cores/fusefs/mount/native
 
-.PHONY: setup native demo test every flaky quick without-native lint coverage fmt bench simulate docs schema changelog dist release fast-paths uring man site install-system packages deb-bundled rpm tarball suites old-kernel catch-rate soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize clean
+.PHONY: setup native demo test every flaky quick without-native lint coverage fmt bench simulate docs schema changelog dist release uring man site install-system packages deb-bundled rpm tarball suites old-kernel catch-rate soak soak-service soak-store soak-reap soak-lists soak-mount soak-model soak-shared soak-mpi shared shared-packages mpi mpi-packages recipes recipes-packages sanitize fuzz clean
 
 setup: .venv/.ready .venv/.native
 .venv/.ready: pyproject.toml .ci/setup; @.ci/setup
 native: .venv/.native
 .venv/.native: $(NATIVE) | .venv/.ready; @$(PYTHON) hatch_build.py && touch $@
 demo: setup; @$(PYTHON) -m bench.demo $(ARGS)
-fast-paths: setup; @for path in $(or $(FAST_PATHS),$(shell $(PYTHON) -c "from fusefs.core.fast_paths import FastPath; print(*[p.value for p in FastPath if p not in (FastPath.URING, FastPath.NATIVE)])")); do echo "without $$path" && TRASHD_TEST_WITHOUT=$$path .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal) || failed="$$failed $$path"; done; [ -z "$$failed" ] || { echo "fails without:$$failed"; exit 1; }
 # The mount's tests with every mount over io_uring, and so by the native core.
 uring: setup; @TRASHD_TEST_TRANSPORT=uring=on .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
@@ -62,9 +62,11 @@ soak-service: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -o faulthand
 soak-store: setup; @.ci/pytest --every --hypothesis-profile=soak --timeout=0 -k 'machine or killed or faults or late_nodes or beside or odd or powerfail or many_folders' tests/store tests/crash $(ARGS)
 soak-reap: setup; @TRASHD_TEST_KILLS=1000 .ci/pytest --timeout=0 -s -k killed_at_any_time tests/reaper/test_kills.py $(ARGS)
 soak-lists: setup; @TRASHD_TEST_NAMES=100000000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/sweep/test_long_lists.py $(ARGS)
-soak-mount: setup; @TRASHD_TEST_SWAPS=1000 TRASHD_TEST_LOOKUPS=10000000 TRASHD_TEST_OPERATIONS=400000 TRASHD_TEST_RECORDS=10000 TRASHD_TEST_CHANGES=20000 TRASHD_TEST_INCARNATIONS=5000 TRASHD_TEST_SCENES=30000 TRASHD_TEST_ENTRIES=1000000 TRASHD_TEST_STEPS=100000 .ci/pytest --hypothesis-profile=soak --timeout=0 -o faulthandler_timeout=0 -s tests/mount/test_machine.py tests/mount/test_access_cases.py tests/mount/test_cached_memory.py tests/mount/test_swap_under_load.py tests/mount/test_append.py tests/mount/test_data_races.py tests/mount/test_incarnations.py tests/mount/test_large_listing.py tests/mount/test_shuffled_threads.py tests/posix $(ARGS)
+soak-mount: setup; @TRASHD_TEST_SWAPS=1000 TRASHD_TEST_LOOKUPS=10000000 TRASHD_TEST_OPERATIONS=400000 TRASHD_TEST_RECORDS=10000 TRASHD_TEST_CHANGES=20000 TRASHD_TEST_INCARNATIONS=5000 TRASHD_TEST_SCENES=30000 TRASHD_TEST_ENTRIES=1000000 TRASHD_TEST_STEPS=100000 TRASHD_TEST_ENDS=300 .ci/pytest --hypothesis-profile=soak --timeout=0 -o faulthandler_timeout=0 -s tests/mount/test_machine.py tests/mount/test_access_cases.py tests/mount/test_cached_memory.py tests/mount/test_swap_under_load.py tests/mount/test_daemon_killed.py tests/mount/test_append.py tests/mount/test_data_races.py tests/mount/test_incarnations.py tests/mount/test_large_listing.py tests/mount/test_shuffled_threads.py tests/posix $(ARGS)
 soak-shared: shared-packages; @TRASHD_TEST_DEMANDED=shared TRASHD_TEST_ROUNDS=1000 TRASHD_TEST_SHARED_LIMIT_S=400000 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/shared/test_rounds.py $(ARGS)
 soak-mpi: mpi-packages; @TRASHD_TEST_DEMANDED=mpi TRASHD_TEST_KILLS=100 .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/mpi/test_lost_ranks.py $(ARGS)
 soak-model: setup; @TRASHD_TEST_FAULTS=2 .ci/pytest --timeout=0 -o faulthandler_timeout=0 tests/unit/test_takeover_model.py $(ARGS)
-sanitize: setup; @cores=$$(mktemp -d) && trap 'rm -rf "$$cores"' EXIT && chmod 755 "$$cores" && $(PYTHON) hatch_build.py --sanitize $(SANITIZERS) --to "$$cores" && TRASHD_TEST_SANITIZED=$$cores/fusefs/mount/native TRASHD_TEST_STEPS=5000 TRASHD_TEST_TRANSPORT=uring=on .ci/pytest --timeout=600 tests/mount/test_shuffled_threads.py tests/mount/test_many_clients.py tests/mount/test_callers.py tests/mount/test_device_readers.py tests/mount/test_oracle_*.py $(ARGS)
+# Forged requests to the core with sanitizers, for FUZZ_S seconds. A failure names its TRASHD_TEST_FUZZ_SEED.
+fuzz: setup; @$(SANITIZED) TRASHD_TEST_FUZZ_S=$(or $(FUZZ_S),3600) TRASHD_TEST_FUZZ_SEED=$(or $(TRASHD_TEST_FUZZ_SEED),$$(date +%s)) .ci/pytest --timeout=0 -o faulthandler_timeout=0 -s tests/mount/test_forged_requests.py $(ARGS)
+sanitize: setup; @$(SANITIZED) TRASHD_TEST_STEPS=5000 TRASHD_TEST_FUZZ_S=300 TRASHD_TEST_TRANSPORT=uring=on .ci/pytest --timeout=600 tests/mount/test_shuffled_threads.py tests/mount/test_many_clients.py tests/mount/test_callers.py tests/mount/test_device_readers.py tests/mount/test_forged_requests.py tests/mount/test_oracle_*.py $(ARGS)
 clean: ; rm -rf .venv .venv-shared .venv-recipes build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

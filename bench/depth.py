@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 
 from bench.listing_million import wait_until_idle
 from bench.subjects import (
@@ -37,10 +36,8 @@ from tests.support.nested_directories import make_chain, walk_chain
 from tests.support.real_filesystems import bind_mount
 
 RESULTS = Path(__file__).with_name("results") / "depth.jsonl"
-BOUND, OWN_ROOT = "native, bind mount", "trashd, its own root"
-"""To go up by `..`, the kernel looks at all that is above: where a mount shows no filesystem's root. That of a mount of
-ours is one where it is said to do without kept-root-acl."""
-WORDS = MappingProxyType({**SUBJECTS, OWN_ROOT: (*SUBJECTS[OURS], "-o", "without=kept-root-acl")})
+BOUND = "native, bind mount"
+"""To go up by `..`, the kernel looks at all that is above: where a mount shows no filesystem's root, as ours do."""
 MAKE, WALK, AGAIN, REMOVE, DROP = "make", "walk", "walk again", "rm -rf", "drop"
 LEVELS = (MAKE, WALK, AGAIN, REMOVE, DROP)
 TARGET = 1.5
@@ -101,7 +98,7 @@ def shown(name: str, source: Path) -> Iterator[tuple[Path, FuseMount | None]]:
         with bind_mount(source, target):
             yield target, None
         return
-    with served(name, source, words={**all_subjects(), **WORDS}, limit_s=_LIMIT_S) as (path, fuse):
+    with served(name, source, words={**all_subjects(), **SUBJECTS}, limit_s=_LIMIT_S) as (path, fuse):
         yield path, fuse
 
 
@@ -135,12 +132,11 @@ def table(row: Row) -> str:
 def verdicts(row: Row) -> Iterator[str]:
     """Each target, met or MISSED."""
     deep = row["n_levels"]
-    for name in (OURS, OWN_ROOT):
-        medians = row["subjects"].get(name, {}).get("medians", {})
-        for what in LEVELS:
-            if _at(what, deep) in medians:
-                ratio = medians[_at(what, deep)] / medians[_at(what, deep // PARTS)]
-                yield f"{name}, {what}: {ratio:.2f} (at most {TARGET}): {'met' if ratio <= TARGET else 'MISSED'}"
+    medians = row["subjects"].get(OURS, {}).get("medians", {})
+    for what in LEVELS:
+        if _at(what, deep) in medians:
+            ratio = medians[_at(what, deep)] / medians[_at(what, deep // PARTS)]
+            yield f"{OURS}, {what}: {ratio:.2f} (at most {TARGET}): {'met' if ratio <= TARGET else 'MISSED'}"
 
 
 def main() -> None:
@@ -155,7 +151,7 @@ def main() -> None:
         source = root / "source"
         source.mkdir()
         subjects = take_turns(
-            [NATIVE, BOUND, OURS, OWN_ROOT],
+            [NATIVE, BOUND, OURS],
             arguments.rounds,
             _PATIENCE_S,
             lambda name: take_turn(name, source, arguments.levels),

@@ -137,11 +137,10 @@ def _depth(row: Row) -> Iterator[Result]:
     n = row["n_levels"]
     targets = [
         Target(
-            f"{name}, {what}: of one at {n // depth.PARTS}",
-            times(_key(name, f"{what} at {n:,}"), _key(name, f"{what} at {n // depth.PARTS:,}")),
+            f"{OURS}, {what}: of one at {n // depth.PARTS}",
+            times(_key(OURS, f"{what} at {n:,}"), _key(OURS, f"{what} at {n // depth.PARTS:,}")),
             depth.TARGET,
         )
-        for name in (OURS, depth.OWN_ROOT)
         for what in depth.LEVELS
     ]
     return _run(row, "depth", row["filesystem"], n, _steps(row), targets)

@@ -189,20 +189,19 @@ def _all_requests(stats: MountStats) -> Operation:
 
 
 def _daemon(seen: SeenMount, now_ns: int) -> str:
-    """Version and age of the daemon, or its end; its transport; and the fast paths that are off although they could be
-    on."""
+    """Version and age of the daemon, or its end; its transport; and what it lacks."""
     stats = seen.stats
     if not seen.is_running:
         return f"gone; last asked: {status_text.moment(stats.updated_ns, now_ns) if stats.updated_ns else 'never'}"
     age_s = max(0, (now_ns - stats.table.started_ns) // 1_000_000_000)
     up = f"{show(stats.table.version)}, up {format_duration(age_s)}"
-    off = [show(one.name) for one in seen.fast_paths if not one.is_on]
-    if FastPath.URING.value in off:
-        off.remove(FastPath.URING.value)
-        up += ", over /dev/fuse"
-    elif seen.fast_paths:
-        up += ", over io_uring"
-    return f"{up}, without {', '.join(off)}" if off else up
+    is_on = {one.name: one.is_on for one in seen.fast_paths}
+    if not is_on:
+        return up
+    if not is_on.get(FastPath.ENGINE.value):
+        return f"{up}, in plain mode"
+    up += ", over io_uring" if is_on.get(FastPath.URING.value) else ", over /dev/fuse"
+    return up if is_on.get(FastPath.PASSTHROUGH.value) else f"{up}, without passthrough"
 
 
 def _time_text(ns: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The fast paths of a mount: without one the mount does the same, slower. Each can be switched off by tests."""
+"""What makes a mount fast: four things that `trashd mount --explain` and `trashd status` report."""
 
 from __future__ import annotations
 
@@ -11,59 +11,27 @@ from fusefs.core.errors import TrashdError
 
 
 class FastPath(Enum):
-    """By the names that people use.
-
-    ENGINE       requests are read and answered without libfuse and pyfuse3; all others rest on it
-    URING        requests come by io_uring, to a thread on the core of who asks
-    NATIVE       the commonest requests are answered in C; it rests on ENGINE
-    PARALLEL     a lookup does not wait for others in the same directory
-    LISTINGS     the kernel keeps listings, until a directory changes
-    ROOT_ACL     the kernel keeps the ACL of the mount's root
-    UNOPENED     the kernel opens and closes directories without a message
-    LINKS        the kernel keeps where symbolic links lead
-    KILLPRIV     what serves a write takes away set-user-ID bits and file capabilities; else the kernel asks for
-                 them at each write
-    PASSTHROUGH  reads, writes and mmap go to the file below, past the daemon
-    """
+    """By the names that people read. Without the engine (plain mode) there is none of the others."""
 
     ENGINE = "engine"
     URING = "uring"
-    NATIVE = "native-core"
-    PARALLEL = "parallel-lookups"
-    LISTINGS = "kept-listings"
-    ROOT_ACL = "kept-root-acl"
-    UNOPENED = "unopened-directories"
-    LINKS = "kept-links"
-    KILLPRIV = "kill-privileges"
     PASSTHROUGH = "passthrough"
+    LISTINGS = "kept-listings"
 
 
-SAVES: Final = {
-    FastPath.ENGINE: "libfuse's and pyfuse3's part of each request",
-    FastPath.URING: "waking another core for each message",
-    FastPath.NATIVE: "Python's part of the commonest requests",
-    FastPath.PARALLEL: "waiting for others in the same directory",
-    FastPath.LISTINGS: "asking for a listing again",
-    FastPath.ROOT_ACL: "asking for the root's ACL each time that a user passes it",
-    FastPath.UNOPENED: "two messages each time that a directory is listed",
-    FastPath.LINKS: "asking again where a link leads",
-    FastPath.KILLPRIV: "asking for capabilities at each write",
-    FastPath.PASSTHROUGH: "the daemon's part in reads, writes and mmap",
+ON: Final = {
+    FastPath.ENGINE: "requests are answered in C",
+    FastPath.URING: "requests come by io_uring, to a thread on the caller's core",
+    FastPath.PASSTHROUGH: "reads, writes and mmap go to the file below, past the daemon",
+    FastPath.LISTINGS: "the kernel lists an unchanged directory without a request",
 }
-
-
+"""What each does where nothing limits it."""
 SLOW: Final = "SRC answers slowly: Python answers from memory, and has threads ask for the rest"
-"""Why NATIVE is off for now."""
-ALWAYS: Final = frozenset({FastPath.ENGINE, FastPath.PARALLEL, FastPath.KILLPRIV})
-"""Those that every mount has, but for plain mode and an unusual kernel: users read of one only where it is off."""
+"""What limits the engine for now."""
 
 
 class FastPathState(msgspec.Struct, frozen=True):
-    """Whether a mount has a fast path.
-
-    name  of this version's, or of another's whose daemon tells
-    why   what it saves if it is on, what keeps it off if not
-    """
+    """Whether a mount has a fast path. why: what it does, what limits it, or what keeps it off"""
 
     name: str
     is_on: bool
@@ -71,16 +39,16 @@ class FastPathState(msgspec.Struct, frozen=True):
 
 
 class FastPathReport(msgspec.Struct, frozen=True):
-    """What a mount's daemon tells of its fast paths. device: st_dev of the mount"""
+    """What a mount's daemon reports. device: st_dev of the mount"""
 
     device: int
     pid: int
     fast_paths: tuple[FastPathState, ...]
 
 
-def encode(told: FastPathReport) -> bytes:
+def encode(report: FastPathReport) -> bytes:
     """As a text."""
-    return msgspec.json.format(msgspec.json.encode(told)) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(report)) + b"\n"
 
 
 def decode(text: bytes) -> FastPathReport:

@@ -5,6 +5,7 @@ Source  linux/fuse.h, version 7.31 and later: fuse_in_header, fuse_out_header, f
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from enum import IntEnum
 from functools import lru_cache
@@ -27,6 +28,8 @@ put_number: Final = Struct("=Q").pack_into
 """Make an answer that of a request, by writing its number there:"""
 NUMBER_AT: Final = 8
 ANSWER_HEAD_SIZE: Final = _ANSWER_HEAD.size
+_BODY_BYTES_MAX = 1 << 20
+"""Of a reply: the kernel asks for no more than it may write at a time."""
 REQUEST_BYTES_MAX: Final = (1 << 20) + (1 << 12)
 """A write of as much as libfuse agrees to, and its header: the kernel refuses a read with less room."""
 FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR, FOPEN_PASSTHROUGH = 1 << 1, 1 << 3, 1 << 7
@@ -93,6 +96,7 @@ class Opcode(IntEnum):
 
 # What follows the head of a request: numbers first, then names, each with a NUL byte at its end.
 
+NO_NUMBERS: Final = Struct("=")
 FORGET_IN: Final = Struct("=Q")
 MKDIR_IN: Final = Struct("=II")
 MKNOD_IN: Final = Struct("=III4x")
@@ -125,21 +129,81 @@ COPY_OUT: Final = Struct("=I4x")
 COPY_64_OUT: Final = Struct("=Q")
 
 
-def name(request: Request) -> bytes:
-    """The name that follows the head of a request."""
-    return bytes(request[REQUEST_HEAD_SIZE:-1])
+_SIZES: Final[dict[int, int]] = {
+    opcode: REQUEST_HEAD_SIZE + own.size
+    for own, *opcodes in (
+        (FORGET_IN, Opcode.FORGET),
+        (_BATCH_FORGET_IN, Opcode.BATCH_FORGET),
+        (SETATTR_IN, Opcode.SETATTR),
+        (MKNOD_IN, Opcode.MKNOD),
+        (MKDIR_IN, Opcode.MKDIR),
+        (RENAME_IN, Opcode.RENAME),
+        (RENAME2_IN, Opcode.RENAME2),
+        (LINK_IN, Opcode.LINK),
+        (OPEN_IN, Opcode.OPEN),
+        (READ_IN, Opcode.READ, Opcode.READDIRPLUS),
+        (WRITE_IN, Opcode.WRITE),
+        (HANDLE_IN, Opcode.RELEASE, Opcode.RELEASEDIR, Opcode.FLUSH),
+        (FSYNC_IN, Opcode.FSYNC, Opcode.FSYNCDIR),
+        (SETXATTR_IN, Opcode.SETXATTR),
+        (GETXATTR_IN, Opcode.GETXATTR, Opcode.LISTXATTR),
+        (ACCESS_IN, Opcode.ACCESS),
+        (CREATE_IN, Opcode.CREATE, Opcode.TMPFILE),
+        (INTERRUPT_IN, Opcode.INTERRUPT),
+        (FALLOCATE_IN, Opcode.FALLOCATE),
+        (LSEEK_IN, Opcode.LSEEK),
+        (COPY_IN, Opcode.COPY_FILE_RANGE, Opcode.COPY_FILE_RANGE_64),
+    )
+    for opcode in opcodes
+}
+"""Of a request's head and its numbers."""
 
 
-def names(request: Request, after: Struct) -> list[bytes]:
-    """The names of a request, which follow its numbers."""
-    return bytes(request[REQUEST_HEAD_SIZE + after.size : -1]).split(b"\0")
+def is_cut_off(request: Request) -> bool:
+    """Whether a request lacks a part of its head or of its numbers. The kernel sends none."""
+    return len(request) < REQUEST_HEAD_SIZE or len(request) < _SIZES.get(read_head(request)[1], 0)
+
+
+def strings(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list[bytes]:
+    """The strings of a request, which follow its numbers.
+
+    Raises  OSError EINVAL: there are not so many, or the last one does not end
+    """
+    found = bytes(request[REQUEST_HEAD_SIZE + after.size :]).split(b"\0")
+    if found.pop() or len(found) != n:
+        raise OSError(errno.EINVAL, "strings are cut off")
+    return found
+
+
+def names(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list[bytes]:
+    """The names of a request, each of an entry of a directory.
+
+    Raises  OSError EINVAL: there are not so many, or one leads elsewhere
+    """
+    found = strings(request, after, n)
+    for name in found:
+        check_name(name)
+    return found
+
+
+def check_name(name: bytes) -> None:
+    """Raises  OSError EINVAL: it is no name of an entry of a directory. The kernel sends none such"""
+    if name in {b"", b".", b".."} or b"/" in name:
+        raise OSError(errno.EINVAL, "not a name of an entry")
 
 
 def forgotten(request: Request) -> Request:
     """Of BATCH_FORGET: who is forgotten, FORGET_ONE.size bytes each."""
     (n,) = _BATCH_FORGET_IN.unpack_from(request, REQUEST_HEAD_SIZE)
     at = REQUEST_HEAD_SIZE + _BATCH_FORGET_IN.size
+    n = min(n, (len(request) - at) // FORGET_ONE.size)
     return request[at : at + n * FORGET_ONE.size]
+
+
+def read_in(request: Request) -> tuple[int, int, int]:
+    """Of READ and READDIRPLUS: the handle, the offset, and how many bytes a reply's body may have."""
+    fh, offset, size = READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+    return fh, offset, min(size, _BODY_BYTES_MAX)
 
 
 def answer(body_size: int = 0) -> bytearray:

@@ -81,7 +81,7 @@ URING_AUTO: Final = (
 )
 """Source  docs/decisions/0031"""
 
-_OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, EngineMode, PassthroughMode, UringMode, FastPath)
+_OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, EngineMode, PassthroughMode, UringMode)
 
 _TIMEOUTS_S = {Coherence.EXCLUSIVE: 3600.0, Coherence.SHARED: 1.0}
 """Long enough that time plays no part; as long as people take to look again."""
@@ -117,20 +117,19 @@ _REFUSED = {
     "allow_root": "allow_other lets root in too",
 }
 
-WITHOUT: Final = tuple(
-    path for path in FastPath if path not in (FastPath.ENGINE, FastPath.NATIVE, FastPath.URING, FastPath.PASSTHROUGH)
-)
-"""Those that `without=` switches off."""
 _ACCESS_TIMES = "the backing filesystem keeps access times as its own mount says"
 _WITHOUT_EFFECT: Final = {
     "noatime": _ACCESS_TIMES,
     "nodiratime": _ACCESS_TIMES,
-    "without=seam": "use engine=plain",
-    "without=direct-requests": "use engine=plain",
-    "without=native-core": "use engine=plain",
+    **dict.fromkeys(("without=seam", "without=direct-requests", "without=native-core"), "use engine=plain"),
     "without=uring": "use uring=off",
     "without=passthrough": "use passthrough=off",
-}
+    **dict.fromkeys(
+        ("without=parallel-lookups", "without=kept-listings", "without=kept-root-acl", "without=unopened-directories",
+         "without=kept-links", "without=kill-privileges"),
+        "the mount has it wherever it can; engine=plain does without",
+    ),
+}  # fmt: skip
 """Words of mount(8) and of earlier versions that are accepted, so that an fstab with them mounts, and ignored."""
 
 
@@ -142,7 +141,6 @@ class MountOptions:
     cache_bytes          what the daemon may take to remember a slow backing filesystem; 0: it remembers nothing
     has_xattrs           extended attributes, and ACLs with them, are there
     n_in_flight          requests at a time for a slow backing filesystem
-    without              fast paths that are off, for tests
     show_trash           `.trashd` is in the listing of the root
     allow_other          users other than the mounting one may use it
     default_permissions  the kernel checks permissions, not the filesystem below with the daemon's own
@@ -158,7 +156,6 @@ class MountOptions:
     engine: EngineMode
     passthrough: PassthroughMode
     uring: UringMode
-    without: frozenset[FastPath]
     show_trash: bool
     allow_other: bool
     default_permissions: bool
@@ -166,7 +163,7 @@ class MountOptions:
 
     def off(self) -> dict[FastPath, str]:
         """The fast paths that are switched off, and how."""
-        off = {path: f"without={path.value}" for path in self.without}
+        off = {}
         if self.engine is EngineMode.PLAIN:
             off[FastPath.ENGINE] = "engine=plain"
         if self.passthrough is PassthroughMode.OFF:
@@ -220,7 +217,6 @@ class MountOption(NamedTuple):
     read     the value of a whole word, `cache_size=64M`; it raises UsageError. None: a switch
     value    what may stand behind the `=`, as hints tell it
     metavar  the same in the help, where that is another
-    adds     it may be given more than once, and each adds a value
     help     empty: the command line has no option for it
     is_told  it is among the words of `-o` that help and man page tell
     """
@@ -232,7 +228,6 @@ class MountOption(NamedTuple):
     value: str = ""
     help: str = ""
     metavar: str = ""
-    adds: bool = False
     is_told: bool = True
 
     def word(self, value: str = "") -> str:
@@ -289,9 +284,6 @@ _OF_ANSWERS: Final = (
         "uring", "uring", UringMode.AUTO, partial(_one_of, UringMode), _values(UringMode),
         "Messages come by io_uring (-o uring=); default: auto, not as yet; on: or fail.",
     ),
-    MountOption(
-        "without", "without", frozenset(), partial(_one_of, WITHOUT), "NAME", adds=True, is_told=False
-    ),
 )  # fmt: skip
 _OF_ACCESS: Final = (
     MountOption("show_trash", "show_trash", False, help="List .trashd in the root too (-o show_trash)."),
@@ -321,8 +313,7 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
         if word in _WITHOUT_EFFECT:
             continue
         if option is not None and option.read is not None:
-            value = option.read(word)
-            values[option.field] = values[option.field] | {value} if option.adds else value
+            values[option.field] = option.read(word)
         elif option is not None and not has_value:
             values[option.field] = not option.default
         elif word in _FLAGS:

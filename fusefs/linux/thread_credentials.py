@@ -101,7 +101,7 @@ def call_as(who: ThreadCredentials, act: Callable[P, R], /, *args: P.args, **kwa
                 setgroups(())
             if own_umask >= 0:
                 os.umask(own_umask)
-            is_itself = not (gid and setfsgid(NO_ID) != own_gid) and not (uid and setfsuid(NO_ID) != own_uid)
+            is_itself = (own_gid < 0 or setfsgid(NO_ID) == own_gid) and (own_uid < 0 or setfsuid(NO_ID) == own_uid)
     finally:
         if not is_itself:
             _end()

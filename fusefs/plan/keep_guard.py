@@ -215,7 +215,7 @@ class Locking(Action):
         kept = locks if self._holds else None
         why = why_locked(here.kernel, here.sides.fd, there, kept, self._since_ns)
         if why is None and here.sides.mounted is not None:
-            # What is locked through a mount of ours is locked in the mount alone: pyfuse3 hands no flock on.
+            # What is locked through a mount of ours is locked in the mount alone: the kernel keeps these locks itself.
             why = why_locked(here.kernel, here.sides.mounted, there, kept)
         return why
 

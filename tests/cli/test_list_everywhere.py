@@ -16,7 +16,7 @@ from tests.support.fuse_watchdog import device_for_all
 from tests.support.make_trees import make_tree, owned
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import users_own
-from tests.support.trashd_command import CommandResult, fast_paths_off, trashd
+from tests.support.trashd_command import CommandResult, trashd
 from tests.support.user_homes import ALICE, BOB, homes, registry_of, trashd_as
 
 pytestmark = pytest.mark.needs("root")
@@ -112,8 +112,7 @@ def test_root_takes_nothing_over_in_a_users_own_store(home: Path) -> None:
 @pytest.mark.needs("fuse")
 def test_what_was_swapped_in_a_users_own_mount_is_found_when_that_is_gone(home: Path) -> None:
     source, mounted = his(make_tree(home / "src", {"d": {"file": "x"}})), his(make_tree(home / "mnt", {}))
-    without = [word for option in fast_paths_off() for word in ("-o", option)]
-    assert trashd_as(ALICE, home, "mount", source, mounted, *without).code == 0
+    assert trashd_as(ALICE, home, "mount", source, mounted).code == 0
     (told,) = trashd_as(ALICE, home, "swap", "--json", mounted / "d").objects()
     assert trashd_as(ALICE, home, "umount", mounted).code == 0
     assert [one["id"] for one in listed(trashd_as(ALICE, home, "list", "--json"))] == [told["id"]]

@@ -91,6 +91,13 @@ def test_a_call_that_fails_leaves_us_ourselves(error: BaseException) -> None:
     assert identity() == before
 
 
+def test_an_identity_that_can_not_be_taken_up_leaves_us_ourselves() -> None:
+    before = identity()
+    with pytest.raises(OverflowError):
+        call_as(WHOLE._replace(umask=(1 << 32) - 1), identity)
+    assert identity() == before
+
+
 def test_a_thread_acts_alone() -> None:
     seen: list[dict[str, str]] = []
     before = identity()

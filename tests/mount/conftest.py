@@ -22,16 +22,14 @@ from tests.support.fuse_watchdog import device_for_all
 from tests.support.oracle import DIRECT, Arena, Oracle, Way, arena_on
 from tests.support.passthrough_files import LIMIT_S, stored_volume
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
-from tests.support.trashd_command import switched_off
 
 LOGINS = Path("/run/user")
 _NUMBERS = itertools.count()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of what this run has switched off, and in plain mode those of what takes the engine."""
-    off = switched_off()
-    left_out = [item for item in items if any(is_plain(item) or off & {*m.args} for m in item.iter_markers("rests_on"))]
+    """Leave out in plain mode the tests of what takes the engine."""
+    left_out = [item for item in items if item.get_closest_marker("takes_engine") and is_plain(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
@@ -40,7 +38,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def is_plain(item: pytest.Item) -> bool:
     """Whether the mounts of a test are in plain mode."""
     callspec = getattr(item, "callspec", None)
-    return transports.is_plain() or (callspec is not None and callspec.params.get("over_transport") == transports.PLAIN)
+    values = [] if callspec is None else callspec.params.values()
+    return transports.is_plain() or any(transports.PLAIN in (one, getattr(one, "transport", "")) for one in values)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

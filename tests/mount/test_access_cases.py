@@ -269,12 +269,10 @@ def scenes(how: How) -> Iterator[list[AccessScene]]:
     """Those of this run, some at a time."""
     acts = tuple(act for act in ACTS if not (is_plain() and act.startswith(NOT_PLAIN)))
     for first in range(FIRST, FIRST + N_SCENES, N_AT_A_TIME):
-        drawn = (
+        yield [
             draw(number, has_changes=how.is_behind, acts=acts)
             for number in range(first, min(first + N_AT_A_TIME, FIRST + N_SCENES))
-        )
-        # In plain mode the umask applies beside a default ACL.
-        yield [scene for scene in drawn if not (is_plain() and scene.d_default)]
+        ]
 
 
 @pytest.mark.parametrize("name", HOW)

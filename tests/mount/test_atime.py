@@ -51,7 +51,7 @@ def test_an_option_for_access_times_is_accepted_has_no_effect_below_and_is_print
 
 
 @pytest.mark.needs("passthrough")
-@pytest.mark.rests_on("passthrough")
+@pytest.mark.takes_engine
 def test_each_time_that_a_small_file_is_read_its_time_of_access_is_another_below(bench: Path) -> None:
     mount(bench / "source", bench / "target", "-o", "coherence=exclusive")
     for _ in range(4):

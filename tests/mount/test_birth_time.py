@@ -17,7 +17,7 @@ from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.open_files import opened
 from tests.support.trashd_command import done_well
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("engine")]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.takes_engine]
 
 BASIC, BTIME = 0x7FF, 0x800
 _NUMBERS = count()

@@ -24,7 +24,7 @@ from tests.support.oracle import ALL_DIRECT, Oracle, agreed
 from tests.support.oracle_subjects import Handle, Story, Subject
 from tests.support.real_filesystems import loop_volume, sync
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("engine")]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.takes_engine]
 
 KEEP_SIZE, PUNCH_HOLE, COLLAPSE_RANGE, ZERO_RANGE, INSERT_RANGE = 1, 2, 8, 16, 32
 MODES = (0, KEEP_SIZE, PUNCH_HOLE, PUNCH_HOLE | KEEP_SIZE, ZERO_RANGE, ZERO_RANGE | KEEP_SIZE, 1 << 20)
@@ -310,7 +310,7 @@ def test_a_copy_shares_its_blocks_where_the_filesystem_can(kind: str, option: st
 
 
 def test_of_a_slow_filesystem_too() -> None:
-    options = ("coherence=exclusive", "backing=slow", "without=unopened-directories")
+    options = ("coherence=exclusive", "backing=slow")
     with fresh_mount(*options, limit_s=LIMIT_S) as mounted:
         file = mounted.path / "file"
         file.write_bytes(LARGE)

@@ -45,7 +45,6 @@ class Setup(Axes):
 SETUPS = {
     "tmpfs": Setup("tmpfs"),
     "ext4": Setup("ext4"),
-    "ext4, directories opened": Setup("ext4", option="without=unopened-directories"),
     "overlay": Setup("overlay"),
     "ext4 in threads": Setup("ext4", "slow"),
     "overlay in threads": Setup("overlay", "slow"),

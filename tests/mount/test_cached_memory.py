@@ -102,7 +102,7 @@ def test_memory_is_flat_over_many_lookups(setup: Setup, look: Callable[[Path, in
         print(f"{look.__name__}: {sizes[0]} KiB, {half} KiB, {sizes[-1]} KiB")
 
 
-@pytest.mark.rests_on("engine")  # without it nothing goes to threads, and so nothing is remembered
+@pytest.mark.takes_engine  # without it nothing goes to threads, and so nothing is remembered
 def test_tables_are_empty_and_the_cache_is_full_when_all_is_forgotten() -> None:
     """I7: no node but the root; and what is remembered is as much as was allowed, no more."""
     with a_mount(IN_THREADS) as mounted:

@@ -168,7 +168,6 @@ def test_write_without_a_caller_is_a_strangers(oracle: Oracle) -> None:
         assert stat.S_IMODE(os.stat(s.top + b"/" + name).st_mode) == mode & 0o777
 
 
-@pytest.mark.rests_on("engine")  # in plain mode the umask applies, too
 def test_default_acl_of_a_team(oracle: Oracle) -> None:
     """setfacl -d: what one makes, all may use, whatever the umask."""
     for_team = acl((1, 7, NOBODY), (2, 7, BOB), (4, 5, NOBODY), (8, 7, TEAM), (16, 7, NOBODY), (32, 0, NOBODY))

@@ -147,6 +147,7 @@ def test_written_content_is_seen_by_who_has_it_open_and_mapped(place: Sides) -> 
         assert until(lambda: mapped[:3] == b"new")
 
 
+@pytest.mark.takes_engine  # which passes it through; else the kernel has no reason to doubt its pages
 def test_content_is_seen_though_size_and_time_are_as_before(place: Sides) -> None:
     before = (place.behind / "file").stat()
     with (place.seen / "file").open("rb") as file, (place.behind / "file").open("r+b", buffering=0) as other:

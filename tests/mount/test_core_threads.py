@@ -23,7 +23,7 @@ from tests.support.fake_dev_fuse import FakeKernel, FuseReply
 from tests.support.fsfreeze import frozen
 from tests.support.real_filesystems import loop_volume
 
-pytestmark = [pytest.mark.needs("root", "loop"), pytest.mark.rests_on("native-core")]
+pytestmark = [pytest.mark.needs("root", "loop"), pytest.mark.takes_engine]
 
 LIMIT_S, MOMENT_S, GLANCE_S = 20, 0.2, 0.005
 FILE, NEW = b"file\0", b"new\0"

@@ -63,10 +63,9 @@ class Place(NamedTuple):
             path.stat()
 
 
-@pytest.fixture(scope="module", params=[*WAYS, "opened"])
+@pytest.fixture(scope="module", params=WAYS)
 def where(request: pytest.FixtureRequest) -> Iterator[Place]:
-    options = ["without=unopened-directories"] if request.param == "opened" else []
-    with seen_and_behind(request.param, *options) as (seen, behind):
+    with seen_and_behind(request.param) as (seen, behind):
         yield Place(seen, behind)
 
 

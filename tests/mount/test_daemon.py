@@ -3,6 +3,7 @@
 import os
 import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,14 @@ import pytest
 from tests.support.background_mounts import backing_of, daemon_of, mount, our_mount
 from tests.support.real_filesystems import bind_mount, mounts, tmpfs_volume
 from tests.support.trashd_command import TRASHD, done_well, trashd
+
+# trashd, installed without a C compiler. $1 and on: as for trashd.
+NOT_BUILT = """
+import sys
+sys.modules["fusefs.mount.native._core"] = None
+from fusefs.cli.main import main
+sys.exit(main())
+"""
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -159,6 +168,21 @@ def test_a_missing_pyfuse3_is_told_with_what_to_do_where_it_is_needed(bench: Pat
     assert "engine=plain: then pyfuse3 is needed" in done.err
     assert "no libfuse3.so.3" in done.err
     assert "pipx inject trashd pyfuse3" in done.err
+
+
+@pytest.mark.parametrize("transport", ["uring=auto", "uring=on"])
+def test_where_the_engine_was_not_built_the_mount_is_plain_unless_it_must_not_be(bench: Path, transport: str) -> None:
+    command: list[str | Path] = [sys.executable, "-c", NOT_BUILT, "mount", bench / "source", bench / "target"]
+    done = subprocess.run([*command, "-o", transport], capture_output=True, text=True, check=False)
+    if transport == "uring=on":
+        assert (done.returncode, os.path.ismount(bench / "target")) == (3, False)
+        assert "uring=on: it takes the engine" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    assert (bench / "target/file").read_text() == "content"
+    (told,) = done_well("mount", "--explain", "--json", bench / "target").objects()
+    assert not told["fast_paths"]["engine"]["is_on"]
+    assert "it was not built" in told["fast_paths"]["engine"]["why"]
 
 
 def test_a_daemon_that_is_killed_before_it_is_ready_is_told(bench: Path) -> None:

@@ -52,7 +52,7 @@ def be_told(fd: int, size: int) -> None:
 
 
 @pytest.mark.needs("passthrough")
-@pytest.mark.rests_on("passthrough")
+@pytest.mark.takes_engine
 def test_who_was_told_how_long_a_file_is_copies_to_its_end(volume: Path) -> None:
     """That is not asked for when something is copied: the kernel takes what it has, and it has what it was told."""
     with trashd_mount(volume / "source", options=["coherence=shared"]) as mounted:

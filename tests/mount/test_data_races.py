@@ -142,7 +142,7 @@ def run(acts: Sequence[Callable[[], object]]) -> None:
     assert codes == [0] * len(acts), [errno.errorcode.get(code, code) for code in codes]
 
 
-@pytest.mark.rests_on("engine")
+@pytest.mark.takes_engine
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("where", WHERE)
 def test_nobody_reads_what_nobody_wrote_there_and_in_the_end_all_read_the_same(volume: Path, where: str) -> None:

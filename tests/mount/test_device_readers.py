@@ -35,7 +35,7 @@ from tests.support.real_filesystems import loop_volume, mount_of, tmpfs_over, tm
 from tests.support.transports import RING, VARIABLE
 from tests.support.trashd_command import trashd
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("engine")]
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
 N_FILES = 12
 N_MANY = 160
@@ -189,7 +189,7 @@ def are_asking(place: Place, n: int) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.rests_on("parallel-lookups")
+@pytest.mark.takes_engine
 def test_many_who_wait_take_no_more_than_their_share_and_are_all_served_in_the_end() -> None:
     with served() as place:
         (place.top / "stuck").lstat()
@@ -204,7 +204,7 @@ def test_many_who_wait_take_no_more_than_their_share_and_are_all_served_in_the_e
 
 
 @pytest.mark.long
-@pytest.mark.rests_on("parallel-lookups")
+@pytest.mark.takes_engine
 def test_who_is_killed_while_he_waits_for_his_turn_ends_at_once() -> None:
     """Who is in a call below ends with that, as natively."""
     with served() as place:

@@ -10,36 +10,28 @@ from typing import Any
 
 import pytest
 
-from fusefs.core.fast_paths import ALWAYS, SAVES, FastPath
-from fusefs.core.mount_options import URING_AUTO, WITHOUT
+from fusefs.core.fast_paths import ON, FastPath
 from fusefs.linux.mount_claims import directory_of
 from tests.support.background_mounts import as_owner, kill_daemon, mount
 from tests.support.foreground_mount import until
 from tests.support.real_filesystems import overlay_volume
-from tests.support.trashd_command import done_well, switched_off, trashd
+from tests.support.trashd_command import done_well, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
 USER, OTHER = 1000, 1001
-NAMES = [path.value for path in FastPath if path not in ALWAYS]
-RESTING = {  # what goes off with each, and which of them it takes
-    "kept-listings": {"unopened-directories": "kept-listings"},
-}
+NAMES = [path.value for path in FastPath]
 
 
 def explained(path: Path) -> dict[str, dict[str, Any]]:
     (told,) = done_well("mount", "--explain", "--json", path).objects()
-    paths = told["fast_paths"]
-    assert [name for name in paths if name in NAMES] == NAMES
-    return dict(paths)
+    assert list(told["fast_paths"]) == NAMES
+    return dict(told["fast_paths"])
 
 
 def off(path: Path) -> dict[str, str]:
-    """The fast paths that a mount lacks, but for those that this run or machine has switched off, and why."""
-    of_this_run = {why for name in switched_off() for why in (f"without={name}", f"{name}=off", f"it takes {name}")}
-    of_this_run |= {URING_AUTO}
-    states = explained(path)
-    return {name: one["why"] for name, one in states.items() if not one["is_on"] and one["why"] not in of_this_run}
+    """The fast paths that a mount lacks, and why."""
+    return {name: one["why"] for name, one in explained(path).items() if not one["is_on"]}
 
 
 def published(bench: Path) -> Path:
@@ -47,57 +39,35 @@ def published(bench: Path) -> Path:
     return Path(os.fsdecode(directory_of(os.fsencode(bench / "target")))) / "fast-paths"
 
 
-@pytest.mark.rests_on("engine")
-def test_all_is_on_where_nothing_is_in_the_way(bench: Path) -> None:
-    mount(bench / "source", bench / "target", "--coherence", "exclusive")
-    assert off(bench / "target") == {}
-
-
-@pytest.mark.rests_on(*NAMES)
-@pytest.mark.needs("fuse_uring")
-def test_each_tells_what_it_saves(bench: Path) -> None:
-    mount(bench / "source", bench / "target", "--uring", "on")
-    assert {name: state["why"] for name, state in explained(bench / "target").items()} == {
-        name: f"saves {SAVES[FastPath(name)]}" for name in NAMES
-    }
-
-
-@pytest.mark.rests_on(*RESTING, "unopened-directories")  # which is off with them
-@pytest.mark.parametrize("name", [path.value for path in WITHOUT])
-def test_one_that_is_switched_off_is_off_alone(bench: Path, name: str) -> None:
-    mount(bench / "source", bench / "target", "-o", f"without={name}")
-    told = {name: f"without={name}"} | {other: f"it takes {taken}" for other, taken in RESTING.get(name, {}).items()}
-    assert {**off(bench / "target"), name: f"without={name}"} == told
-    assert (bench / "target/file").read_text() == "content"
+@pytest.mark.takes_engine
+@pytest.mark.needs("fuse_uring", "passthrough")
+def test_each_is_on_where_nothing_is_in_the_way(bench: Path) -> None:
+    mount(bench / "source", bench / "target", "--uring", "on", "--passthrough", "on")
+    states = explained(bench / "target")
+    assert states == {path.value: {"is_on": True, "why": ON[path]} for path in FastPath}
 
 
 def test_plain_mode_has_none(bench: Path) -> None:
     mount(bench / "source", bench / "target", "-o", "engine=plain")
     states = explained(bench / "target")
-    assert list(states) == [path.value for path in FastPath]
     assert not any(state["is_on"] for state in states.values())
     assert states["engine"]["why"] == "engine=plain"
     assert (bench / "target/file").read_text() == "content"
 
 
-@pytest.mark.rests_on("passthrough")
-def test_passthrough_is_off_by_its_own_option_too(bench: Path) -> None:
-    mount(bench / "source", bench / "target", "--passthrough", "off")
-    assert off(bench / "target") == {"passthrough": "passthrough=off"}
+@pytest.mark.takes_engine
+@pytest.mark.needs("passthrough")
+def test_what_is_switched_off_is_off_alone(bench: Path) -> None:
+    mount(bench / "source", bench / "target", "--passthrough", "off", "--uring", "off")
+    assert off(bench / "target") == {"passthrough": "passthrough=off", "uring": "uring=off"}
 
 
-@pytest.mark.rests_on("passthrough")
-def test_passthrough_that_must_be_is(bench: Path) -> None:
-    mount(bench / "source", bench / "target", "--passthrough", "on")
-    assert "passthrough" not in off(bench / "target")
-
-
-@pytest.mark.rests_on("kept-listings")
-@pytest.mark.parametrize("coherence", ["exclusive", "shared"])
-def test_listings_are_kept_whether_others_change_the_source_or_not(bench: Path, coherence: str) -> None:
+@pytest.mark.takes_engine
+def test_what_limits_kept_listings_is_told(bench: Path) -> None:
     with overlay_volume() as volume:
-        mount(volume.path, bench / "target", "--coherence", coherence)
-        assert "kept-listings" not in off(bench / "target")
+        mount(volume.path, bench / "target")
+        state = explained(bench / "target")["kept-listings"]
+        assert (state["is_on"], "by requests" in state["why"]) == (True, True)
         done_well("umount", bench / "target")
 
 
@@ -117,20 +87,20 @@ def test_a_mount_over_itself_is_found(bench: Path) -> None:
     done_well("umount", bench / "source")
 
 
-@pytest.mark.rests_on("engine")
+@pytest.mark.takes_engine
 @pytest.mark.quick("mount")
 def test_people_get_a_line_for_each(bench: Path) -> None:
-    mount(bench / "source", bench / "target", "-o", "without=kept-links")
+    mount(bench / "source", bench / "target", "--passthrough", "off")
     _head, *lines = done_well("mount", "--explain", bench / "target").out.splitlines()
     assert [line.split()[0] for line in lines[: len(NAMES)]] == NAMES
-    assert ["kept-links", "off", "without=kept-links"] in [line.split() for line in lines]
+    assert ["passthrough", "off", "passthrough=off"] in [line.split() for line in lines]
 
 
-@pytest.mark.parametrize("name", ["uring", "passthrough"])
+@pytest.mark.parametrize("name", ["uring", "passthrough", "kept-links"])
 def test_a_word_of_an_earlier_version_is_a_warning_and_changes_nothing(bench: Path, name: str) -> None:
     done = mount(bench / "source", bench / "target", "-o", f"without={name}")
-    assert f"trashd: warning: -o without={name} has no effect: use {name}=off\n" in done.err
-    assert f"without={name}" not in [state["why"] for state in explained(bench / "target").values()]
+    assert f"trashd: warning: -o without={name} has no effect: " in done.err
+    assert off(bench / "target").keys() <= {"uring", "passthrough"}
 
 
 def test_nothing_mounted_is_told_with_what_to_do(bench: Path) -> None:
@@ -176,21 +146,19 @@ def test_it_goes_with_the_mount(bench: Path) -> None:
     assert until(lambda: not file.parent.exists())  # umount waits for the daemon's end, but not for ever
 
 
-@pytest.mark.rests_on("engine")
+@pytest.mark.takes_engine
 def test_status_names_what_is_off(bench: Path) -> None:
-    mount(bench / "source", bench / "target", "-o", "without=kept-links")
-    assert "without kept-links" in trashd("status").out.replace(", ", " without ")
+    mount(bench / "source", bench / "target", "--passthrough", "off", "--uring", "off")
+    assert ", over /dev/fuse, without passthrough\n" in trashd("status").out
     (told,) = trashd("status", "--json").objects()[-1]["mounts"]
-    assert list(told["fast_paths"]) == NAMES
-    assert not told["fast_paths"]["kept-links"]
+    assert told["fast_paths"] == {"engine": True, "uring": False, "passthrough": False, "kept-listings": True}
 
 
-def test_status_is_silent_on_uring_that_the_mount_was_not_asked_for(bench: Path) -> None:
-    mount(bench / "source", bench / "target", "--uring", "off")
+def test_status_names_plain_mode_alone(bench: Path) -> None:
+    mount(bench / "source", bench / "target", "-o", "engine=plain")
     done = trashd("status").out
-    assert str(bench / "target") in done
-    assert "uring" not in done
-    assert "native-core" not in done
+    assert ", in plain mode\n" in done
+    assert "without" not in done
 
 
 @pytest.mark.parametrize(

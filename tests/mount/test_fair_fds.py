@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.real_filesystems import tmpfs_volume
+from tests.support.real_filesystems import volume_of
 from tests.support.trashd_command import trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
@@ -23,9 +23,10 @@ N_FILES, N_DIRECTORIES = 20, 600
 Open = Callable[[Path, int], int]
 
 
-@pytest.fixture(scope="module", params=["backing=local", "backing=slow", "without=unopened-directories"])
+@pytest.fixture(scope="module", params=[("tmpfs", "local"), ("tmpfs", "slow"), ("overlay", "local")])
 def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    with tmpfs_volume() as volume:
+    fs_type, backing = request.param  # of an overlayfs the kernel opens directories by requests
+    with volume_of(fs_type) as volume:
         source = volume / "source"
         source.mkdir()
         source.chmod(0o1777)
@@ -33,7 +34,7 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
             (source / f"f{number}").touch()
         for number in range(N_DIRECTORIES):
             (source / f"d{number}").mkdir()
-        options = ["coherence=exclusive", request.param]
+        options = ["coherence=exclusive", f"backing={backing}"]
         with trashd_mount(source, options=options, n_fds_max=N_FDS, limit_s=SHARED_LIMIT_S) as mounted:
             yield mounted
 
@@ -101,7 +102,7 @@ def assert_others_get_theirs(mount: Mounted, fds: list[int]) -> None:
 
 @pytest.mark.parametrize(
     "open_",
-    [one_of_many, new, pytest.param(unnamed, marks=pytest.mark.rests_on("engine"))],
+    [one_of_many, new, pytest.param(unnamed, marks=pytest.mark.takes_engine)],
     ids=["opens", "creates", "makes unnamed"],
 )
 def test_who_takes_all_that_he_gets_leaves_some_to_others(mount: Mounted, open_: Open) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
 from fusefs.mount.requests.fuse_operations import PART
@@ -113,11 +114,113 @@ def test_bug_is_told_as_eio_and_in_the_log(
     assert has_logged is not isinstance(error, OSError)
 
 
+# What no kernel sends. tests/mount/test_forged_requests.py found what these tests are of.
+
+
 @pytest.mark.allows_warnings
-@pytest.mark.parametrize("opcode", sorted(BODIES.keys() - {Opcode.OPENDIR, Opcode.LOOKUP, Opcode.UNLINK, Opcode.RMDIR}))
-def test_a_request_that_is_cut_short_is_answered(opcode: Opcode) -> None:
+@pytest.mark.parametrize("opcode", BODIES)
+def test_a_request_that_is_cut_off_is_refused(opcode: Opcode) -> None:
     with a_real() as (kernel, _vfs, _path):
-        assert kernel.asked(opcode).error or opcode in (Opcode.GETATTR, Opcode.STATX, Opcode.STATFS)
+        if opcode in (Opcode.FORGET, Opcode.BATCH_FORGET):
+            kernel.send(opcode)
+            assert kernel.serve()
+            assert kernel.told() is None
+        elif opcode not in (Opcode.GETATTR, Opcode.STATX, Opcode.STATFS, Opcode.READLINK, Opcode.OPENDIR):
+            assert kernel.asked(opcode).error == errno.EINVAL
+
+
+@pytest.mark.allows_warnings
+def test_a_request_without_a_whole_head_is_left_out() -> None:
+    with a_real() as (kernel, _vfs, _path):
+        kernel.end.send(bytes(39))
+        assert kernel.serve()
+        assert kernel.told() is None
+        assert not kernel.asked(Opcode.STATFS).error
+
+
+@pytest.mark.parametrize("name", [b"", b".", b"..", b"a/b", b"/etc", b"a\0b"])
+@pytest.mark.parametrize("opcode", [opcode for opcode, body in BODIES.items() if b"name\0" in body or b"old" in body])
+def test_no_name_leads_out_of_a_directory(opcode: Opcode, name: bytes) -> None:
+    if opcode in (Opcode.SETXATTR, Opcode.GETXATTR, Opcode.REMOVEXATTR):
+        return  # these are no entries' names
+    with a_real() as (kernel, _vfs, path):
+        (path / "directory").mkdir()
+        body = BODIES[opcode].replace(b"name", name).replace(b"old", name)
+        assert kernel.asked(opcode, body).error == errno.EINVAL
+
+
+@pytest.mark.parametrize(
+    "opcode",
+    [
+        Opcode.READ, Opcode.WRITE, Opcode.FSYNC, Opcode.RELEASE, Opcode.RELEASEDIR, Opcode.FALLOCATE, Opcode.LSEEK,
+        Opcode.COPY_FILE_RANGE, Opcode.COPY_FILE_RANGE_64,
+    ],
+)  # fmt: skip
+def test_a_handle_that_nobody_has_is_refused(opcode: Opcode) -> None:
+    with a_real() as (kernel, _vfs, _path):
+        assert kernel.asked(opcode, b"\xff" * 8 + BODIES[opcode][8:]).error == errno.EBADF
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_file_is_cut_by_a_handle_of_its_own_alone(tmp_path: Path, is_open: bool) -> None:
+    """A handle's number is that of an fd, and the daemon has others."""
+    (tmp_path / "daemons").write_bytes(b"content")
+    with a_real() as (kernel, _vfs, path), (tmp_path / "daemons").open("r+b") as own:
+        for name in ("file", "other"):
+            (path / name).write_bytes(b"content")
+        nodeid, other = (
+            struct.unpack_from("=Q", kernel.asked(Opcode.LOOKUP, name).body)[0] for name in (b"file\0", b"other\0")
+        )
+        fh = own.fileno()
+        if is_open:
+            fh = struct.unpack_from("=Q", kernel.asked(Opcode.OPEN, struct.pack("=II", os.O_RDWR, 0), other).body)[0]
+        cut = wire.SETATTR_IN.pack(wire.FATTR_SIZE | wire.FATTR_FH, fh, 0, 0, 0, 0, 0, 0, 0, 0)
+        assert kernel.asked(Opcode.SETATTR, cut, nodeid).error == errno.EBADF
+        assert {file.read_bytes() for file in (tmp_path / "daemons", path / "file", path / "other")} == {b"content"}
+
+
+@pytest.mark.parametrize("number", [1 << 63, (1 << 64) - 1])
+def test_a_number_that_no_system_call_takes_is_refused(number: int) -> None:
+    with a_real() as (kernel, _vfs, path):
+        (path / "file").touch()
+        nodeid = struct.unpack_from("=Q", kernel.asked(Opcode.LOOKUP, b"file\0").body)[0]
+        fh = struct.unpack_from("=Q", kernel.asked(Opcode.OPEN, struct.pack("=II", os.O_RDWR, 0), nodeid).body)[0]
+        assert kernel.asked(Opcode.READ, struct.pack("=QQIIQII", fh, number, 1, 0, 0, 0, 0)).error == errno.EINVAL
+        times = wire.SETATTR_IN.pack(wire.FATTR_ATIME, 0, 0, (1 << 63) - 1, 0, 2 * 10**9, 0, 0, 0, 0)
+        assert kernel.asked(Opcode.SETATTR, times, nodeid).error == errno.EINVAL
+
+
+def test_a_umask_that_is_none_is_refused_and_the_daemon_goes_on() -> None:
+    with a_real() as (kernel, _vfs, _path):
+        body = struct.pack("=IIII", os.O_RDWR, 0o600, (1 << 32) - 1, 0) + b"name\0"
+        assert kernel.asked(Opcode.CREATE, body).error == errno.EINVAL
+        assert not kernel.asked(Opcode.STATFS).error
+
+
+@pytest.mark.parametrize("flag", [os.O_PATH, os.O_TMPFILE])
+def test_a_file_is_opened_whatever_the_flags_say_that_the_kernel_sees_to(flag: int) -> None:
+    with a_real() as (kernel, vfs, path):
+        (path / "file").write_bytes(b"content")
+        nodeid = struct.unpack_from("=Q", kernel.asked(Opcode.LOOKUP, b"file\0").body)[0]
+        flags = struct.pack("=II", os.O_RDWR | os.O_APPEND | flag, 0)
+        fh = struct.unpack_from("=Q", kernel.asked(Opcode.OPEN, flags, nodeid).body)[0]
+        assert kernel.asked(Opcode.READ, struct.pack("=QQIIQII", fh, 0, 100, 0, 0, 0, 0)).body == b"content"
+        assert not kernel.asked(Opcode.RELEASE, struct.pack("=QIIQ", fh, 0, 0, 0)).error
+        created = kernel.asked(Opcode.CREATE, flags + struct.pack("=II", 0o022, 0) + b"name\0")
+        assert not created.error
+        assert (path / "name").stat().st_size == 0
+        assert vfs.gauges().n_handles == 1
+
+
+@pytest.mark.needs("root")
+def test_no_more_is_read_than_a_reply_has_room_for() -> None:
+    with a_real() as (kernel, _vfs, path):
+        with (path / "file").open("wb") as file:
+            file.truncate(1 << 40)
+        nodeid = struct.unpack_from("=Q", kernel.asked(Opcode.LOOKUP, b"file\0").body)[0]
+        fh = struct.unpack_from("=Q", kernel.asked(Opcode.OPEN, struct.pack("=II", os.O_RDONLY, 0), nodeid).body)[0]
+        read = struct.pack("=QQIIQII", fh, 0, (1 << 32) - 1, 0, 0, 0, 0)
+        assert len(kernel.asked(Opcode.READ, read).body) == MIB
 
 
 @pytest.mark.parametrize("opcode", [7, 19, 26, 28, 31, 37, 38, 39, 40, 41, 48, 50, 54, 4711])

@@ -22,9 +22,9 @@ from fusefs.linux.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE
 from tests.support.busy_clients import ask_for_missing_names
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.oracle_subjects import Native, outcome
-from tests.support.real_filesystems import tmpfs_volume
+from tests.support.real_filesystems import volume_of
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("engine")]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.takes_engine]
 
 MIB = 1 << 20
 SHARED_LIMIT_S = 1000.0
@@ -271,11 +271,11 @@ def test_forgetting_many_stops_nobody_and_forgets_all(mounts: list[Mounted]) -> 
         mount.forget_all()
 
 
-@pytest.mark.parametrize("more", [(), ("without=unopened-directories",)], ids=["unopened", "opened"])
-def test_traffic_while_the_filesystem_becomes_slow_and_quick_again_is_answered_once(more: tuple[str, ...]) -> None:
-    options = ("coherence=exclusive", "passthrough=off", *more)
+@pytest.mark.parametrize("fs_type", ["tmpfs", "overlay"], ids=["unopened", "opened"])
+def test_traffic_while_the_filesystem_becomes_slow_and_quick_again_is_answered_once(fs_type: str) -> None:
+    options = ("coherence=exclusive", "passthrough=off")
     command = (sys.executable, "-c", MOODY)
-    with tmpfs_volume() as volume, trashd_mount(volume / "source", options=options, command=command) as mounted:
+    with volume_of(fs_type) as volume, trashd_mount(volume / "source", options=options, command=command) as mounted:
         failures: list[str] = []
 
         def work(path: Path) -> None:

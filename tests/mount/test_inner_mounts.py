@@ -143,7 +143,7 @@ def test_a_directory_that_is_covered_while_it_is_known_waits_too() -> None:
             in_time(partial(others_work, place.top))
 
 
-@pytest.mark.rests_on("engine")
+@pytest.mark.takes_engine
 def test_many_who_ask_it_leave_room_for_others() -> None:
     """The name stays in the kernel's cache while it is held: otherwise all who ask for it wait for one request. For a
     second the kernel answers from that cache.

@@ -283,7 +283,7 @@ def test_directory_moved_behind_the_mount_is_reached_by_who_knows_it(oracle: Ora
         assert behind.listdir(b"store/d/sub") == [b"file", b"made"]
 
 
-@pytest.mark.rests_on("engine")
+@pytest.mark.takes_engine
 def test_no_file_has_a_handle_that_would_be_the_next_ones(oracle: Oracle) -> None:
     """The kernel would make it of the nodeid: a process that kept one (an NFS server does) got another file by it."""
     s = oracle.mounted

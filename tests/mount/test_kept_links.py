@@ -41,7 +41,7 @@ def n_readlinks(mount: Mounted) -> int:
     return mount.stats().operations["readlink"].n()
 
 
-@pytest.mark.rests_on("kept-links")
+@pytest.mark.takes_engine
 def test_a_link_is_asked_for_once(mount: Mounted, link: Path) -> None:
     with held(link):
         assert os.readlink(link) == "first"
@@ -90,7 +90,7 @@ def test_a_link_that_is_replaced_behind_the_mount_leads_elsewhere(
     assert until(lambda: os.readlink(link) == "second")
 
 
-@pytest.mark.rests_on("kept-links")
+@pytest.mark.takes_engine
 def test_a_link_that_somebody_holds_stays_what_it_was(link: Path) -> None:
     fd = os.open(link, os.O_PATH | os.O_NOFOLLOW)
     try:

@@ -1,4 +1,5 @@
-"""Listings that the kernel keeps of a shared mount that opens directories: as long as the directory is as it was."""
+"""Listings that the kernel keeps of a shared mount, where it opens directories by requests, as of an overlayfs: as long
+as the directory is as it was."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.mount.tree import validity
+from fusefs.mount.tree import vfs
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.real_filesystems import volume_of
+from tests.support.real_filesystems import overlay_volume
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("kept-listings")]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.takes_engine]
 
 LIMIT_S = 40.0
 N_NAMES, N_CHANGES = 100, 50
@@ -49,15 +50,14 @@ class Listed(NamedTuple):
         return self.mounted.stats().operations["readdir"].n() > before
 
 
-@pytest.fixture(scope="module", params=[("tmpfs", "local"), ("ext4", "local"), ("overlay", "local"), ("ext4", "slow")])
+@pytest.fixture(scope="module", params=["local", "slow"])
 def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, float]]:
     """And for how long a listing there may be as it was before a change behind it."""
-    fs_type, backing = request.param
-    options = ["coherence=shared", "without=unopened-directories", f"backing={backing}"]
-    with volume_of(fs_type) as volume, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(validity, "_RACY_NS", round(RACY_S * 1e9))
-        with trashd_mount(volume / "source", options=options, limit_s=SHARED_LIMIT_S) as mounted:
-            yield mounted, LIMIT_S if backing == "slow" else 0
+    options = ["coherence=shared", f"backing={request.param}"]
+    with overlay_volume() as overlay, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vfs, "_RACY_NS", round(RACY_S * 1e9))
+        with trashd_mount(overlay.path / "source", options=options, limit_s=SHARED_LIMIT_S) as mounted:
+            yield mounted, LIMIT_S if request.param == "slow" else 0
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import itertools
 import os
 import signal
@@ -151,7 +150,7 @@ def test_umount_force_lets_who_waits_go(how: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.rests_on("engine")
+@pytest.mark.takes_engine
 def test_many_who_wait_all_have_it_in_the_end() -> None:
     """No more of one user's than some take a thread of the daemon's; the others wait for their turn."""
     with (
@@ -166,19 +165,6 @@ def test_many_who_wait_all_have_it_in_the_end() -> None:
 
 
 @pytest.mark.long
-def test_who_waits_very_often_without_direct_requests_is_told_so_and_stops_nobody() -> None:
-    """No more of one user's than some take a thread and a worker of the daemon's; others may still wait, too."""
-    with (
-        served("without direct requests") as place,
-        write_lease(place.behind / "leased") as give_up,
-        clients([(place.seen / "leased").read_bytes] * N_MANY) as pids,
-    ):
-        assert until(lambda: sum(map(is_ended, pids)) > N_MANY / 2, LIMIT_S)
-        in_time(partial(others_work, place))
-        give_up()
-        assert {ends(pid) for pid in pids} == {0, errno.EAGAIN}
-
-
 @pytest.mark.parametrize("is_shared", [True, False])
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC])
 def test_what_has_the_name_by_now_is_not_opened_unless_it_is_that_file(

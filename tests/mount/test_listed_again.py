@@ -24,7 +24,7 @@ from tests.support.vfs_without_mount import vfs_at
 
 pytestmark = [
     pytest.mark.needs("root", "fuse", "loop"),
-    pytest.mark.rests_on("unopened-directories", "kept-listings"),
+    pytest.mark.takes_engine,
 ]
 
 N_FILES = 1000

@@ -25,7 +25,7 @@ from tests.support.fsfreeze import frozen
 from tests.support.open_files import waits_in_the_kernel
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
-pytestmark = [pytest.mark.needs("root", "fuse", "fuse_uring"), pytest.mark.rests_on("uring")]
+pytestmark = [pytest.mark.needs("root", "fuse", "fuse_uring"), pytest.mark.takes_engine]
 
 N_PROCESSES, N_THREADS = 8, 125
 N_CLIENTS = N_PROCESSES * N_THREADS
@@ -167,7 +167,8 @@ def test_no_answer_is_lost_where_a_ring_is_full_of_them_and_its_thread_is_woken(
 
 
 @pytest.mark.needs("loop")
-def test_who_waits_for_a_frozen_disk_keeps_nobody_of_that_core_waiting_after_many_waited() -> None:
+@pytest.mark.parametrize("uring", ["on", "off"])
+def test_who_waits_for_a_frozen_disk_keeps_nobody_of_that_core_waiting_after_many_waited(uring: str) -> None:
     with loop_volume("ext4", 64) as volume:
         source = volume / "source"
         for name in ("one", "two", "three", "another"):
@@ -176,7 +177,7 @@ def test_who_waits_for_a_frozen_disk_keeps_nobody_of_that_core_waiting_after_man
         files = [source / f"another/file-{number}" for number in range(40)]
         for file in files:
             file.touch()
-        with trashd_mount(source, options=["coherence=exclusive", "uring=on"], limit_s=90) as mounted:
+        with trashd_mount(source, options=["coherence=exclusive", f"uring={uring}"], limit_s=90) as mounted:
             place = Place(mounted, source)
             with write_lease(source / "leased") as give_up, a_thousand(place, place.leased.read_bytes) as pids:
                 give_up()

@@ -100,12 +100,6 @@ def test_no_fast_path_is_off_unless_somebody_says_but_for_io_uring() -> None:
     assert parse("uring=on,passthrough=off").off() == {FastPath.PASSTHROUGH: "passthrough=off"}
 
 
-def test_fast_paths_are_switched_off_one_by_one() -> None:
-    off = parse("without=kept-listings,without=kept-links", "without=kept-links").off()
-    assert off[FastPath.LISTINGS] == "without=kept-listings"
-    assert off[FastPath.LINKS] == "without=kept-links"
-
-
 def test_plain_mode_is_the_engine_switched_off() -> None:
     assert parse("engine=plain").off()[FastPath.ENGINE] == "engine=plain"
     assert FastPath.ENGINE not in parse("engine=plain", "engine=auto").off()
@@ -121,6 +115,13 @@ def test_what_takes_the_engine_is_not_there_in_plain_mode(on: str) -> None:
 def test_words_of_earlier_versions_name_plain_mode(name: str) -> None:
     assert parse(f"without={name}") == parse()
     assert list(find_without_effect([f"without={name}"])) == [(f"without={name}", "use engine=plain")]
+
+
+@pytest.mark.parametrize("name", ["kept-listings", "unopened-directories", "kill-privileges"])
+def test_words_of_earlier_versions_for_what_is_found_out_are_ignored(name: str) -> None:
+    assert parse(f"without={name}") == parse()
+    [(word, reason)] = find_without_effect([f"without={name}"])
+    assert (word, "wherever it can" in reason) == (f"without={name}", True)
 
 
 @pytest.mark.parametrize("name", ["uring", "passthrough"])

@@ -19,11 +19,12 @@ from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USE
 from tests.support.core_requests import CoreAsked, CoreClient, asked_core, reading_core
 from tests.support.fake_dev_fuse import FakeKernel, FuseReply
 
-pytestmark = [pytest.mark.needs("root"), pytest.mark.rests_on("native-core")]
+pytestmark = [pytest.mark.needs("root"), pytest.mark.takes_engine]
 
 ACL = acl((USER_OBJ, 6, NOBODY), (USER, 6, 1000), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY))
 NONE, TRUSTED = b"user.none\0", "trusted.name"
 ROOM = 4096
+MIB = 1 << 20
 ROOT = 1
 _ROOM_OF = struct.Struct("=II")
 _ENTRY = struct.Struct("=Q")
@@ -215,6 +216,29 @@ def test_a_listing_is_told_in_as_many_answers_as_it_takes(both: Both) -> None:
             found.append(told.body[at + 152 : at + 152 + n_name])
             at += 152 + (n_name + 7) // 8 * 8
     assert sorted(map(os.fsdecode, found)) == sorted(names | {".", "..", "file", "link", "directory", "fifo"})
+
+
+def test_a_listing_takes_no_more_than_a_reply_has_room_for(both: Both) -> None:
+    """Whatever the request says. The kernel asks for less."""
+    for number in range(3000):
+        os.link(both.path / "file", both.path / f"{number}".ljust(250, "x"))
+    told = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, (1 << 32) - 1).ljust(40, b"\0"))
+    assert told is not None
+    assert MIB - 500 < len(told.body) <= MIB
+
+
+@pytest.mark.parametrize("name", [b".", b"..", b"directory/..", b"/etc"])
+def test_a_name_that_leads_elsewhere_is_left_to_python_which_refuses_it(both: Both, name: bytes) -> None:
+    assert both.core.asked(Opcode.LOOKUP, names=name + b"\0") is None
+    assert both.kernel.asked(Opcode.LOOKUP, name + b"\0").error == errno.EINVAL
+
+
+@pytest.mark.parametrize("n", [2, 1 << 63, (1 << 64) - 1])
+def test_to_forget_more_references_than_there_are_is_to_forget_all(both: Both, n: int) -> None:
+    nodeid = both.find(b"file")
+    both.kernel.send(Opcode.BATCH_FORGET, struct.pack("=IIQQ", 1, 0, nodeid, n))
+    assert both.kernel.serve()
+    assert both.vfs.nodes.get(nodeid) is None
 
 
 @pytest.mark.parametrize("both", ON_RING, indirect=True, ids=IDS[: len(ON_RING)])

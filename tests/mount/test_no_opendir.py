@@ -22,7 +22,7 @@ from tests.support.vfs_without_mount import vfs_at
 
 pytestmark = [
     pytest.mark.needs("root", "fuse", "loop"),
-    pytest.mark.rests_on("unopened-directories", "kept-listings"),
+    pytest.mark.takes_engine,
 ]
 
 N_NAMES = 3000

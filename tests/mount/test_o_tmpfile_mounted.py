@@ -20,7 +20,7 @@ from tests.support.oracle import ALL_DIRECT, Oracle, agreed
 from tests.support.oracle_subjects import Handle, Native, Story, Subject
 from tests.support.other_users import as_user
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("engine")]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.takes_engine]
 
 LIMIT_S = 60.0
 ALICE, GROUP = 70_001, 70_002

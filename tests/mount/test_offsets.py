@@ -16,7 +16,7 @@ from tests.support.open_files import opened
 from tests.support.oracle_subjects import outcome
 from tests.support.real_filesystems import WITH_XFS
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.rests_on("engine"), WITH_XFS]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.takes_engine, WITH_XFS]
 
 TOP = 1 << 63
 OFFSETS = [(1 << 44) - 1, 1 << 44, TOP - 4097, TOP - 4096, TOP - 2, TOP - 1]

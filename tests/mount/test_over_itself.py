@@ -164,7 +164,7 @@ def test_after_a_crash_a_swap_and_doctor_name_the_dead_daemon_and_what_brings_it
     assert b"trashd mount --replace" in run.stderr
 
 
-@pytest.mark.rests_on("passthrough")
+@pytest.mark.takes_engine
 @pytest.mark.needs("passthrough")
 def test_after_a_crash_an_open_file_can_be_read_and_written_and_little_else(bench: Path) -> None:
     mount(bench / "source")

@@ -20,7 +20,7 @@ from tests.support.open_files import may_be_written, opened
 from tests.support.passthrough_files import all_closed, n_messages, why_off
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop", "passthrough"), pytest.mark.rests_on("passthrough")]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop", "passthrough"), pytest.mark.takes_engine]
 
 KINDS = [pytest.param(kind, marks=pytest.mark.needs(kind)) for kind in ("xfs", "btrfs")]
 """On which a file has other blocks when it is closed, or written back, than when it was written."""

@@ -23,7 +23,7 @@ from tests.support.passthrough_files import n_messages, space_comes_back
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
 from tests.support.write_errors_disk import SIZE, FaultyDisk, faulty_disk
 
-pytestmark = [pytest.mark.needs("root", "fuse", "loop", "passthrough"), pytest.mark.rests_on("passthrough")]
+pytestmark = [pytest.mark.needs("root", "fuse", "loop", "passthrough"), pytest.mark.takes_engine]
 
 LIMIT_S = 100.0
 USER = 4711

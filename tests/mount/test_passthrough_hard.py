@@ -36,7 +36,7 @@ from tests.support.passthrough_files import (
 from tests.support.proc_stat import stop
 from tests.support.trashd_command import done_well
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("passthrough")]
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
 N_PROCESSES, N_OPENS_EACH = 20, 50
 STRANGER = 4711

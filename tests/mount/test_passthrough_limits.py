@@ -28,7 +28,7 @@ from tests.support.real_filesystems import (
     unmount,
 )
 
-pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]
+pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.takes_engine]
 
 MIB = 1 << 20
 ALICE, USER = 70_001, 1000

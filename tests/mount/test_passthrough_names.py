@@ -24,7 +24,7 @@ from tests.support.passthrough_files import (
 )
 from tests.support.store_verbs import reap_now, recover_all, swap
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("passthrough")]
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
 
 # Trees that go.

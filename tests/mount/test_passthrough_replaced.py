@@ -17,7 +17,7 @@ from tests.support.open_files import opened
 from tests.support.passthrough_files import CONTENT, SIZE, free_bytes, put, space_comes_back, works_on
 from tests.support.trashd_command import done_well
 
-pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.rests_on("passthrough")]
+pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.takes_engine]
 
 LIMIT_S = 100.0
 

@@ -113,7 +113,7 @@ def test_a_file_of_roots_that_others_may_write_has_nothing_of_the_reserve(mounte
         assert as_user(ALICE, lambda: add(file)) < NEARLY
 
 
-@pytest.mark.rests_on("unopened-directories", "kept-listings")
+@pytest.mark.takes_engine
 @pytest.mark.parametrize("mounted", ["auto", "off", "slow"], indirect=True)
 def test_blocks_that_are_allocated_or_copied_are_nothing_of_the_reserve(mounted: Mounted) -> None:
     file, source = mounted.path / "file", mounted.path / "source"

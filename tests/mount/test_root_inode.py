@@ -13,14 +13,14 @@ import pytest
 from fusefs.core.mount_options import Coherence, parse_options
 from fusefs.linux.mountinfo import TOP
 from fusefs.mount.places.attach import attach_apart
-from fusefs.mount.places.find_mounts import mounts_of, read_counters
+from fusefs.mount.places.find_mounts import mounts_of
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.open_files import held
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, mounts, tmpfs_volume
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("kept-root-acl")]
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
 ALICE, BOB = 70_001, 70_002
 N_LOOKS = 100
@@ -113,12 +113,7 @@ def test_without_another_inode_the_root_itself_is_shown(mount: Mounted, call: in
     target = mount.path.with_name("other")
     with trashd_mount(mount.backing, target, ["coherence=shared"], denied=[call]) as other:
         assert os.listdir(other.path) == ["sub"]
-        [state] = [
-            state
-            for state in read_counters(mounts_of(os.fsencode(target))[0]).fast_paths
-            if state.name == "kept-root-acl"
-        ]
-        assert not state.is_on
+        assert mounts_of(os.fsencode(target))[0].root == b"/"
         assert may(ALICE, other.path / "sub/file")
 
 

@@ -175,8 +175,6 @@ def volume() -> Iterator[Path]:
     params=[
         ("passthrough=auto",),
         ("passthrough=off",),
-        ("without=kill-privileges",),
-        ("passthrough=off", "without=kill-privileges"),
         ("coherence=shared",),
         ("coherence=shared", "passthrough=off", "timeout=3600"),
     ],
@@ -219,7 +217,7 @@ def test_what_goes_on_the_filesystem_below_goes_here(mount: Mounted, volume: Pat
     assert not unlike, "\n".join(unlike)
 
 
-@pytest.mark.rests_on("engine")
+@pytest.mark.takes_engine
 def test_what_is_refused_takes_nothing_away(mount: Mounted) -> None:
     path = mount.path / "allocated"
     made(path, "both")
@@ -254,7 +252,7 @@ def test_a_program_that_a_stranger_wrote_to_runs_as_who_runs_it(mount: Mounted) 
     "act",
     [
         *(act for act in USES_FD if act not in ("write_in_turns", "write_nothing", *BLOCKS)),
-        *(pytest.param(act, marks=pytest.mark.rests_on("engine")) for act in BLOCKS),
+        *(pytest.param(act, marks=pytest.mark.takes_engine) for act in BLOCKS),
         "write",
         "truncate",
     ],

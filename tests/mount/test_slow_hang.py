@@ -30,7 +30,7 @@ from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import mount_of, tmpfs_volume
 from tests.support.trashd_command import EXECUTED, TRASHD, trashd
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("engine")]
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
 N_FILES = 50
 N_CLIENTS = 700  # more than there are workers and threads
@@ -39,7 +39,7 @@ N_THREADS_MOST = 1024
 N_FDS_MOST = 1600
 KIB_A_CLIENT = 100
 GONE = {*DAEMON_GONE, errno.EIO, errno.ENOENT, errno.EINTR}
-SIDE_BY_SIDE = pytest.mark.rests_on("parallel-lookups")
+SIDE_BY_SIDE = pytest.mark.takes_engine
 NOT_KNOWN = pytest.param(False, id="never looked at", marks=SIDE_BY_SIDE)
 BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
 OPTIONS = ("coherence=exclusive", "backing=slow")

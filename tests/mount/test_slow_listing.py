@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.background_processes import workers
-from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, Xattrs, slow_volume
 from tests.support.many_files import fill
 from tests.support.real_filesystems import tmpfs_volume
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("engine")]
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
 N = 1000
 N_MANY = 10_000
@@ -71,6 +71,7 @@ def listed(
     n_directories: int = 1,
     has_uring: bool = True,
     xattrs: Xattrs = Xattrs.ALL,
+    limit_s: float = 90,
 ) -> Iterator[Listed]:
     """The kernel believes what it knows of the slow filesystem for longer than any test takes."""
     with tmpfs_volume(options=["nr_inodes=50000"]) as source:
@@ -79,8 +80,8 @@ def listed(
             fill(source / f"flat{i}", n)
         point = source.with_name("mounted")
         with (
-            slow_volume(source, delay_us=delay_us, ttl_s=1000, xattrs=xattrs, limit_s=100) as volume,
-            trashd_mount(volume.path, point, [EXCLUSIVE, *options], limit_s=90, has_uring=has_uring) as mounted,
+            slow_volume(source, delay_us=delay_us, ttl_s=1000, xattrs=xattrs, limit_s=limit_s + 10) as volume,
+            trashd_mount(volume.path, point, [EXCLUSIVE, *options], limit_s=limit_s, has_uring=has_uring) as mounted,
         ):
             os.lstat(point / "flat")
             yield Listed(volume, mounted)
@@ -245,17 +246,23 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.fixture(scope="module", params=[True, False], ids=["by io_uring", "by threads"])
+def listed_for_all(request: pytest.FixtureRequest) -> Iterator[Listed]:
+    with listed(SLOW, n=0, has_uring=request.param, limit_s=SHARED_LIMIT_S) as one:
+        yield one
+
+
 @pytest.mark.parametrize("change", CHANGES)
-@BOTH_WAYS
-def test_what_was_changed_is_fetched_as_it_is_now(change: str, *, has_uring: bool) -> None:
+def test_what_was_changed_is_fetched_as_it_is_now(listed_for_all: Listed, change: str) -> None:
     """Though the kernel below believes what it knows: of what changed, it must be asked anew."""
-    with listed(SLOW, n=50, has_uring=has_uring) as one:
-        before = attributes(one.top)
-        assert len(before) == 50
-        CHANGES[change](one.top)
-        for _ in range(2):
-            one.mounted.forget_all()
-            assert attributes(one.top) == attributes(one.volume.backing / "flat")
+    one = listed_for_all
+    behind = fill(one.volume.backing / f"of {change}", 50)
+    top = one.mounted.path / behind.name
+    assert len(attributes(top)) == 50
+    CHANGES[change](top)
+    for _ in range(2):
+        one.mounted.forget_all()
+        assert attributes(top) == attributes(behind)
 
 
 def attributes(top: Path) -> dict[str, tuple[int, ...]]:

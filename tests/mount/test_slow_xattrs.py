@@ -36,7 +36,7 @@ from tests.support.many_files import fill
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 
-pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.rests_on("engine")]
+pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
 N, N_FEW = 1000, 200
 N_LATE = 300  # asked for while they were being fetched, or fetched before it was known what is wanted

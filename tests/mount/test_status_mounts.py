@@ -90,14 +90,13 @@ def test_the_table_has_a_line_for_each_mount(target: Path) -> None:
     assert re.match(rf"{target} +[1-9][0-9]* +[0-9]+  +[0-9.]+ [mµ]?s  .*  [0-9.]+, up [0-9]+s, over /dev/fuse", line)
 
 
-@pytest.mark.rests_on("native-core")
-def test_a_core_that_has_nothing_to_do_is_told_as_off(bench: Path) -> None:
+@pytest.mark.takes_engine
+def test_an_engine_that_waits_for_a_slow_filesystem_is_explained(bench: Path) -> None:
     mount(bench / "source", bench / "target", "--backing", "slow")
     (bench / "target/made").mkdir()
     assert gauge_comes_to(bench / "target", "is_slow", 1)
-    assert ", over /dev/fuse, without native-core" in trashd("status").out
     (told,) = done_well("mount", "--explain", "--json", bench / "target").objects()
-    assert told["fast_paths"]["native-core"] == {"is_on": False, "why": SLOW}
+    assert told["fast_paths"]["engine"] == {"is_on": True, "why": SLOW}
 
 
 def test_a_killed_daemon_leaves_its_last_numbers(target: Path) -> None:

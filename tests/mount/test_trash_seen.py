@@ -7,6 +7,7 @@ unseen.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from fusefs.store.tidy_folder import tend
 from fusefs.store.user_folders import open_user
 from tests.support.background_mounts import backing_of, is_dead
 from tests.support.crash_scenarios import DyingAfter, forbid_exchange
-from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.make_trees import Dir, Spec, make_tree, snapshot
 from tests.support.mount_and_backing import ALICE, NOGROUP
 from tests.support.other_users import as_user
@@ -54,18 +55,20 @@ TREE: Spec = {"results": "x", "deep": Dir({"er": Dir({"leaf": "y"}, mode=0o711)}
 
 NAMES = ("job", "job2", "job/results", "job/deep", "job/deep/er", "job/deep/er/leaf")
 """What a client asks for, there or not."""
+_NUMBERS = itertools.count()
 
 
 class Place(NamedTuple):
-    """Alice's home in a mount, and on the backing filesystem."""
+    """A home of Alice's in a mount, and on the backing filesystem."""
 
     mounted: Mounted
     top: Path
     backing: Path
+    name: str
 
     def home(self) -> Path:
         """Where her things are, in the mount."""
-        return self.top / "home"
+        return self.top / self.name
 
     def job(self, mode: int = 0o755) -> Path:
         """A tree of hers, made through the mount."""
@@ -83,7 +86,7 @@ class Place(NamedTuple):
 
     def assert_seen(self) -> None:
         """The mount shows what there is: names one by one, listings, attributes."""
-        home = self.backing / "home"
+        home = self.backing / self.name
         shown = [[name for name in NAMES if os.path.lexists(side / name)] for side in (self.home(), home)]
         assert shown[0] == shown[1]
         for path in (home, *home.rglob("*")):
@@ -96,19 +99,31 @@ def seen_of(path: Path) -> tuple[object, ...]:
     return names, st.st_mode, st.st_nlink, st.st_uid, st.st_gid, st.st_mtime_ns
 
 
-@pytest.fixture(params=["elsewhere", "over itself", "slow"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+@pytest.fixture(scope="module", params=["elsewhere", "over itself", "slow"])
+def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
     """A mounted volume with a store."""
     with tmpfs_volume() as path:
-        source = make_tree(path / "source", {"home": Dir(owner=(ALICE, ALICE))})
+        source = path / "source"
+        source.mkdir()
         init(source)
         as_user(ALICE, lambda: init(source))
         target = source if request.param == "over itself" else None
         # On slow backing the daemon remembers, too.
         options = ["coherence=exclusive", "backing=slow" if request.param == "slow" else "backing=local"]
-        with trashd_mount(source, target, options) as mounted:
-            yield Place(mounted, mounted.path, backing_of(mounted.path))
-        assert_silent(source)
+        with trashd_mount(source, target, options, limit_s=SHARED_LIMIT_S) as mounted:
+            yield mounted
+
+
+@pytest.fixture
+def place(mounted: Mounted) -> Iterator[Place]:
+    """A home of the test's own, whose name nothing has asked the mount for."""
+    place = Place(mounted, mounted.path, backing_of(mounted.path), f"home{next(_NUMBERS)}")
+    make_tree(place.backing / place.name, Dir(owner=(ALICE, ALICE)))
+    volume_record = place.backing / ".trashd/volume.json"
+    before = volume_record.read_bytes()
+    yield place
+    assert_silent(place.backing)
+    volume_record.write_bytes(before)  # a test may have forbidden the exchange
 
 
 def killed(act: Callable[[Kernel], object], call: str, n: int = 1, uid: int = ALICE) -> None:
@@ -201,7 +216,7 @@ def test_what_was_reaped_of_a_restored_tree_is_missed_by_who_knew_it(place: Plac
     swapped = as_user(ALICE, lambda: swap(job))
     killed(lambda kernel: reap_now(place.top, swapped.id, kernel), "unlink", 3)
     assert as_user(ALICE, lambda: restore(place.top, swapped.id).partial)
-    left = [name for name in NAMES if os.path.lexists(place.backing / "home" / name)]
+    left = [name for name in NAMES if os.path.lexists(place.backing / place.name / name)]
     assert left == ["job", "job/deep", "job/deep/er"]
     place.assert_seen()
 
@@ -249,7 +264,7 @@ def test_a_store_made_further_down_is_there_for_who_had_listed_its_directory(pla
         place.look()
         swapped = as_user(ALICE, lambda: swap(above / "job"))
         assert swapped.volume is not None
-        assert swapped.volume.endswith(b"/home")
+        assert swapped.volume.endswith(b"/" + os.fsencode(place.name))
         assert not swapped.volume.startswith(HOME), "it is there without the mount too"
         place.assert_seen()
         as_user(ALICE, lambda: restore(place.home(), swapped.id))

@@ -4,16 +4,18 @@ import json
 import os
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import backing_of, daemon_of, ended, is_dead, kill_daemon, mount, our_mount
-from tests.support.background_processes import LIMIT_S
+from tests.support.background_processes import LIMIT_S, in_time
 from tests.support.other_users import run_as
 from tests.support.proc_stat import stop
 from tests.support.real_filesystems import bind_mount, mounts, tmpfs_volume, unmount
+from tests.support.transports import by_ring
 from tests.support.trashd_command import TRASHD, done_well, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
@@ -81,6 +83,21 @@ def test_umount_force_frees_those_who_wait_for_a_daemon_that_hangs(bench: Path) 
     assert done.code == 0
     assert "was killed" in done.err
     assert json.loads(done.out) == {"path": str(bench), "is_ended": True, "is_killed": True}
+    ended(pid_fd)
+
+
+@pytest.mark.usefixtures("short_patience")
+@pytest.mark.parametrize("transport", [by_ring("uring=on"), "uring=off"])
+def test_umount_force_ends_though_a_stopped_daemon_has_a_request_and_no_client_waits(
+    bench: Path, transport: str
+) -> None:
+    """Over io_uring the last to leave a mount waits in the kernel until the daemon has let go of its requests."""
+    mount("-o", transport, bench / "source", bench / "target")
+    pid_fd = os.pidfd_open(pid := daemon_of(bench / "target"))
+    (bench / "target/file").read_bytes()
+    with (bench / "target/file").open():
+        stop(pid)
+    in_time(partial(done_well, "umount", "--force", bench / "target"))
     ended(pid_fd)
 
 

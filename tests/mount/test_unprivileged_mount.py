@@ -17,7 +17,7 @@ from tests.support.background_processes import LIMIT_S
 from tests.support.other_users import run_as
 from tests.support.proc_stat import stop
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
-from tests.support.trashd_command import TRASHD, done_well, fast_paths_off
+from tests.support.trashd_command import TRASHD, done_well
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -31,8 +31,7 @@ def bench(users_bench: Path) -> Path:
 
 
 def trashd(*words: str | Path) -> CompletedProcess[bytes]:
-    without = [word for option in fast_paths_off() for word in ("-o", option)] if words[0] == "mount" else []
-    return run_as(USER, [TRASHD, *words, *without])
+    return run_as(USER, [TRASHD, *words])
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ except PermissionError:
 """
 
 
-@pytest.mark.rests_on("engine")
+@pytest.mark.takes_engine
 def test_blocks_and_files_without_a_name_are_the_users(mounted: Path) -> None:
     (mounted / "source/closed").mkdir(0o555)
     done = run_as(USER, ["sh", "-c", 'cd "$0" && exec "$@"', mounted / "target", sys.executable, "-c", BLOCKS])
@@ -80,7 +79,7 @@ def test_blocks_and_files_without_a_name_are_the_users(mounted: Path) -> None:
     assert 0 < int(born) <= named.st_ctime
 
 
-@pytest.mark.rests_on("kill-privileges")  # else the kernel asks for a chmod, and that is its owner's
+@pytest.mark.takes_engine  # else the kernel asks for a chmod, and that is its owner's
 def test_anothers_program_is_written_to_and_loses_its_rights(mounted: Path) -> None:
     program = mounted / "source/program"
     program.touch()

@@ -19,7 +19,7 @@ from tests.support.make_trees import Dir, make_tree
 from tests.support.real_filesystems import tmpfs_volume, unmount
 from tests.support.service_process import QUICK, Service, service
 from tests.support.store_verbs import users_own
-from tests.support.trashd_command import done_well, fast_paths_off
+from tests.support.trashd_command import done_well
 from tests.support.user_homes import ALICE, BOB, SOON, outlasts, own_stores, phases, registry_of, thrown, trashd_as
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.usefixtures("home")]
@@ -170,9 +170,8 @@ def test_what_was_swapped_in_a_users_own_mount_is_reaped_when_that_is_gone(
     at_home = home[ALICE]
     source = make_tree(at_home / "src", Dir({"d": Dir(owner=(ALICE, ALICE))}, owner=(ALICE, ALICE)))
     mounted = make_tree(at_home / "mnt", Dir(owner=(ALICE, ALICE)))
-    without = [word for option in fast_paths_off() for word in ("-o", option)]
     with device_for_all(), service(base) as running:
-        assert trashd_as(ALICE, at_home, "mount", source, mounted, *without).code == 0
+        assert trashd_as(ALICE, at_home, "mount", source, mounted).code == 0
         (told,) = trashd_as(ALICE, at_home, "swap", "--json", *SOON, mounted / "d").objects()
         container = users_own(source, ALICE) / f"u/{ALICE}/orphans" / str(told["id"])
         assert container.exists()

@@ -9,6 +9,7 @@ from zlib import crc32
 
 import pytest
 
+from tests.support.asked_directly import asked_directly
 from tests.support.covering_sets import is_soak, runs_every_case
 from tests.support.hostile_steps import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
 from tests.support.interrupted_command import COMPLETE, ask, untold
@@ -88,7 +89,8 @@ def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
     if verb.thrown is not None:
         twins.give(verb.thrown, DATA, 0, is_swap=True)
         assert ask(twins, verb.thrown, f"swap --keep-for 0s VOLUME/{DATA}").code == 0
-        [identifier] = [entry.id for entry in entries(twins.first.volume)]
+        with asked_directly():
+            [identifier] = [entry.id for entry in entries(twins.first.volume)]
     if verb.gives is not None:
         twins.may_go |= twins.deletable(verb.asker, verb.gives)
     again = twins.act(twins.plain, act)

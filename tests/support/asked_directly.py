@@ -21,20 +21,27 @@ from tests.support.other_users import as_user
 T = TypeVar("T")
 _ASK = "ask_each"
 _AS_OWNER = "as_owner"
+_blocks: list[None] = []
 
 
 @contextmanager
 def asked_directly() -> Iterator[None]:
-    """Have volumes asked without a fork for the block; none may hang, and no call of an asking kernel fail."""
+    """Have volumes asked without a fork for the block; none may hang, and no call of an asking kernel fail.
+
+    Blocks may be in each other, and in several threads.
+    """
+    _blocks.append(None)
     for module in (discover, registry_targets):
         setattr(module, _ASK, _ask_each)
     setattr(find_orphans, _AS_OWNER, _as_owner)
     try:
         yield
     finally:
-        for module in (discover, registry_targets):
-            setattr(module, _ASK, answer_timeout.ask_each)
-        setattr(find_orphans, _AS_OWNER, as_owner.as_owner)
+        _blocks.pop()
+        if not _blocks:
+            for module in (discover, registry_targets):
+                setattr(module, _ASK, answer_timeout.ask_each)
+            setattr(find_orphans, _AS_OWNER, as_owner.as_owner)
 
 
 def _ask_each(

@@ -29,7 +29,7 @@ from tests.support.fake_dev_fuse import FakeKernel, FuseReply, a_real
 _HEAD = struct.Struct("=IIQQIIII")
 _OWN_AT, _ENTRY_AT, _SIZE_AT, _PAYLOAD_AT = 128, 256, 272, 4096
 _ANSWER = struct.Struct("=IiQ")
-_PAYLOAD_BYTES = 1 << 16
+_PAYLOAD_BYTES = 1 << 20
 _TOKEN = 1
 
 

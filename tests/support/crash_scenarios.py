@@ -160,7 +160,12 @@ def places(volume: Path) -> Iterator[Path]:
 
 def _lower_stores(volume: Path) -> list[Path]:
     """Root's or a user's own, which a command makes where it can't use the upper one."""
-    return list((volume / HOME).glob(f"{_STORE}*"))
+    return _stores_in(volume / HOME)
+
+
+def _stores_in(directory: Path) -> list[Path]:
+    names = os.listdir(directory) if directory.exists() else []
+    return [directory / name for name in names if name.startswith(_STORE)]
 
 
 def _trees_in(container: Path) -> Iterator[Path]:
@@ -173,7 +178,9 @@ def _trees_in(container: Path) -> Iterator[Path]:
 
 
 def user_folders(volume: Path) -> list[Path]:
-    found = [path for base in (volume, volume / HOME) for path in base.glob(f"{_STORE}*/[un]*/*")]  # users' own, too
+    stores = [*_stores_in(volume), *_stores_in(volume / HOME)]  # users' own, too
+    above = [store / name for store in stores for name in os.listdir(store) if name.startswith(("u", "n"))]
+    found = [path / name for path in above for name in os.listdir(path)]
     return [path for path in found if whose(os.fsencode(path.name)) is not None]  # but for one that a kill left unmade
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
@@ -65,6 +65,7 @@ class Later(ThreadPool):
 
 
 _ANSWER_BYTES_MAX = 2 << 20
+SO_SNDBUFFORCE: Final = 32
 
 
 class FuseReply(NamedTuple):
@@ -81,6 +82,8 @@ class FakeKernel:
     def __init__(self, vfs: Any, pool: ThreadPool | None = None, *, opens_directories: bool = True) -> None:
         self.end, self.session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.end.setblocking(False)
+        with suppress(PermissionError):  # only root's may be large
+            self.session.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, _ANSWER_BYTES_MAX)
         self.stats: Counters = vfs.stats
         pool = pool or AtOnce()
         self.requests = FuseRequests(vfs, self.session.fileno(), pool, opens_directories=opens_directories)

@@ -24,7 +24,7 @@ from tests.support.odd_daemon import daemon_command
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.seccomp import IO_URING_SETUP, deny
 from tests.support.transports import transport_words
-from tests.support.trashd_command import TRASHD, fast_paths_off
+from tests.support.trashd_command import TRASHD
 
 SHARED_LIMIT_S = 4800.0
 """For a mount that many tests have in turn: as long as CI may take."""
@@ -155,7 +155,6 @@ def trashd_mount(
 
     if tuple(command) == (TRASHD,) and os.environ.get("TRASHD_TEST_SANITIZED"):
         command = daemon_command()
-    options = [*options, *fast_paths_off()]
     options = [*(transport_words(options) if has_uring else []), *options]
     words = ["-o", ",".join(options)] if options else []
     with tempfile.NamedTemporaryFile("ab", prefix="trashd-mount-log-") as log:

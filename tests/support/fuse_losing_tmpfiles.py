@@ -121,7 +121,8 @@ def _pass_on_requests(fs: LosingFs, device: int, to: socket.socket) -> None:
 
 def _pass_on_replies(device: int, replies: socket.socket) -> None:
     while True:
-        os.write(device, replies.recv(_REPLY_BYTES_MAX))
+        with contextlib.suppress(FileNotFoundError):  # of an interrupted request; libfuse passes over that, too
+            os.write(device, replies.recv(_REPLY_BYTES_MAX))
 
 
 def main() -> None:

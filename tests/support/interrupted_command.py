@@ -159,7 +159,8 @@ def ask(
 def untold(twins: Twins) -> list[str]:
     """Contents in the store that neither list nor checker says anything of; what was dropped is not in it yet."""
     volume = twins.first.volume
-    told = {os.fsdecode(entry.path) for entry in entries(volume)} | {problem.where for problem in problems(volume)}
+    with asked_directly():
+        told = {os.fsdecode(entry.path) for entry in entries(volume)} | {problem.where for problem in problems(volume)}
     found = [str(path) for path in (volume / ".trashd").rglob("*") if "drop" not in path.parts and _counts(path)]
     return [path for path in found if not any(where in path for where in told)]
 

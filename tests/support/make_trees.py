@@ -22,6 +22,7 @@ _FS_IOC_SETFLAGS = 0x40086602
 # Those that people set; the rest (extents, hashed directory) is the filesystem's own business.
 _FLAGS_SET_BY_PEOPLE = 0x0000_00FF | 0x0001_4000 | 0x0002_0000 | 0x0080_0000 | 0x2000_0000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PIECE_BYTES = 1 << 18
 _REGULAR = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -297,9 +298,12 @@ def _see(
         with _opened(name, _DIRECTORY, dir_fd) as fd:
             flags = _flags(fd) & _FLAGS_SET_BY_PEOPLE
     elif is_regular:
-        with os.fdopen(os.open(name, _REGULAR, dir_fd=dir_fd), "rb") as file:
-            flags = _flags(file.fileno()) & _FLAGS_SET_BY_PEOPLE
-            content = hashlib.file_digest(file, "sha256").hexdigest()
+        with _opened(name, _REGULAR, dir_fd) as fd:
+            flags = _flags(fd) & _FLAGS_SET_BY_PEOPLE
+            digest = hashlib.sha256()
+            while piece := os.read(fd, _PIECE_BYTES):
+                digest.update(piece)
+            content = digest.hexdigest()
     return EntrySnapshot(
         depth,
         name,

@@ -15,7 +15,7 @@ from typing import Final
 SWITCH_S: Final = 1e-6
 """After which a thread that wants Python's lock asks for it; the shortest that Python takes. It is 5 ms elsewhere."""
 
-_RUN: Final = """
+_PREPARE: Final = """
 import sys
 sys.argv[0] = "trashd"
 if interval_s := float(sys.argv.pop(1)):
@@ -23,6 +23,8 @@ if interval_s := float(sys.argv.pop(1)):
 if core := sys.argv.pop(1):
     import fusefs.mount.native
     fusefs.mount.native.__path__.insert(0, core)
+"""
+_RUN: Final = """
 from fusefs.cli.main import main
 sys.exit(main())
 """
@@ -38,9 +40,14 @@ _RUNTIMES: Final = ("libasan.so", "libubsan.so", "libtsan.so")
 
 def daemon_command(*, switch_s: float = 0) -> list[str | Path]:
     """What runs `trashd` as a mount's daemon. switch_s: Python's switch interval; 0: as it is"""
+    return python_command(_RUN, switch_s=switch_s)
+
+
+def python_command(run: str, *, switch_s: float = 0) -> list[str | Path]:
+    """What runs a program in Python as a mount's daemon is run."""
     core = os.environ.get("TRASHD_TEST_SANITIZED", "")
-    run = [sys.executable, "-P", "-c", _RUN, str(switch_s), core]
-    return [*(_sanitized(Path(core)) if core else ()), *run]
+    words = [sys.executable, "-P", "-c", _PREPARE + run, str(switch_s), core]
+    return [*(_sanitized(Path(core)) if core else ()), *words]
 
 
 def _sanitized(core: Path) -> list[str]:

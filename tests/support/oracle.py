@@ -50,7 +50,7 @@ EACH_WAY = pytest.mark.parametrize(
     ids=["tmpfs", "ext4", "tmpfs-uring", "ext4-uring", "daemon", "daemon-uring", "plain", "plain-ext4"],
 )
 """On both filesystems over /dev/fuse and over io_uring; without passthrough; and in plain mode."""
-SLOW = pytest.mark.rests_on("unopened-directories", "kept-listings")
+SLOW = pytest.mark.takes_engine
 """Without these listings of a slow filesystem are others."""
 DIRECT: Final[dict[str, pytest.MarkDecorator | tuple[()]]] = {
     "passthrough=auto": (), "passthrough=off": (), "backing=slow": SLOW,

@@ -196,24 +196,45 @@ def _mv(source: Path, target: Path) -> None:
         source.rename(target)
 
 
+def _walk(top: str) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
+    """Each directory at and below a path, and the regular files in it; what this process may not list, is passed over.
+
+    Not os.walk, whose paths and stats took a third of the tests' processor time.
+    """
+    try:
+        with os.scandir(top) as found:
+            entries = list(found)
+    except OSError:
+        return
+    yield top, [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(entry.path)
+
+
+def _read(path: str) -> str:
+    """The content of a file, if it counts; empty else. Raises  OSError"""
+    with open(path, "rb", buffering=0) as file:
+        text = file.readall().decode(errors="replace")
+    return text if text.startswith(MARK) else ""
+
+
 def _files(top: Path) -> Iterator[str]:
     """The contents that count of all files at and below a path, as root sees them."""
-    paths = [top] if top.is_file() else (Path(above, name) for above, _, names in os.walk(top) for name in names)
-    for path in paths:
-        if stat.S_ISREG(path.lstat().st_mode) and (text := path.read_text(errors="replace")).startswith(MARK):
-            yield text
+    if top.is_file() and not top.is_symlink():
+        yield from filter(None, [_read(str(top))])
+    for _, files in _walk(str(top)):
+        yield from filter(None, (_read(file.path) for file in files))
 
 
 def contents(side: Side) -> dict[str, int]:
     """The contents of all files that count on a side, with their owners."""
-    found = {}
-    for above, _, names in os.walk(side.volume):
-        for name in names:
-            path = Path(above, name)
-            st = path.lstat()
-            if stat.S_ISREG(st.st_mode) and (text := path.read_text(errors="replace")).startswith(MARK):
-                found[text] = st.st_uid
-    return found
+    return {
+        text: file.stat(follow_symlinks=False).st_uid
+        for _, files in _walk(str(side.volume))
+        for file in files
+        if (text := _read(file.path))
+    }
 
 
 def readable(person: Credentials, side: Side, *, is_holder: bool) -> set[str]:
@@ -222,14 +243,10 @@ def readable(person: Credentials, side: Side, *, is_holder: bool) -> set[str]:
 
     def look() -> set[str]:
         found: set[str] = set()
-        for top in tops:
-            for above, _, names in os.walk(top):
-                for name in names:
-                    with suppress(OSError):
-                        path = Path(above, name)
-                        if stat.S_ISREG(path.lstat().st_mode):
-                            found.add(path.read_text(errors="replace"))
-        return {one for one in found if one.startswith(MARK)}
+        for file in (file for top in tops for _, files in _walk(top) for file in files):
+            with suppress(OSError):
+                found.add(_read(file.path))
+        return found - {""}
 
     if not person.is_plain:
         return called_by(person.be, look, "who looks")
@@ -242,21 +259,20 @@ def could_delete(person: Credentials, top: Path) -> set[str]:
 
     The way to them is not looked at: the user may have an old fd.
     """
-    found: set[str] = set()
     if top.is_file():
-        return set(_files(top)) if _may_unlink_in(person, top.parent, top) else found
-    for above, _, names in os.walk(top):
-        for name in names:
-            if _may_unlink_in(person, Path(above), Path(above, name)):
-                found.update(_files(Path(above, name)))
-    return found
+        return set(_files(top)) if _may_unlink_in(person, top.parent.lstat(), top.lstat()) else set()
+    found: set[str] = set()
+    for directory, files in _walk(str(top)):
+        st = os.lstat(directory)
+        found.update(_read(file.path) for file in files if _may_unlink_in(person, st, file.stat(follow_symlinks=False)))
+    return found - {""}
 
 
-def _may_unlink_in(person: Credentials, directory: Path, entry: Path) -> bool:
-    st = directory.lstat()
+def _may_unlink_in(person: Credentials, st: os.stat_result, entry: os.stat_result) -> bool:
+    """Whether a user may unlink an entry of a directory, by what their stats are."""
     if person.uid == 0 or person.has(st.st_uid):
         return True
-    if st.st_mode & stat.S_ISVTX and not person.has(entry.lstat().st_uid):
+    if st.st_mode & stat.S_ISVTX and not person.has(entry.st_uid):
         return False
     bits = st.st_mode >> 3 if st.st_gid in (person.gid, *person.groups) else st.st_mode
     return bits & 3 == 3

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fusefs.linux.capabilities import Capability
 from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount
 from tests.support.other_users import become
-from tests.support.real_filesystems import loop_volume
+from tests.support.real_filesystems import volume_of
 
 _CLONE_NEWUSER = 0x1000_0000
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 4, 8
@@ -165,8 +165,12 @@ WAYS = ("native", "exclusive", "shared", "slow")
 
 @contextmanager
 def seen_and_behind(way: str, *options: str) -> Iterator[tuple[Path, Path]]:
-    """A directory for all users: as it is used, and as it is below. options: more of the mount's"""
-    with loop_volume("ext4", 64) as volume:
+    """A directory for all users: as it is used, and as it is below.
+
+    way      one of WAYS, or "opened": the kernel opens directories by requests, as of an overlayfs
+    options  more of the mount's
+    """
+    with volume_of("overlay" if way == "opened" else "ext4") as volume:
         source = volume / "source"
         source.mkdir()
         source.chmod(0o777)

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.store_maker import makes_common
 from fusefs.store.swap import Swapped
 from fusefs.store.swap_path import own_folder, remove_path, swap_path
+from tests.support.asked_directly import asked_directly
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.shared_memory_children import end_process
 
@@ -42,11 +43,13 @@ def raw(path: Path) -> bytes:
 
 def init(volume: Path, kernel: Kernel | None = None, *, is_known: bool = False) -> None:
     """`trashd init --replace` as root, `trashd init` as a user; with the caller's own folder and reserve."""
+    asked = nullcontext() if kernel else asked_directly()
     kernel, replaces = kernel or Kernel(), os.geteuid() == 0 and makes_common()
     base = BackingAndMount(kernel.open_path(raw(volume)))
-    store, _done = initialise(kernel, base, raw(volume), is_known=is_known, replaces=replaces)
-    with store:
-        own_folder(store).fd.close()
+    with asked:
+        store, _done = initialise(kernel, base, raw(volume), is_known=is_known, replaces=replaces)
+        with store:
+            own_folder(store).fd.close()
 
 
 def users_own(base: Path, uid: int) -> Path:
@@ -108,7 +111,8 @@ def problems(volume: Path) -> list[AdoptionProblem]:
 
 def assert_silent(volume: Path) -> None:
     """The checker has nothing to say: how every test that touches a store ends."""
-    found = problems(volume)
+    with asked_directly():
+        found = problems(volume)
     assert found == [], found
 
 

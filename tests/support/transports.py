@@ -19,6 +19,7 @@ ON_BOTH: Final = frozenset({
     "test_data_races", "test_fuse_requests_mounted", "test_inode_numbers", "test_incarnations", "test_inner_mounts",
     "test_kernel_cached_answers", "test_setid_bits", "test_validity", "test_listing_race", "test_machine",
     "test_passthrough", "test_passthrough_faults", "test_fair_fds", "test_swap_under_load", "test_o_tmpfile_mounted",
+    "test_daemon_killed",
 })  # fmt: skip
 """Of tests/mount. Others name both, in their options."""
 ON_PLAIN: Final = frozenset({
@@ -44,7 +45,7 @@ def is_plain() -> bool:
 
 def by_ring(*values: object) -> object:
     """A case of a test that names uring=on."""
-    return pytest.param(*values, marks=[pytest.mark.needs("fuse_uring"), pytest.mark.rests_on("uring")])
+    return pytest.param(*values, marks=[pytest.mark.needs("fuse_uring"), pytest.mark.takes_engine])
 
 
 def values_of(module: str) -> list[object]:

@@ -53,18 +53,6 @@ _libc = ctypes.CDLL(None)
 _libc.sbrk.restype = ctypes.c_void_p
 _kept: list[object] = []
 """The memory that holds the command line."""
-_WITH_A_WORD = {"engine": "engine=plain", "passthrough": "passthrough=off", "uring": "uring=off"}
-"""Fast paths that have an option of their own, and how it switches them off."""
-
-
-def switched_off() -> set[str]:
-    """The fast paths that no mount of this run has: `make fast-paths` switches off one after the other."""
-    return set(os.environ.get("TRASHD_TEST_WITHOUT", "").split())
-
-
-def fast_paths_off() -> list[str]:
-    """The fast paths that no mount of this run has, as options of a mount."""
-    return [_WITH_A_WORD.get(name, f"without={name}") for name in switched_off()]
 
 
 class CommandResult(NamedTuple):
@@ -82,9 +70,7 @@ class CommandResult(NamedTuple):
 def trashd(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b"", **variables: str) -> CommandResult:
     """Run `trashd WORDS`, with some environment variables added."""
     if words[:1] == ("mount",) and not {"--explain", "--help"} & set(words):
-        off = fast_paths_off()
-        first = transport_words([*(os.fsdecode(word) for word in words), *off])
-        words = ("mount", *_each(first), *words[1:], *_each(off))
+        words = ("mount", *_each(transport_words(map(os.fsdecode, words))), *words[1:])
     return _run_command(words, environment(variables), cwd=cwd, stdin=stdin)
 
 

@@ -257,14 +257,14 @@ def test_what_follows_in_a_request_to_read_or_release_is_not_read() -> None:
 
 @given(name=NAMES)
 def test_any_name_comes_through(name: bytes) -> None:
-    assert wire.name(request_of(Opcode.LOOKUP, name + b"\0")) == name
+    assert wire.names(request_of(Opcode.LOOKUP, name + b"\0")) == [name]
     assert wire.names(request_of(Opcode.MKDIR, MkdirIn(), name + b"\0"), wire.MKDIR_IN) == [name]
 
 
 @given(old=NAMES, new=NAMES)
 def test_two_names_come_apart(old: bytes, new: bytes) -> None:
     request = memoryview(request_of(Opcode.RENAME2, Rename2In(), old + b"\0" + new + b"\0"))
-    assert wire.names(request, wire.RENAME2_IN) == [old, new]
+    assert wire.names(request, wire.RENAME2_IN, 2) == [old, new]
 
 
 @given(forgotten=st.lists(st.tuples(NODEIDS, NODEIDS), max_size=200))

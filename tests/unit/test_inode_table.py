@@ -91,6 +91,16 @@ def test_forget_to_zero_drops_the_node() -> None:
     assert nodes.find(source(12)) is None
 
 
+def test_forget_of_more_than_all_is_forget_of_all() -> None:
+    nodes = table()
+    node = known(nodes, 12)
+    node.n_open = 1
+    assert not nodes.forget(node, (1 << 64) - 1)
+    node.n_open = 0
+    assert node.nlookup == 0
+    assert nodes.drop_unused(node)
+
+
 def test_forget_of_less_than_all_keeps_it() -> None:
     nodes = table()
     node = known(nodes, 12)

@@ -120,15 +120,14 @@ def test_the_hit_rate_is_the_share_of_hits() -> None:
 @pytest.mark.parametrize(
     ("off", "printed"),
     [
+        ((), ", over io_uring"),
         (("uring",), ", over /dev/fuse"),
-        (("uring", "native-core", "passthrough"), ", over /dev/fuse, without native-core, passthrough"),
-        (("native-core",), ", over io_uring, without native-core"),
+        (("uring", "passthrough"), ", over /dev/fuse, without passthrough"),
+        (("engine", "uring", "passthrough"), ", in plain mode"),
     ],
 )
 def test_a_mount_lists_its_transport_and_what_it_lacks(off: tuple[str, ...], printed: str) -> None:
-    states = tuple(
-        FastPathState(name, is_on=name not in off, why="") for name in ("uring", "native-core", "passthrough")
-    )
+    states = tuple(FastPathState(name, is_on=name not in off, why="") for name in ("engine", "uring", "passthrough"))
     (_head, line) = mount_lines([SeenMount(b"/mnt", b"/src", decode(encode(TABLE)), True, states)], 5)
     assert line.endswith(f"up 0s{printed}")
 

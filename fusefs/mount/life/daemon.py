@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -31,12 +31,12 @@ from fusefs.linux.systemd import SystemdNotifier
 from fusefs.linux.uring_offer import enable, read_facts
 from fusefs.mount.life import backing_fd_server
 from fusefs.mount.life.forget_stored import StoredNotices
-from fusefs.mount.life.init import answer_init, read_init, why_too_old
+from fusefs.mount.life.init import InitFlag, InitRequest, answer_init, read_init, why_too_old
 from fusefs.mount.life.root_inode import show
 from fusefs.mount.places import runtime_dir
 from fusefs.mount.places.attach import Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.places.counters import Counters, kept
-from fusefs.mount.places.fast_path_states import FastPathStates, publishing
+from fusefs.mount.places.fast_path_states import FastPathStates
 from fusefs.mount.places.find_mounts import forget_earlier
 from fusefs.mount.places.mount_points import check, mount_of_device, top_mount
 from fusefs.mount.requests.device_readers import DeviceReaders, HeldUpWatch
@@ -65,6 +65,8 @@ _REST_MS = 20
 _GC_THRESHOLDS = (2000, 5, 20_000)
 _SHARED_S = 1.0
 _BELIEVED_LESS = "and may write to files behind this one: what is told of names and attributes is believed for a second"
+
+_FLAGS = {FastPath.URING: InitFlag.OVER_IO_URING, FastPath.PASSTHROUGH: InitFlag.PASSTHROUGH}
 
 _log = logging.getLogger(__name__)
 
@@ -155,21 +157,18 @@ class _MountDaemon:
         """
         states, vfs, device = self._states, self._vfs, self._device
         init = read_init(device)
-        for path in init.lacks():
-            states.turn_off(path, "this kernel does not offer it")
+        for path, flag in _FLAGS.items():
+            if not init.offers(flag):
+                states.turn_off(path, "this kernel does not offer it")
         rings = self._make_rings() if states.is_on(FastPath.URING) else None
-        if not states.is_on(FastPath.LISTINGS):
-            states.turn_off(FastPath.UNOPENED, f"it takes {FastPath.LISTINGS.value}")
-        vfs.listings.are_kept = states.is_on(FastPath.LISTINGS)
-        answer_init(
-            device, init, states.on(), has_acls=self._options.default_permissions, stack_depth=stack_depth(vfs.root)
-        )
+        wanted = self._flags(init)
+        answer_init(device, init, wanted, has_acls=self._options.default_permissions, stack_depth=stack_depth(vfs.root))
         vfs.timeouts.connect(device)
         pool = ThreadPool(_n_threads())
-        requests = FuseRequests(vfs, device, pool, opens_directories=not states.is_on(FastPath.UNOPENED))
+        requests = FuseRequests(vfs, device, pool, opens_directories=not wanted & InitFlag.NO_OPENDIR_SUPPORT)
         core = native_core(vfs, requests, self._watch.wake)
         if not core.answers:
-            states.turn_off(FastPath.NATIVE, "it takes file handles, which this filesystem has not")
+            states.limit(FastPath.ENGINE, "Python answers requests: this filesystem has no file handles")
         if rings is not None:
             try:
                 rings.begin(requests, core.for_ring)
@@ -179,6 +178,22 @@ class _MountDaemon:
         gone = partial(trio.lowlevel.current_trio_token().run_sync_soon, self._ended.set)
         self._readers = DeviceReaders(requests, self._watch, core.core, partial(core.for_device, rest_ms), gone)
         self._readers.begin()
+
+    def _flags(self, init: InitRequest) -> InitFlag:
+        """Return the flags of INIT that this mount has of those that the kernel offers."""
+        flags = InitFlag(0)
+        for path, flag in _FLAGS.items():
+            if self._states.is_on(path):
+                flags |= flag
+        if self._vfs.directories.handle_of(self._vfs.root):  # else a link may change and be taken for the same
+            flags |= InitFlag.CACHE_SYMLINKS
+        why_opened = no_opendir.why_not(self._vfs.root, checks_permissions=self._options.default_permissions)
+        if why_opened is None and not init.offers(InitFlag.NO_OPENDIR_SUPPORT):
+            why_opened = "this kernel does not offer it"
+        if why_opened is None:
+            return flags | InitFlag.NO_OPENDIR_SUPPORT
+        self._states.limit(FastPath.LISTINGS, f"the kernel opens and closes a directory by requests: {why_opened}")
+        return flags
 
     def _make_rings(self) -> RingServers | None:
         """Rings, before the kernel is told yes: then it hands out no other. None: there are none to be had"""
@@ -218,16 +233,14 @@ class _MountDaemon:
         if not await self._has_shown():
             return
         if states.is_on(FastPath.PASSTHROUGH):
-            states.decide(FastPath.PASSTHROUGH, why_refused(self._device))
+            states.turn_off(FastPath.PASSTHROUGH, why_refused(self._device))
         if states.is_on(FastPath.PASSTHROUGH):
             run_soon = trio.lowlevel.current_trio_token().run_sync_soon  # any thread may have to turn it off
             self._vfs.passthrough.start(lambda why: run_soon(states.turn_off, FastPath.PASSTHROUGH, why))
         elif options.passthrough is PassthroughMode.ON:
-            raise Refused(
-                f"passthrough=on: {states.why_off(FastPath.PASSTHROUGH)}", "passthrough=auto mounts without it"
-            )
+            raise Refused(f"passthrough=on: {states.why(FastPath.PASSTHROUGH)}", "passthrough=auto mounts without it")
         if options.uring is UringMode.ON and not states.is_on(FastPath.URING):
-            raise Refused(f"uring=on: {states.why_off(FastPath.URING)}", "uring=auto mounts without it")
+            raise Refused(f"uring=on: {states.why(FastPath.URING)}", "uring=auto mounts without it")
         states.begin()
         self._ready()
 
@@ -237,9 +250,7 @@ class _MountDaemon:
         async with self._moving:
             if apart is not None and not self._ended.is_set():
                 try:
-                    self._states.decide(
-                        FastPath.ROOT_ACL, await show(self._lock, vfs.nodes, vfs.timeouts, mount, apart)
-                    )
+                    await show(self._lock, vfs.nodes, vfs.timeouts, mount, apart)
                 except OSError as error:
                     hint = "trashd doctor names the system calls that are refused here"
                     raise Refused(f"{printable(mount.point)} can't be mounted: {error.strerror}", hint) from error
@@ -296,19 +307,16 @@ def serve(
         if options.uring is UringMode.ON:
             with suppress(OSError):  # then the switch is told to be off
                 enable()  # before the mount: the kernel offers it in its first request
-        attached, why_not_apart = _attached(
-            backing, target, options, flags, has_replaced=has_replaced, is_plain=why_plain is not None
-        )
+        begins_apart = os.geteuid() == 0 and options.default_permissions and why_plain is None
+        # Until the daemon answers there would be an empty directory, which would be taken for the truth.
+        begins_apart &= not has_replaced
+        attached = _attached(backing, target, options, flags, begins_apart=begins_apart)
         stack.callback(attached.fd.close)
-        states = FastPathStates(options.off(), stack.enter_context(publishing(target, attached.mount.st_dev())))
-        states.decide(FastPath.ENGINE, why_plain)
-        states.decide(FastPath.UNOPENED, no_opendir.why_not(root, checks_permissions=options.default_permissions))
-        states.decide(FastPath.ROOT_ACL, why_not_apart)
+        states = stack.enter_context(closing(FastPathStates(target, attached.mount.st_dev(), options.off())))
+        states.turn_off(FastPath.ENGINE, why_plain)
         if states.is_on(FastPath.URING):
-            states.decide(FastPath.URING, why_not(read_facts()))
-        states.decide(FastPath.PASSTHROUGH, why_not_here(root))
-        if not vfs.directories.handle_of(root):
-            states.turn_off(FastPath.LINKS, "without file handles a link may change and be taken for the same")
+            states.turn_off(FastPath.URING, why_not(read_facts()))
+        states.turn_off(FastPath.PASSTHROUGH, why_not_here(root))
         vfs.lock.submounts.begin(inside, os.fstat(root).st_dev)
         forget_earlier(attached.mount)
         stats.mounted(attached.mount.st_dev())
@@ -330,28 +338,16 @@ def _why_plain(options: MountOptions) -> str | None:
     return why
 
 
-def _why_not_apart(options: MountOptions, *, has_replaced: bool, is_plain: bool) -> str | None:
-    """Why a mount had better be at its mount point from the beginning; None: it may begin apart."""
-    if is_plain:
-        return "it takes the engine"
-    if os.geteuid() or not options.default_permissions:
-        return "the kernel checks permissions in mounts by root alone"
-    if has_replaced:  # until the daemon answers there would be an empty directory, which would be taken for the truth
-        return "it took the place of a dead mount"
-    return options.off().get(FastPath.ROOT_ACL)
-
-
 def _attached(
-    source: bytes, target: bytes, options: MountOptions, flags: frozenset[str], *, has_replaced: bool, is_plain: bool
-) -> tuple[Attached, str | None]:
-    """A mount; and why it is at its mount point from the beginning, if it is."""
-    why_not_apart = _why_not_apart(options, has_replaced=has_replaced, is_plain=is_plain)
-    if why_not_apart is None:
+    source: bytes, target: bytes, options: MountOptions, flags: frozenset[str], *, begins_apart: bool
+) -> Attached:
+    """A mount; begins_apart: out of reach, if that can be, until the daemon answers (root_inode.py)."""
+    if begins_apart:
         try:
-            return attach_apart(source, target, options, flags), None
+            return attach_apart(source, target, options, flags)
         except OSError as error:
-            why_not_apart = f"a mount can't begin apart: {error.strerror}"
-    return attach(source, target, options, flags), why_not_apart
+            _log.info("a mount can't begin apart: %s", error.strerror)
+    return attach(source, target, options, flags)
 
 
 def _made_way(dead: Mount, options: MountOptions) -> MountOptions:

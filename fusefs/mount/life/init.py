@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Collection
+from enum import IntFlag
 from typing import Final, NamedTuple
 
 from fusefs.core.errors import KernelRefused
-from fusefs.core.fast_paths import FastPath
 from fusefs.core.fuse_protocol import REQUEST_BYTES_MAX, REQUEST_HEAD_SIZE, Opcode, head, read_head
 
-_MAJOR, _MINOR = 7, 31
+_MAJOR, _MINOR = 7, 33
 """The version of the reply, and the oldest that will do. What is newer has a flag."""
-_SINCE = (5, 4)
+_SINCE = (5, 11)
 """The release of Linux with that version."""
 _REQUEST = struct.Struct("=IIIII")
 """Major and minor version, max_readahead, flags, flags2."""
@@ -34,7 +33,8 @@ keeps them waiting for a slow filesystem."""
 
 _ASYNC_READ, _ATOMIC_O_TRUNC, _BIG_WRITES, _DONT_MASK = 1 << 0, 1 << 3, 1 << 5, 1 << 6
 _AUTO_INVAL_DATA, _DO_READDIRPLUS, _ASYNC_DIO, _POSIX_ACL = 1 << 12, 1 << 13, 1 << 15, 1 << 20
-_MAX_PAGES, _INIT_EXT, _NO_EXPORT_SUPPORT = 1 << 22, 1 << 30, 1 << 38
+_PARALLEL_DIROPS, _MAX_PAGES, _HANDLE_KILLPRIV_V2, _INIT_EXT = 1 << 18, 1 << 22, 1 << 28, 1 << 30
+_NO_EXPORT_SUPPORT = 1 << 38
 _ALWAYS: Final = (
     _ASYNC_READ  # several reads of a file are under way at a time
     | _ATOMIC_O_TRUNC  # an open with O_TRUNC is one request, so the file is cut as the caller and after a lease
@@ -44,13 +44,20 @@ _ALWAYS: Final = (
     | _AUTO_INVAL_DATA  # the kernel drops its pages of a file whose time of change is another
     | _DO_READDIRPLUS  # attributes come with the names; without _READDIRPLUS_AUTO always
     | _ASYNC_DIO
+    | _PARALLEL_DIROPS  # lookups in one directory do not wait for each other
+    | _HANDLE_KILLPRIV_V2  # a write takes away set-user-ID bits and file capabilities without a request for that
     | _INIT_EXT  # flags2 count
     | _NO_EXPORT_SUPPORT  # no file handles: the kernel makes them of a nodeid, which may be another file's later
 )
-_BITS: Final = {
-    FastPath.PARALLEL: 1 << 18, FastPath.LINKS: 1 << 23, FastPath.UNOPENED: 1 << 24, FastPath.KILLPRIV: 1 << 28,
-    FastPath.PASSTHROUGH: 1 << 37, FastPath.URING: 1 << 41,
-}  # fmt: skip
+
+
+class InitFlag(IntFlag):
+    """Flags of which a mount has those that suit its backing filesystem and its options."""
+
+    CACHE_SYMLINKS = 1 << 23
+    NO_OPENDIR_SUPPORT = 1 << 24
+    PASSTHROUGH = 1 << 37
+    OVER_IO_URING = 1 << 41
 
 
 class InitRequest(NamedTuple):
@@ -60,15 +67,15 @@ class InitRequest(NamedTuple):
     max_readahead: int
     flags: int
 
-    def lacks(self) -> list[FastPath]:
-        """The fast paths that this kernel does not offer."""
-        return [path for path, bit in _BITS.items() if not self.flags & bit]
+    def offers(self, flag: InitFlag) -> bool:
+        """Whether the kernel knows a flag, and allows it."""
+        return bool(self.flags & flag)
 
 
 def why_too_old(release: str) -> str | None:
     """What keeps the engine from a kernel, by its release: to be asked before the mount. None: nothing does"""
     if tuple(map(int, re.findall(r"\d+", release)[:2])) < _SINCE:
-        return f"it takes Linux 5.4, and this is {release}"
+        return f"it takes Linux 5.11, and this is {release}"
     return None
 
 
@@ -81,24 +88,21 @@ def read_init(device: int) -> InitRequest:
     _size, opcode, unique, *_ = read_head(request)
     major, minor, max_readahead, flags, more = _REQUEST.unpack_from(request.ljust(64, b"\0"), REQUEST_HEAD_SIZE)
     if opcode != Opcode.INIT or (major, minor) < (_MAJOR, _MINOR):
-        detail = f"FUSE {_MAJOR}.{_MINOR} is needed (Linux 5.4), and this kernel has {major}.{minor}"
+        detail = f"FUSE {_MAJOR}.{_MINOR} is needed (Linux 5.11), and this kernel has {major}.{minor}"
         raise KernelRefused(detail, "-o engine=plain mounts with older kernels")
     return InitRequest(unique, max_readahead, flags | more << 32 if flags & _INIT_EXT else flags)
 
 
-def answer_init(
-    device: int, request: InitRequest, paths: Collection[FastPath], *, has_acls: bool, stack_depth: int
-) -> None:
+def answer_init(device: int, request: InitRequest, wanted: InitFlag, *, has_acls: bool, stack_depth: int) -> None:
     """Answer the request: the kernel sends others from now on. A flag that it has not offered it passes over.
 
-    paths        the fast paths that the mount has
     has_acls     the kernel checks permissions by ACLs, too
     stack_depth  how many filesystems lie on each other with ours on top, as far as files are passed through
     Raises       OSError: the connection is gone
     """
-    flags = _ALWAYS | sum(_BITS.get(path, 0) for path in paths) | (_POSIX_ACL if has_acls else 0)
+    flags = _ALWAYS | wanted | (_POSIX_ACL if has_acls else 0)
     body = _REPLY.pack(
         _MAJOR, _MINOR, request.max_readahead, flags & 0xFFFFFFFF, _BACKGROUND, _BACKGROUND * 3 // 4, _WRITE_BYTES, 1,
-        _PAGES, 0, flags >> 32, stack_depth if FastPath.PASSTHROUGH in paths else 0,
+        _PAGES, 0, flags >> 32, stack_depth if wanted & InitFlag.PASSTHROUGH else 0,
     )  # fmt: skip
     os.writev(device, (head(request.unique, len(body)), body))

@@ -12,11 +12,13 @@ Source  fuse_init_inode (fs/fuse/inode.c), __forget_cached_acl (fs/posix_acl.c),
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 
 import trio
 
+from fusefs.core.printable_names import printable
 from fusefs.linux import mount_calls
 from fusefs.linux.child_processes import child
 from fusefs.linux.fd import Fd
@@ -29,9 +31,11 @@ from fusefs.mount.tree.validity import AttrTimeouts
 _LIMIT_S, _GRACE_S = 10.0, 1.0
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
+_log = logging.getLogger(__name__)
 
-async def show(lock: TablesLock, nodes: Tables, timeouts: AttrTimeouts, mount: Mount, apart: Fd) -> str | None:
-    """Have a mount that answers where people see it; why that shows its own root after all, or None.
+
+async def show(lock: TablesLock, nodes: Tables, timeouts: AttrTimeouts, mount: Mount, apart: Fd) -> None:
+    """Have a mount that answers where people see it; if another inode of its root can't be mounted, by its own root.
 
     apart   the mount, which is closed then
     Raises  OSError: it can't be moved there
@@ -45,11 +49,11 @@ async def show(lock: TablesLock, nodes: Tables, timeouts: AttrTimeouts, mount: M
             if not number:
                 nodes.hide_root()
                 timeouts.renew_all()
-                return None
+                return
             nodes.put_top(is_shown=False)
             timeouts.renew(nodes.root)  # what was told of it meanwhile is in the books as the top's
+        _log.info("another inode of %s can't be mounted: %s", printable(mount.point), os.strerror(number))
         mount_calls.move_mount(apart, target)
-    return f"another inode of it can't be mounted: {os.strerror(number)}"
 
 
 async def _moved(mount: Mount, apart: Fd, target: Fd) -> int:

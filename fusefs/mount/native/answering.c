@@ -9,6 +9,8 @@ struct head { /* fuse_in_header */
     uint32_t uid, gid, pid, more;
 };
 
+enum { GETXATTR = 22 };
+
 typedef struct {
     Operation act;
     uint32_t n_own;   /* bytes of its own part */
@@ -27,12 +29,15 @@ static const Handler handlers[] = {
 };
 enum { N_HANDLERS = sizeof handlers / sizeof *handlers };
 
+/* Whether that is no name of an entry of a directory: the kernel sends none such. */
+static bool leads_elsewhere(const char *name) { return !strcmp(name, ".") || !strcmp(name, "..") || strchr(name, '/'); }
+
 /* Whether a payload is so many names, each ended by a NUL, and none of them empty. */
-static bool are_names(const char *payload, uint32_t n_payload, uint32_t n_names) {
+static bool are_names(const char *payload, uint32_t n_payload, uint32_t n_names, bool are_of_entries) {
     uint32_t begin = 0, n = 0;
     for (uint32_t at = 0; at < n_payload; at++)
         if (!payload[at]) {
-            if (at == begin)
+            if (at == begin || (are_of_entries && leads_elsewhere(payload + begin)))
                 return false;
             begin = at + 1;
             n++;
@@ -184,7 +189,7 @@ int answer(Worker *worker, const Incoming *incoming) {
     const Handler *handler = &handlers[head.opcode];
     if (head.size < sizeof head + n_own + incoming->n_payload ||
         (handler->n_names && (incoming->n_payload > NAMES_BYTES ||
-                              !are_names(incoming->payload, incoming->n_payload, handler->n_names))))
+                              !are_names(incoming->payload, incoming->n_payload, handler->n_names, head.opcode != GETXATTR))))
         return NOT_OURS;
     Request request = {
         .worker = worker, .core = core, .opcode = head.opcode, .uid = head.uid, .gid = head.gid, .pid = head.pid,

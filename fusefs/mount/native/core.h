@@ -159,6 +159,7 @@ typedef struct {
     int64_t n_given, n_handles_max;
     uint32_t n_fds; /* for handles and directories together */
     int device;     /* /dev/fuse; -1: not yet */
+    int64_t racy_ns; /* as old as the slowest clock of a filesystem */
     bool is_for_all, is_shared;
     bool passes;    /* what is opened is passed through, if it can be */
     bool is_caching; /* something is cached of a slow filesystem, or is being fetched: changes are Python's */
@@ -359,7 +360,7 @@ void counted(Node *node, bool is_told);
 void notify_attributes(const Tables *t, const Node *node);
 void changed(Tables *t, Node *node);
 void renew(Tables *t, Node *node);
-bool pages_are_right(Node *node, const Seen *seen);
+bool pages_are_right(const Tables *t, Node *node, const Seen *seen);
 void forget_cached(Request *request, Node *node, const Place *place);
 void tell_took(Request *request, const Timed *timed, int n);
 bool is_stores(const char *name);
@@ -461,6 +462,7 @@ int do_release(Request *request);
 
 /* answering.c */
 enum { HEAD_BYTES_IN = 40, HEAD_BYTES_OUT = 16 }; /* struct fuse_in_header, fuse_out_header */
+enum { BODY_BYTES_MAX = 1 << 20 }; /* of an answer: there is room for no more */
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
 int answer(Worker *worker, const Incoming *incoming);
 void put_head(char *to, uint64_t unique, int result);

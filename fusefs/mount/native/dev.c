@@ -5,7 +5,7 @@
 #include <sched.h>
 
 enum { OPEN = 14, CREATE = 35 };
-enum { ANSWER_BYTES = HEAD_BYTES_OUT + (1 << 20) }; /* none may be larger */
+enum { ANSWER_BYTES = HEAD_BYTES_OUT + BODY_BYTES_MAX };
 enum {
     AWAKE_NS = 30000, /* to go to sleep and to be woken takes about that */
     SOON_NS = 100000, /* of which sleeping and waking take most */

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 static const uint32_t FOR_EXECUTION = 0x20; /* __FMODE_EXEC */
-static const uint32_t KERNELS_OWN = O_CREAT | O_EXCL | O_NOFOLLOW | O_DIRECT | O_NOCTTY;
+static const uint32_t KERNELS_OWN = O_CREAT | O_EXCL | O_NOFOLLOW | O_DIRECT | O_NOCTTY | O_PATH | O_TMPFILE;
 
 /* Open what is held by an fd as the caller. Returns an fd, or -1. */
 static int open_held(const Request *request, int held, const Seen *seen, uint32_t flags) {
@@ -29,7 +29,7 @@ int do_open(Request *request) {
     Opening opening = {0};
     int held, fd = -1, result = NOT_OURS;
     memcpy(&flags, request->own, sizeof flags);
-    if (flags & (O_TRUNC | O_DIRECT | O_PATH | FOR_EXECUTION) || !make_room(core->tables, request->uid) ||
+    if (flags & (O_TRUNC | O_DIRECT | FOR_EXECUTION) || !make_room(core->tables, request->uid) ||
         open_known(request, request->nodeid, &known) < 0)
         return NOT_OURS;
     bool is_first = !known.node->n_open;
@@ -49,7 +49,7 @@ int do_open(Request *request) {
     }
     calls_end(request);
     if (fd >= 0) {
-        bool is_kept = !core->is_shared || (opening.backing == NULL && pages_are_right(known.node, &seen));
+        bool is_kept = !core->is_shared || (opening.backing == NULL && pages_are_right(core->tables, known.node, &seen));
         put_handle(request, known.node, fd, flags, is_kept, &opening, request->answer);
         result = OPEN_BYTES;
     }

@@ -195,7 +195,8 @@ int do_readdirplus(Request *request) {
         uint32_t size;
     } in;
     memcpy(&in, request->own, 20);
-    Listing listing = {.request = request, .fd = -1, .now_s = now_ns() / 1e9, .room = in.size};
+    Listing listing = {.request = request, .fd = -1, .now_s = now_ns() / 1e9,
+                       .room = in.size < BODY_BYTES_MAX ? in.size : BODY_BYTES_MAX};
     if (in.fh || open_place(request, request->nodeid, NULL, &listing.place) < 0)
         return NOT_OURS;
     read_all(&listing, in.offset);

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <sys/syscall.h>
 
-static const int ANEW = O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, NOT_BELOW = O_DIRECT | O_TRUNC;
+static const int ANEW = O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, NOT_BELOW = O_DIRECT | O_TRUNC | O_PATH | O_TMPFILE;
 
 /* New names. */
 

@@ -262,11 +262,6 @@ static PyObject *node_has_changed(NodeObject *self, PyObject *since) {
     return PyErr_Occurred() ? NULL : PyBool_FromLong(has_changed(self->node, number));
 }
 
-static PyObject *node_pages_are_right(NodeObject *self, PyObject *attributes) {
-    Seen seen;
-    return seen_from(attributes, &seen) < 0 ? NULL : PyBool_FromLong(pages_are_right(self->node, &seen));
-}
-
 static PyGetSetDef node_getset[] = {
     {"nodeid", (getter)get_number, NULL, "The number that the kernel knows it by.", (void *)NODEID},
     {"dev", (getter)get_number, NULL, "Its device.", (void *)DEV},
@@ -296,7 +291,6 @@ static PyMethodDef node_methods[] = {
     {"is_seen_in", (PyCFunction)node_is_seen_in, METH_O, "Whether attributes can be this incarnation's: same inode number, born at the same time."},
     {"places", (PyCFunction)node_places, METH_NOARGS, "Where it may be found, the likeliest first."},
     {"has_changed", (PyCFunction)node_has_changed, METH_O, "Whether it, or a name in it, has changed since so many changes, or is being changed."},
-    {"pages_are_right", (PyCFunction)node_pages_are_right, METH_O, "Whether the kernel's pages of it are right: it was just opened, and these are its attributes."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot node_slots[] = {

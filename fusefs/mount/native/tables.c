@@ -142,8 +142,8 @@ void renew(Tables *t, Node *node) {
  * They are, where others change a file or the names in a directory behind the mount, if its times and size are those of
  * the last open, and had been so for a while then: clocks of filesystems tick slowly, and what is written in the same
  * tick can't be told apart. */
-bool pages_are_right(Node *node, const Seen *seen) {
-    static const int64_t RACY_NS = 2000000000, NANO = 1000000000; /* as old as the slowest clock of a filesystem */
+bool pages_are_right(const Tables *t, Node *node, const Seen *seen) {
+    static const int64_t NANO = 1000000000;
     int64_t mtime_ns = seen->mtime_s * NANO + seen->mtime_ns, ctime_ns = seen->ctime_s * NANO + seen->ctime_ns;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -151,7 +151,7 @@ bool pages_are_right(Node *node, const Seen *seen) {
                      node->page_ctime_ns == ctime_ns;
     int64_t age_ns = now.tv_sec * NANO + now.tv_nsec - (mtime_ns > ctime_ns ? mtime_ns : ctime_ns);
     node->page_mtime_ns = mtime_ns, node->page_ctime_ns = ctime_ns;
-    node->page_size = age_ns > RACY_NS ? (int64_t)seen->size : -1;
+    node->page_size = age_ns > t->racy_ns ? (int64_t)seen->size : -1;
     return are_right;
 }
 

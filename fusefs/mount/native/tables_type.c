@@ -2,15 +2,15 @@
 #include "core.h"
 
 static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *words[] = {"source", "seen", "root", "n_fds", "n_handles", "is_for_all", "is_shared", NULL};
+    static char *words[] = {"source", "seen", "root", "n_fds", "n_handles", "is_for_all", "is_shared", "racy_ns", NULL};
     PyObject *key, *attributes;
     int root_fd = -1, is_for_all = true, is_shared = false;
     unsigned n_fds = 0;
-    long long n_handles = 0;
+    long long n_handles = 0, racy_ns = 0;
     Source source;
     Seen seen;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO|$iILpp", words, &key, &attributes, &root_fd, &n_fds, &n_handles,
-                                     &is_for_all, &is_shared) ||
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO|$iILppL", words, &key, &attributes, &root_fd, &n_fds, &n_handles,
+                                     &is_for_all, &is_shared, &racy_ns) ||
         source_from(key, &source) < 0 || seen_from(attributes, &seen) < 0)
         return NULL;
     source.ino = seen.ino, source.btime_ns = seen.btime_ns;
@@ -20,7 +20,7 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     Tables *t = &self->tables;
     tables_make(t, &source, root_fd);
     t->n_fds = t->n_directories_max = n_fds, t->n_handles_max = n_handles;
-    t->is_for_all = is_for_all, t->is_shared = is_shared;
+    t->is_for_all = is_for_all, t->is_shared = is_shared, t->racy_ns = racy_ns;
     return (PyObject *)self;
 }
 
@@ -143,6 +143,16 @@ static PyObject *table_move(TablesObject *self, PyObject *args) {
         return NULL;
     move_node(&self->tables, node, old_parent, old, new_parent, new);
     Py_RETURN_NONE;
+}
+
+static PyObject *table_pages_are_right(TablesObject *self, PyObject *args) {
+    PyObject *object, *attributes;
+    Node *node;
+    Seen seen;
+    if (!PyArg_ParseTuple(args, "OO", &object, &attributes) || (node = node_from(object)) == NULL ||
+        seen_from(attributes, &seen) < 0)
+        return NULL;
+    return PyBool_FromLong(pages_are_right(&self->tables, node, &seen));
 }
 
 static PyObject *table_zone_of(TablesObject *self, PyObject *object) {
@@ -436,6 +446,7 @@ static PyMethodDef table_methods[] = {
     {"take_away", (PyCFunction)table_take_away, METH_VARARGS, "A node has not this name any more."},
     {"move", (PyCFunction)table_move, METH_VARARGS, "A node has another name instead of one."},
     {"lasting", (PyCFunction)table_lasting, METH_NOARGS, "The directories of which the kernel was sent attributes that it believes for long."},
+    {"pages_are_right", (PyCFunction)table_pages_are_right, METH_VARARGS, "Whether the kernel's pages of a node are right, that was just opened and stat'ed."},
     {"zone_of", (PyCFunction)table_zone_of, METH_O, "Where a node lies: a NodeZone."},
     {"lacks_its_number", (PyCFunction)table_lacks_its_number, METH_O, "Whether a node has a private number only because the kernel had not yet let go of what had its own before."},
     {"renumber", (PyCFunction)table_renumber, METH_O, "Give a node its own number after all, if that is free by now."},

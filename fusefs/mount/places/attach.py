@@ -149,7 +149,9 @@ def _as_root(source: bytes, target: bytes, options: MountOptions, flags: Iterabl
         try:
             with _open(target) as target_fd:
                 data = ",".join(f"{name}={value}" if value else name for name, value in _data(fd, options).items())
-                mount_calls.mount(source, target_fd, OURS, numbers(flags), data.encode())
+                # With that flag the kernel leaves the umask to the daemon, though libfuse does not ask for that.
+                bits = numbers(flags) | mount_calls.MS_POSIXACL
+                mount_calls.mount(source, target_fd, OURS, bits, data.encode())
         except PermissionError as error:
             raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container doesn't give") from error
     return fd
@@ -192,8 +194,9 @@ def unmount(path: bytes, way: UnmountMode) -> Unmounted:
         raise NotFound(target, "trashd mounted nothing there; findmnt -t fuse.trashd lists its mounts")
     is_killed = False
     if way is UnmountMode.FORCE:
-        # Over io_uring a request is the daemon's before it has seen it: of a stopped one's, only its death lets go.
-        with servers(mount.connection(), mount.owner) as daemon:
+        # Over io_uring a request is the daemon's before it has seen it: of a stopped one's, only its death lets go. The
+        # last to leave the mount waits for that in the kernel, so it must not be us before we have killed the daemon.
+        with servers(mount.connection(), mount.owner) as daemon, _open(mount.point):
             detach(mount, way)
             is_killed = kill_late(daemon, _PATIENCE_S)
     else:

@@ -109,9 +109,9 @@ def _fast_paths(path: bytes, stats: MountStats) -> tuple[fast_paths.FastPathStat
 
 
 def _as_it_is_now(state: fast_paths.FastPathState, stats: MountStats) -> fast_paths.FastPathState:
-    """Return the state of a fast path, which is off as long as it has nothing to do."""
-    if state.name == fast_paths.FastPath.NATIVE.value and state.is_on and stats.gauges.get("is_slow"):
-        return fast_paths.FastPathState(state.name, is_on=False, why=fast_paths.SLOW)
+    """Return the state of a fast path, which may be limited for now."""
+    if state.name == fast_paths.FastPath.ENGINE.value and state.is_on and stats.gauges.get("is_slow"):
+        return fast_paths.FastPathState(state.name, is_on=True, why=fast_paths.SLOW)
     return state
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import struct
 from collections.abc import Callable, Generator
 from enum import Enum
 from typing import ParamSpec, TypeVar
@@ -53,5 +54,7 @@ def errno_of(error: Exception, failed: object) -> int:
     """The errno for the client; what is no OSError is a fault of ours, and in the log."""
     if isinstance(error, OSError):
         return error.errno or errno.EIO
+    if isinstance(error, (OverflowError, struct.error)):  # a number of the client's that no system call takes
+        return errno.EINVAL
     _log.exception("%s failed", failed)
     return errno.EIO

@@ -163,10 +163,12 @@ class FuseOperations:
     # Names. Each takes the nodeid that is asked about and the whole request.
 
     def _lookup(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        return self._named(self._lookups.lookup(parent, wire.name(request), caller))
+        (name,) = wire.names(request)
+        return self._named(self._lookups.lookup(parent, name, caller))
 
     def _recall_name(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        known = self._recalls.lookup(parent, wire.name(request), caller.pid)
+        (name,) = wire.names(request)
+        known = self._recalls.lookup(parent, name, caller.pid)
         return self._named(_remembered(known))
 
     def _named(self, known: EntryParam) -> bytearray:
@@ -236,7 +238,8 @@ class FuseOperations:
         return self.number(self._names.mknod(parent, name, mode, rdev, caller), None)
 
     def _symlink(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        name, target = wire.name(request).split(b"\0")
+        name, target = wire.strings(request, n=2)
+        wire.check_name(name)
         return self.number(self._names.symlink(parent, name, target, caller), None)
 
     def _link(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
@@ -260,12 +263,13 @@ class FuseOperations:
     def _remove(
         self, act: Callable[[int, bytes, Caller], None], parent: int, request: Request, caller: RequestCaller
     ) -> ReplyOrSteps:
-        act(parent, wire.name(request), caller)
+        (name,) = wire.names(request)
+        act(parent, name, caller)
         return self._done
 
     def _rename(self, numbers: Struct, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         new_parent, *flags = numbers.unpack_from(request, REQUEST_HEAD_SIZE)
-        old, new = wire.names(request, numbers)
+        old, new = wire.names(request, numbers, 2)
         self._names.rename(parent, old, new_parent, new, sum(flags), caller)
         return self._done
 
@@ -336,7 +340,8 @@ class FuseOperations:
         return self._done
 
     def _removexattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        self._xattrs.remove(nodeid, wire.name(request), caller)
+        (name,) = wire.strings(request)
+        self._xattrs.remove(nodeid, name, caller)
         return self._done
 
     def _listxattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
@@ -349,10 +354,11 @@ class FuseOperations:
         return self._tell_xattr(b"".join(name + b"\0" for name in names), request)
 
     def _getxattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        return self._tell_xattr(self._xattrs.find(nodeid, wire.names(request, wire.GETXATTR_IN)[0], caller), request)
+        (name,) = wire.strings(request, wire.GETXATTR_IN)
+        return self._tell_xattr(self._xattrs.find(nodeid, name, caller), request)
 
     def _recall_xattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        (name,) = wire.names(request, wire.GETXATTR_IN)
+        (name,) = wire.strings(request, wire.GETXATTR_IN)
         answer = self._xattrs.recall(nodeid, name, caller)
         if answer is None:
             raise NotCached
@@ -380,7 +386,7 @@ class FuseOperations:
         return answer
 
     def _read(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        fh, offset, size = wire.READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        fh, offset, size = wire.read_in(request)
         return self._files.read(fh, offset, size)
 
     def _write(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
@@ -431,7 +437,7 @@ class FuseOperations:
         return self._opened
 
     def _readdirplus(self, nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        fh, offset, room = wire.READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        fh, offset, room = wire.read_in(request)
         if fh:
             self._listings.prepare(fh, offset)
             is_slow = self._lock.is_slow

@@ -1,7 +1,7 @@
-"""Requests answered without libfuse and pyfuse3, which get INIT alone.
+"""The requests that the C core does not answer.
 
-That is half of what a request costs, and bits of answers that pyfuse3 has no field for cost nothing more. What has to
-wait goes to a thread, which answers it; where the backing filesystem is slow, what is remembered is answered at once.
+What has to wait goes to a thread, which answers it; where the backing filesystem is slow, what is cached is answered at
+once.
 
 Source  docs/decisions/0014-direct-requests.md, 0021-stand-ins.md
 """
@@ -36,6 +36,7 @@ _SHORT_BYTES = 1 << 13
 _STEP_S = 0.001
 _NOT_THERE = (errno.EAGAIN, errno.ENOENT, errno.ENODEV)
 """Nothing more, or not any more."""
+_UNANSWERED = (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT)
 _OF_NOBODY = (Opcode.RELEASE, Opcode.RELEASEDIR)
 """A handle is released: no client waits for that, and none may be refused it."""
 
@@ -145,6 +146,9 @@ class FuseRequests:
         self, request: Request, caller: RequestCaller, give: Give, *, hands_out: bool
     ) -> _Unfinished | None:
         lock = self._lock
+        if wire.is_cut_off(request):
+            self._refuse_cut_off(request, give)
+            return None
         _size, opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
         known = act = self._acts.get(opcode)
         if lock.is_slow:
@@ -228,6 +232,15 @@ class FuseRequests:
             _size, _opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
             with self._lock:
                 self._give(errno.ENOSYS, unique, pid, give)
+
+    def _refuse_cut_off(self, request: Request, give: Give) -> None:
+        """Answer a request that lacks a part, if it can be seen whose answer that is and somebody waits for it."""
+        _log.error("the kernel has sent a request of %d bytes that is cut off", len(request))
+        if len(request) >= REQUEST_HEAD_SIZE:
+            _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
+            if opcode not in _UNANSWERED:
+                with self._lock:
+                    self._give(errno.EINVAL, unique, pid, give)
 
     def _interrupt(self, request: Request) -> None:
         """A killed client's request need not wait for its turn; all others go on, as natively."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import os
@@ -137,17 +138,16 @@ class OpenHandles:
         listing = self._listings.get(fh)
         return self._nodes.handle(fh)[0] if listing is None else listing.node
 
-    def file(self, fh: int) -> Fd:
-        """The fd of a handle, open for as long as the caller has it."""
-        return self._nodes.handle(fh)[1]
-
     def opened(self, fh: int) -> tuple[Node, Fd]:
         """Whose handle it is, and its fd."""
         return self._nodes.handle(fh)
 
     def listing(self, fh: int) -> DirHandle:
-        """What a directory's handle reads."""
-        return self._listings[fh]
+        """What a directory's handle reads. Raises  OSError EBADF: it is not one"""
+        listing = self._listings.get(fh)
+        if listing is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return listing
 
 
 def write_anywhere(fd: Fd) -> None:

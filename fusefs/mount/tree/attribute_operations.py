@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -114,7 +115,10 @@ class AttributeOperations:
         By that path, for it is truncate(2) then, whose times differ from those of ftruncate(2).
         """
         if fh is not None:
-            return stack.enter_context(self._handles.file(fh))
+            its_node, file = self._handles.opened(fh)
+            if its_node is not node:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            return file
         seen = self._lock.call(look_at, fd)
         opened = self._opening.open_as(caller, node, fd, seen, os.O_WRONLY | os.O_CLOEXEC)
         return stack.enter_context(opened).path()
@@ -143,7 +147,7 @@ class AttributeOperations:
             setid_bits.chmod(self._lock, fd, mode)
 
     def _change_times(self, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
-        """To its owner's choice; to now for any that may write to it. (pyfuse3 does not say that now is meant.)"""
+        """To its owner's choice; to now for any that may write to it. (Neither engine passes on that now is meant.)"""
         times, seen = (changes.atime_ns, changes.mtime_ns), self._lock.call(look_at, fd)
         try:
             self._access.as_caller(caller, (by_owner_alone(seen),), (node,)).call(set_times, fd, *times)

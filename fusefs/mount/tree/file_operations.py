@@ -23,7 +23,7 @@ from fusefs.mount.tree.opening import OpenedFile, Opening
 from fusefs.mount.tree.passthrough import Passthrough
 from fusefs.mount.tree.validity import AttrTimeouts
 
-_KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY
+_KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY | os.O_PATH | os.O_TMPFILE
 """Open flags that the kernel has dealt with; O_DIRECT would ask for aligned buffers, which requests don't have."""
 _COPIED_BYTES_MAX = 64 << 20
 """At a time: a client killed meanwhile waits for it."""
@@ -67,7 +67,9 @@ class FileOperations:
                 fd = self._opening.open_as(caller, node, held, seen, flags & ~_KERNELS_OWN | os.O_CLOEXEC)
         backing_id = self._opening.opened(node, fd, caller.uid, flags, file_writer(seen.uid, seen.mode))
         try:
-            keeps = not self.is_shared or (not backing_id and node.pages_are_right(self._lock.call(look_at, fd)))
+            keeps = not self.is_shared or (
+                not backing_id and self._nodes.pages_are_right(node, self._lock.call(look_at, fd))
+            )
         except BaseException:
             self._opening.release(fd)
             raise

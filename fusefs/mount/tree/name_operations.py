@@ -30,7 +30,7 @@ from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.trashd_dir import StoredNodes, holds_trash, is_drop_folder
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam
 
-_NOT_BELOW = os.O_DIRECT | os.O_TRUNC
+_NOT_BELOW = os.O_DIRECT | os.O_TRUNC | os.O_PATH | os.O_TMPFILE
 _ANEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -99,14 +99,12 @@ class Listings:
 
     def __post_init__(self) -> None:
         self._submounts = self._lock.submounts
-        self.are_kept = True
-        """Whether the kernel may keep listings at all."""
         self.looks_at_all = False
         """Whether no entry can be sent by its name alone."""
 
     def cache_flags(self, fh: int) -> int:
         """What the reply to OPENDIR says of the listing that the kernel keeps: FOPEN_*."""
-        if not self.are_kept or trashd_dir.is_below(self._nodes, self._handles.node(fh)):
+        if trashd_dir.is_below(self._nodes, self._handles.node(fh)):
             return 0
         return FOPEN_CACHE_DIR | (FOPEN_KEEP_CACHE if self._handles.listing(fh).is_unchanged else 0)
 
@@ -120,7 +118,7 @@ class Listings:
         opening = self._access.as_caller(caller, (by_mode_of(self._lock, dir_fd),), (node,))
         fd = Fd(opening.call(os.open, dir_fd.path(), TO_READ))
         try:
-            is_unchanged = not self.is_shared or node.pages_are_right(self._lock.call(look_at, fd))
+            is_unchanged = not self.is_shared or self._nodes.pages_are_right(node, self._lock.call(look_at, fd))
         except BaseException:
             self._lock.call(fd.close)
             raise

@@ -50,7 +50,7 @@ class SetidBits:
     def are_taken_by(self, node: Node, fd: Fd, mode: int) -> bool:
         """Whether that mode takes such bits away alone, and a process may be writing that is not the owner's.
 
-        So the kernel asks for it that is not told that we see to that (`without=kill-privileges`).
+        In plain mode the kernel asks for that, as libfuse does not say that the write does it.
         """
         before = stat.S_IMODE(self._lock.call(look_at, fd).mode)
         return mode | stat.S_ISUID | stat.S_ISGID == before | stat.S_ISUID | stat.S_ISGID and (

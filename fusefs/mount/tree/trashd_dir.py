@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -149,6 +150,8 @@ class DropLinks:
         """root: the backing tree's directory, which stays its owner's."""
         self._kernel = kernel
         self._root = root
+        self._making = threading.Lock()
+        """Held while a folder is made: two at a time are in each other's way, and neither would be proven."""
 
     def look(self, uid: int, caller: Caller) -> Attributes:
         """A user's link; what it leads to is made if that user asks and it is missing.
@@ -174,7 +177,8 @@ class DropLinks:
                 uid_gid = (0, 0) if os.geteuid() else (caller.uid, caller.gid)
                 who = ThreadCredentials(*uid_gid, umask=_PRIVATE)
                 try:
-                    folder = _made_by_root(store, uid) or call_as(who, make_user, store, uid, waits=False)
+                    with self._making:
+                        folder = _made_by_root(store, uid) or call_as(who, make_user, store, uid, waits=False)
                 except TrashdError as error:
                     raise OSError(error.errno, os.strerror(error.errno)) from error
         return folder

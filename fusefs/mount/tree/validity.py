@@ -61,7 +61,7 @@ class EntryParam(NamedTuple):
 
 
 def shown_number(known: EntryParam) -> int:
-    """The inode number that people see: the nodeid, as pyfuse3 has one field for both."""
+    """The inode number that users see: the nodeid, but for the root's."""
     return known.attributes.ino if known.nodeid in ROOTS else known.nodeid
 
 

@@ -1,4 +1,4 @@
-"""The tree of a mount: its tables and the operations on them, built and handed out; knows nothing of pyfuse3.
+"""The tree of a mount: its tables and the operations on them, built and passed on; it knows nothing of what calls it.
 
 All operations are synchronous, so that nothing happens between finding a node and counting its reference (I8), and
 raise OSError only. They run under the tables' lock, and all that asks the backing filesystem lets go of it.
@@ -39,6 +39,9 @@ from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.setid_bits import SetidBits
 from fusefs.mount.tree.validity import AttrTimeouts, NameValidity
 from fusefs.mount.tree.xattr_operations import XattrOperations
+
+_RACY_NS = 2_000_000_000
+"""As old as the slowest clock of a filesystem; another machine's may be off by more, and is then not believed."""
 
 
 class Vfs:
@@ -82,7 +85,7 @@ class Vfs:
         source = source_key(seen, handle_of(root) if have_handles(root) else b"")
         self.nodes = Tables(
             source, seen, root=root, n_fds=n_for_clients(max_fds), n_handles=n_handles(max_fds), is_for_all=is_checked,
-            is_shared=is_shared,
+            is_shared=is_shared, racy_ns=_RACY_NS,
         )  # fmt: skip
         self.cache = DaemonCache(lock, self.nodes, stats, cache_bytes, timeout_s)
         self.retries = EstaleRetries(lock, self.nodes)
