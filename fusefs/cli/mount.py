@@ -20,7 +20,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.json_objects import FastPathReason, MountExplained, UnmountedPath
 from fusefs.cli.options import Decorator, PathBytes, json_option, together
-from fusefs.core.errors import DaemonGone, Exit, NotFound, UsageError
+from fusefs.core.errors import DaemonGone, Exit, NotFound, Refused, UsageError
 from fusefs.core.mount_counters import SeenMount
 from fusefs.core.mount_options import (
     LISTED,
@@ -161,7 +161,13 @@ def serve(
         _name_switched_off_transport()
 
     def body(ready: Ready) -> int:
-        from fusefs.mount.life import daemon
+        try:
+            from fusefs.mount.life import daemon
+        except ImportError as error:
+            if error.name != "fusefs.mount.native._core":
+                raise
+            hint = "apt install trashd-mount; or install trashd again with gcc and python3-dev"
+            raise Refused(f"mounting needs {error.name}, which can't be loaded ({error})", hint) from error
 
         if source == target and options.coherence is Coherence.EXCLUSIVE:
             _warn_of_other_ways(target)
@@ -204,7 +210,8 @@ class FewFiles(NamedTuple):
 
 def few_files(seen: SeenMount) -> FewFiles | None:
     """What the limit of a mount's daemon, one of root's, costs its users; None: it is high, or can't be seen."""
-    from fusefs.mount.tables.open_handles import shares_of
+    from fusefs.mount.native._core import most_of_one
+    from fusefs.mount.tables.open_handles import n_handles
 
     try:
         with open(f"/proc/{seen.stats.table.pid}/limits", encoding="ascii") as file:
@@ -213,7 +220,7 @@ def few_files(seen: SeenMount) -> FewFiles | None:
         return None
     if limit is None or not seen.is_running or int(limit[1]) >= _FEW_FILES:
         return None
-    most = shares_of(int(limit[1]), is_for_all=True).most_of_one()
+    most = most_of_one(n_handles(int(limit[1])))
     what = f"all its users together can have fewer than {limit[1]} files open, and one user at most {most}"
     return FewFiles(what, f"LimitNOFILE={_MANY_FILES} in its unit, or ulimit -Hn {_MANY_FILES} before trashd mount")
 

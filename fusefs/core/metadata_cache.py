@@ -19,7 +19,7 @@ from typing import NewType
 
 from fusefs.core.common_xattrs import Answers, Known, pack, unpack
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import SourceKey
+from fusefs.core.nodeids import SourceKey
 from fusefs.core.packed_entries import PackedEntries
 
 Epoch = NewType("Epoch", int)

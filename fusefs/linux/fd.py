@@ -37,6 +37,23 @@ class Fd(int):
             os.close(self)
 
 
+class CountedFd(Fd):
+    """An fd that several operations may use: it is closed after the last of them has ended, or closed it."""
+
+    _use: object
+
+    def __new__(cls, number: int, use: object) -> Self:
+        """use: an object with whose end it ends"""
+        self = super().__new__(cls, number)
+        self._use = use
+        return self
+
+    def close(self) -> None:
+        """Use it no more."""
+        self._is_closed = True
+        self._use = None
+
+
 def closed_on_error(opened: T) -> AbstractContextManager[T]:
     """Own something for the block if that raises; otherwise it stays open, and its caller's."""
     return _ClosedOnError(opened)

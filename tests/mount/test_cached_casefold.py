@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fusefs.core.inode_table import ROOT
+from fusefs.core.nodeids import ROOT
 from fusefs.linux import syscalls
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import trashd_mount

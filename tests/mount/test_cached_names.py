@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.inode_table import NodeId
+from fusefs.core.nodeids import NodeId
 from fusefs.linux.syscalls import AT_FDCWD, renameat2
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache
@@ -120,8 +120,9 @@ def test_below_a_file_is_no_missing_name(place: Path) -> None:
 
 
 def test_a_look_believes_no_name_that_was_changed_meanwhile(tmp_path: Path) -> None:
-    cache = DaemonCache(TablesLock(is_slow=True), Counters.in_memory(), 1 << 20, 60.0)
-    with vfs_at(tmp_path, is_slow=True) as vfs, cache.looking_ahead() as look:
+    with vfs_at(tmp_path, is_slow=True) as vfs:
+        cache = DaemonCache(TablesLock(is_slow=True), vfs.nodes, Counters.in_memory(), 1 << 20, 60.0)
+        look = cache.looking_ahead()
         root = vfs.nodes.get(NodeId(1))
         assert root is not None
         with cache.changes(names=[(root, b"changed")]):

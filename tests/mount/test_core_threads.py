@@ -1,4 +1,4 @@
-"""Threads of the native core have the tables at a time, but for a turn of Python's; and none believes what is old."""
+"""A thread of the native core that is in a call keeps nobody from the tables; and none believes what is old."""
 
 from __future__ import annotations
 
@@ -52,10 +52,7 @@ class CoreThread:
 
 
 class Scene:
-    """Two threads of a core, on a filesystem that can be frozen: then changes wait, and looks don't.
-
-    No thread takes the tables from who is in a call.
-    """
+    """Two threads of a core, on a filesystem that can be frozen: then changes wait, and looks don't."""
 
     def __init__(
         self, new: Callable[[], CoreAsked], kernel: FakeKernel, vfs: Vfs, path: Path, stack: ExitStack
@@ -82,7 +79,6 @@ def scene() -> Iterator[Scene]:
         ExitStack() as threads,
     ):
         (path / "file").touch()
-        vfs.lock.watch()
         assert not kernel.asked(Opcode.LOOKUP, FILE).error  # Python finds out whether letter case matters
         yield Scene(new, kernel, vfs, path, threads)
 
@@ -110,44 +106,26 @@ def test_who_is_in_a_call_keeps_no_other_of_the_core_from_the_tables(scene: Scen
     assert is_right(waits.result(LIMIT_S))
 
 
-def test_a_turn_begins_when_none_of_the_core_is_in_a_call_and_no_further_one_goes_before_it(scene: Scene) -> None:
+def test_a_thread_that_is_in_a_call_keeps_no_thread_of_pythons_from_the_tables(scene: Scene) -> None:
     waits, go_on = scene.waits(*CREATE)
-    has_begun, may_end = threading.Event(), threading.Event()
+    has_begun = threading.Event()
 
-    def turn() -> None:
+    def have_tables() -> None:
         with scene.vfs.lock:
             has_begun.set()
-            may_end.wait(LIMIT_S)
 
-    threading.Thread(target=turn, daemon=True).start()
-    assert not has_begun.wait(MOMENT_S)
-    further = scene.other.asks(*FIND)
-    go_on()
+    threading.Thread(target=have_tables, daemon=True).start()
     assert has_begun.wait(LIMIT_S)
-    time.sleep(MOMENT_S)
-    assert not further.done()
-    may_end.set()
-    assert is_right(waits.result(LIMIT_S))
-    assert is_right(further.result(LIMIT_S))
-
-
-def test_who_is_in_a_call_for_long_is_waited_for_no_more_and_has_nothing_believed(scene: Scene) -> None:
-    lock = scene.vfs.lock
-    waits, go_on = scene.waits(*CREATE)
-    (turn,) = (turn for turn in lock.sharers if turn.under_way() is not None)
-    call = turn.under_way()
-    assert call is not None
-    assert lock.take_away(turn, call)
-    with lock:
-        away = lock.is_away
     go_on()
-    told = waits.result(LIMIT_S)
-    assert (away, lock.is_away) == (True, False)
-    assert told is not None
-    assert told.body[16:32] == bytes(16), "neither the name nor what it means"
-    again = scene.one.asked(Opcode.LOOKUP, b"", NEW)
-    assert again is not None
-    assert again.body[16:24] != bytes(8)
+    assert is_right(waits.result(LIMIT_S))
+
+
+def test_a_request_waits_for_a_thread_of_pythons_that_has_the_tables(scene: Scene) -> None:
+    with scene.vfs.lock:
+        waits = scene.other.asks(*FIND)
+        time.sleep(MOMENT_S)
+        assert not waits.done()
+    assert is_right(waits.result(LIMIT_S))
 
 
 def test_a_look_at_a_name_is_left_to_python_while_another_changes_one_in_that_directory(scene: Scene) -> None:
@@ -173,17 +151,19 @@ def test_what_a_directory_is_is_not_believed_while_another_changes_it(scene: Sce
     assert lifetime_s()
 
 
-def test_an_fd_that_another_may_be_using_is_not_closed_by_the_core(scene: Scene) -> None:
+def test_an_fd_that_another_request_uses_is_closed_after_that(scene: Scene) -> None:
     made = scene.one.asked(*CREATE)
     assert made is not None
     nodeid, handle = (int.from_bytes(made.body[at : at + 8], "little") for at in (0, 128))
     mode = wire.SETATTR_IN.pack(wire.FATTR_MODE, 0, 0, 0, 0, 0, 0, 0o600, 0, 0)
     waits, go_on = scene.waits(Opcode.SETATTR, mode, b"", nodeid)
-    release = struct.pack("=Q16x", handle)
-    assert scene.other.asked(Opcode.RELEASE, release, b"", nodeid) is None
+    assert is_right(scene.other.asked(Opcode.RELEASE, struct.pack("=Q16x", handle), b"", nodeid))
     os.fstat(handle)
     go_on()
     assert is_right(waits.result(LIMIT_S))
+    assert is_right(scene.one.asked(*FIND))
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(handle)
 
 
 def test_what_the_core_removes_is_held_open_no_longer(scene: Scene) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from fusefs.core.inode_table import ROOT
 from fusefs.core.names import STORE
+from fusefs.core.nodeids import ROOT
 from fusefs.linux.syscalls import RENAME_EXCHANGE
 from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.vfs import Vfs

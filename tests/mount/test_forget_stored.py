@@ -189,10 +189,10 @@ def test_a_kernel_that_does_not_know_the_message_costs_no_fd_of_what_was_removed
     assert sub is not None
 
     def wait() -> None:
-        assert vfs.directories.fd_if_open(sub) is not None
+        assert vfs.nodes.directory_fd(sub) is not None
         [tree] = source.glob(".trashd/u/0/orphans/*/tree")
         shutil.rmtree(tree)
-        assert until(lambda: vfs.directories.fd_if_open(sub) is None, LIMIT_S)
+        assert until(lambda: vfs.nodes.directory_fd(sub) is None, LIMIT_S)
 
     with Fd(os.open(os.devnull, os.O_RDONLY)) as refusing:
         run_beside(known, refusing, wait)

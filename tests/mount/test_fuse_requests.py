@@ -415,13 +415,13 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
         os.write(device, struct.pack("=IiQ", 16 + len(init_out), 0, unique) + init_out)
         name = "there" if flags == "<" else "new"
         (path / "there").touch()
-        opened = vfs.passthrough.opened
+        backing_for = vfs.passthrough.backing_for
 
         def abort_meanwhile(*args: Any) -> int:
             _libc.umount2(os.fsencode(point), MNT_FORCE)
-            return opened(*args)
+            return backing_for(*args)
 
-        monkeypatch.setattr(vfs.passthrough, "opened", abort_meanwhile)
+        monkeypatch.setattr(vfs.passthrough, "backing_for", abort_meanwhile)
         client = subprocess.Popen(["sh", "-c", f"true {flags}{point}/{name}"], stderr=subprocess.DEVNULL)
         with suppress(OSError):  # the connection is gone
             while client.poll() is None:

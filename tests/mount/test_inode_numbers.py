@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fusefs.core.inode_table import NodeId
+from fusefs.core.nodeids import NodeId
 from fusefs.linux.syscalls import RENAME_EXCHANGE, handle_of
 from fusefs.mount.plain.handlers import PlainHandlers
 from fusefs.mount.tree.validity import NOTHING, EntryParam

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.inode_table import ROOT
+from fusefs.core.nodeids import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl

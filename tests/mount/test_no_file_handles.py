@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fusefs.core.inode_table import ROOT
+from fusefs.core.nodeids import ROOT
 from fusefs.linux.syscalls import RENAME_EXCHANGE
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.real_filesystems import overlay_volume
@@ -38,9 +38,9 @@ def look_up(vfs: Vfs, path: bytes) -> int:
 
 
 def close_directories(vfs: Vfs) -> None:
-    """As if many others had been needed since; two may be open from now on."""
-    vfs.directories.limit(0)
-    vfs.directories.limit(2)
+    """As if many others had been needed since."""
+    for node in vfs.nodes:
+        vfs.nodes.drop_directory_fd(node)
 
 
 def content(vfs: Vfs, nodeid: int) -> bytes:

@@ -14,16 +14,13 @@ import pytest
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
-from fusefs.mount.tables.tables_lock import WouldWait
 from tests.support.acls import ACCESS
-from tests.support.fake_dev_fuse import a_real
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.many_files import fill
 from tests.support.open_files import errno_of, opened
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.vfs_without_mount import Somebody
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
@@ -205,13 +202,3 @@ def test_a_listing_tells_in_full_what_the_kernel_believes_no_more() -> None:
         look_at_all()
         time.sleep(2)  # what was told has to grow old
         assert look_at_all() < N / 2
-
-
-def test_who_makes_names_durable_where_that_may_never_end_waits_among_those_who_do() -> None:
-    with a_real() as (_kernel, vfs, path):
-        fh = vfs.listings.opendir(1, Somebody(0, 0, os.getpid(), 0))
-        vfs.lock.submounts.devices = frozenset({path.stat().st_dev})
-        with pytest.raises(WouldWait):
-            vfs.listings.fsyncdir(fh, data_only=False)
-        vfs.lock.submounts.devices = frozenset()
-        vfs.listings.releasedir(fh)

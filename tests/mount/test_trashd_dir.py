@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import InodeTable, Node
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tree.trashd_dir import (
     DropLinks,
     drop_of,
@@ -23,7 +23,6 @@ from fusefs.mount.tree.trashd_dir import (
     is_drop,
     prepare_store,
     user_of,
-    zone_in,
 )
 from fusefs.store.layout import is_stores_own
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard
@@ -40,9 +39,9 @@ def caller(uid: int, umask: int = 0o022) -> Somebody:
     return Somebody(uid, uid, 1, umask)
 
 
-def table(*names: bytes) -> tuple[InodeTable, list[Node]]:
+def table(*names: bytes) -> tuple[Tables, list[Node]]:
     """A table of nodes: the root and, one in the other, directories of those names."""
-    nodes = InodeTable((1, 1, 0), _DIRECTORY, zone_in)
+    nodes = Tables((1, 1, 0), _DIRECTORY)
     found = [nodes.root]
     for number, name in enumerate(names, 2):
         found.append(nodes.learn((1, number, 0), _DIRECTORY._replace(ino=number), found[-1], name))

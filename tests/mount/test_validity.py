@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.inode_table import Node, NodeId
+from fusefs.core.nodeids import NodeId
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import look_at
+from fusefs.mount.native._core import Tables
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_processes import workers
@@ -217,17 +218,19 @@ def known_of(path: Path, **changes: object) -> EntryParam:
 
 
 def test_without_a_session_nothing_of_a_directory_lasts(tmp_path: Path) -> None:
-    timeouts, known = AttrTimeouts(), known_of(tmp_path)
+    known = known_of(tmp_path)
+    nodes = Tables((1, b"x"), known.attributes)
+    timeouts, known = AttrTimeouts(nodes), known._replace(nodeid=nodes.root.nodeid)
     assert timeouts.lifetimes(known) == (HOUR_S, SECOND_S)
-    timeouts.changed(Node(NodeId(2), (1, b"x"), known.attributes))
-    timeouts.renew(Node(NodeId(2), (1, b"x"), known.attributes))
+    timeouts.changed(nodes.root)
+    timeouts.renew(nodes.root)
 
 
 def test_what_else_does_not_last(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "twice").touch()
     (tmp_path / "other").hardlink_to(tmp_path / "twice")
-    timeouts = AttrTimeouts()
+    timeouts = AttrTimeouts(Tables((1, b"x"), known_of(tmp_path).attributes))
     assert timeouts.lifetimes(known_of(tmp_path / "file")) == (HOUR_S, HOUR_S)
     assert timeouts.lifetimes(known_of(tmp_path / "twice")) == (HOUR_S, SECOND_S)
     assert timeouts.lifetimes(known_of(tmp_path / "file", is_steady=False)) == (HOUR_S, 0)

@@ -20,10 +20,9 @@ from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_ring import FuseRing, RingEntry
 from fusefs.linux.io_uring import READ, IoUring
-from fusefs.mount.native.native_core import NativeCore, load, native_core
 from fusefs.mount.requests.fuse_requests import RequestReader
-from fusefs.mount.requests.ring_servers import Core
-from fusefs.mount.tables.tables_lock import Turn
+from fusefs.mount.requests.native_core import NativeCore, native_core
+from fusefs.mount.requests.ring_servers import RingOf
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.fake_dev_fuse import FakeKernel, FuseReply, a_real
 
@@ -46,7 +45,7 @@ class CoreReading:
 
     def __init__(self, core: NativeCore, kernel: FakeKernel) -> None:
         self._kernel = kernel
-        self._device = core.for_device(0, RequestReader(), Turn(), kernel.wake)
+        self._device = core.for_device(0, RequestReader(), kernel.wake)
 
     def asked(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = 1) -> FuseReply | None:
         """What it answers; None: it leaves that to Python."""
@@ -65,12 +64,12 @@ class CoreAsked:
     It commits its answer to what is no connection, which refuses that: so what it answers comes back with an error.
     """
 
-    def __init__(self, core: Core, stack: ExitStack) -> None:
+    def __init__(self, core: RingOf, stack: ExitStack) -> None:
         self._numbers = count(2, 2)
         self._ring = stack.enter_context(IoUring(8, 1, is_wide=True))
         self._nothing = stack.enter_context(Fd(os.open("/dev/null", os.O_RDONLY)))
         self._buffer = ctypes.create_string_buffer(8)
-        self._answering = core(cast(FuseRing, self._ring), Turn(), _none_later)
+        self._answering = core(cast(FuseRing, self._ring), _none_later)
         self._entries: list[RingEntry] = []
         self._memory = self._new_entry()
 
@@ -87,9 +86,7 @@ class CoreAsked:
         memory = self._memory
         unique = self._put(memory, opcode, own, names, nodeid)
         self._ring.submit(READ, self._nothing, _TOKEN, address=ctypes.addressof(self._buffer), length=8)
-        found = self._answering.enter(1, inf) or self._answering.enter(
-            1, inf
-        )  # at once if the tables were taken from it
+        found = self._answering.enter(1, inf)
         ((token, result),) = found
         assert token == _TOKEN
         if not result:
@@ -155,9 +152,5 @@ def core_threads(
 
 @contextmanager
 def _core(below: Path | None, *, is_shared: bool) -> Iterator[tuple[NativeCore, FakeKernel, Vfs, Path]]:
-    module = load()
-    if isinstance(module, str):
-        pytest.skip(module)
-    with a_real(is_shared=is_shared, mutex=module.TurnsLock(), below=below) as (kernel, vfs, path):
-        core = native_core(module, vfs, kernel.requests)
-        yield core, kernel, vfs, path
+    with a_real(is_shared=is_shared, below=below) as (kernel, vfs, path), Fd(os.eventfd(0)) as wake:
+        yield native_core(vfs, kernel.requests, wake), kernel, vfs, path

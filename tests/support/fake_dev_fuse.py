@@ -12,12 +12,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
+from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
+from fusefs.mount.native._core import Tables
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
 from fusefs.mount.requests.thread_pool import PoolTask, ThreadPool
 from fusefs.mount.tables.estale_retries import EstaleRetries
-from fusefs.mount.tables.tables_lock import Mutex, TablesLock
+from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.validity import AttrTimeouts
 from fusefs.mount.tree.vfs import Vfs
 
@@ -27,8 +29,10 @@ class Broken:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
-        self.lock, self.stats, self.timeouts = TablesLock(), Counters.in_memory(), AttrTimeouts()
-        self.retries = EstaleRetries(self.lock)
+        self.lock, self.stats = TablesLock(), Counters.in_memory()
+        self.nodes = Tables((1, b""), Attributes(1, 1, 0o040755, *[0] * 11))
+        self.timeouts = AttrTimeouts(self.nodes)
+        self.retries = EstaleRetries(self.lock, self.nodes)
 
     def __getattr__(self, name: str) -> Broken:
         return self
@@ -139,12 +143,12 @@ def a_broken(error: Exception, pool: ThreadPool | None = None) -> Iterator[FakeK
 
 @contextmanager
 def a_real(
-    *, is_shared: bool = False, mutex: Mutex | None = None, below: Path | None = None, **named: Any
+    *, is_shared: bool = False, below: Path | None = None, **named: Any
 ) -> Iterator[tuple[FakeKernel, Vfs, Path]]:
     with tempfile.TemporaryDirectory(prefix="trashd-direct-", dir=below) as name, ExitStack() as stack:
         root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
         options: dict[str, Any] = {"max_fds": 1000, "timeout_s": 1000, "cache_bytes": 1 << 20, "is_shared": is_shared}
-        vfs = Vfs(root, TablesLock(mutex), Counters.in_memory(), **options)
+        vfs = Vfs(root, TablesLock(), Counters.in_memory(), **options)
         stack.callback(vfs.close)
         kernel = FakeKernel(vfs, **named)
         stack.callback(kernel.close)

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 from fusefs.core.mount_counters import Gauges
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
-from fusefs.mount.native.native_core import load, native_core
 from fusefs.mount.places.counters import Counters
-from fusefs.mount.requests.device_readers import DeviceReaders
+from fusefs.mount.requests.device_readers import DeviceReaders, HeldUpWatch
 from fusefs.mount.requests.fuse_requests import FuseRequests
+from fusefs.mount.requests.native_core import native_core
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
@@ -59,17 +59,16 @@ def running_engine(root: Fd, device: int, options: EngineOptions) -> Iterator[Ca
 
     Yields  what returns its gauges
     """
-    module = load()
-    assert not isinstance(module, str), module
-    lock = TablesLock(module.TurnsLock(), is_slow=options.is_slow)
+    lock = TablesLock(is_slow=options.is_slow)
     vfs = Vfs(
         root, lock, Counters.in_memory(), max_fds=_N_FDS, timeout_s=1000, cache_bytes=1 << 20,
         is_shared=options.is_shared,
     )  # fmt: skip
     pool = ThreadPool(_N_THREADS)
     requests = FuseRequests(vfs, device, pool, opens_directories=options.opens_directories)
-    core = native_core(module, vfs, requests)
-    readers = DeviceReaders(lock, requests, pool, partial(core.for_device, 0), lambda: os._exit(3))
+    watch = HeldUpWatch()
+    core = native_core(vfs, requests, watch.wake)
+    readers = DeviceReaders(requests, watch, core.core, partial(core.for_device, 0), lambda: os._exit(3))
     readers.begin()
     yield vfs.gauges
     readers.end(10.0)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from fusefs.core.inode_table import ROOT
+from fusefs.core.nodeids import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.mount.places.counters import Counters

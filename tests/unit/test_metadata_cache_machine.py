@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import SourceKey
 from fusefs.core.metadata_cache import Epoch, MetadataCache
+from fusefs.core.nodeids import SourceKey
 from fusefs.core.packed_entries import Dirent, PackedEntries
 
 LIFETIME_S = 8.0

@@ -10,8 +10,8 @@ import pytest
 
 from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, Answers
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import SourceKey
 from fusefs.core.metadata_cache import MetadataCache
+from fusefs.core.nodeids import SourceKey
 from fusefs.core.packed_entries import PackedEntries
 
 N = 25_000

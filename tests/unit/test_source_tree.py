@@ -15,7 +15,7 @@ LAYERS = {
     "core": 0, "linux": 1, "store": 2, "engine": 3, "reaper": 4, "sweep": 4, "mount": 4, "service": 5, "plan": 5,
     "waiting": 6, "browse": 6, "cli": 7,
 }  # fmt: skip
-MOUNT_LAYERS = {"places": 0, "tables": 1, "tree": 2, "requests": 3, "native": 4, "plain": 4, "life": 5}
+MOUNT_LAYERS = {"places": 0, "native": 1, "tables": 2, "tree": 3, "requests": 4, "plain": 5, "life": 6}
 """The packages of the mount, in layers of their own."""
 LATE_FROM = LAYERS["engine"]
 """From here up commands import when they are called: `trashd swap` needs none of it."""

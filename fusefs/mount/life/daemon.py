@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from types import ModuleType
 
 import trio
 
@@ -34,15 +33,15 @@ from fusefs.mount.life import backing_fd_server
 from fusefs.mount.life.forget_stored import StoredNotices
 from fusefs.mount.life.init import InitFlag, InitRequest, answer_init, read_init, why_too_old
 from fusefs.mount.life.root_inode import show
-from fusefs.mount.native.native_core import load, native_core
 from fusefs.mount.places import runtime_dir
 from fusefs.mount.places.attach import Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
 from fusefs.mount.places.counters import Counters, kept
 from fusefs.mount.places.fast_path_states import FastPathStates
 from fusefs.mount.places.find_mounts import forget_earlier
 from fusefs.mount.places.mount_points import check, mount_of_device, top_mount
-from fusefs.mount.requests.device_readers import DeviceReaders
+from fusefs.mount.requests.device_readers import DeviceReaders, HeldUpWatch
 from fusefs.mount.requests.fuse_requests import GONE, FuseRequests
+from fusefs.mount.requests.native_core import native_core
 from fusefs.mount.requests.ring_servers import RingServers
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.open_handles import n_spare
@@ -92,6 +91,7 @@ class _MountDaemon:
         self._device = attached.fd
         self._states = states
         self._ready = ready
+        self._watch = HeldUpWatch()
         self._readers: DeviceReaders | None = None
         self._stack = ExitStack()
         self._ended = trio.Event()
@@ -164,12 +164,9 @@ class _MountDaemon:
         wanted = self._flags(init)
         answer_init(device, init, wanted, has_acls=self._options.default_permissions, stack_depth=stack_depth(vfs.root))
         vfs.timeouts.connect(device)
-        vfs.passthrough.connect(device)
         pool = ThreadPool(_n_threads())
         requests = FuseRequests(vfs, device, pool, opens_directories=not wanted & InitFlag.NO_OPENDIR_SUPPORT)
-        module = load()
-        assert isinstance(module, ModuleType), module
-        core = native_core(module, vfs, requests)
+        core = native_core(vfs, requests, self._watch.wake)
         if not core.answers:
             states.limit(FastPath.ENGINE, "Python answers requests: this filesystem has no file handles")
         if rings is not None:
@@ -179,7 +176,7 @@ class _MountDaemon:
                 states.turn_off(FastPath.URING, f"the kernel has not taken it: {error.strerror}")
         rest_ms = _REST_MS if states.is_on(FastPath.URING) else 0
         gone = partial(trio.lowlevel.current_trio_token().run_sync_soon, self._ended.set)
-        self._readers = DeviceReaders(self._lock, requests, pool, partial(core.for_device, rest_ms), gone)
+        self._readers = DeviceReaders(requests, self._watch, core.core, partial(core.for_device, rest_ms), gone)
         self._readers.begin()
 
     def _flags(self, init: InitRequest) -> InitFlag:
@@ -200,7 +197,7 @@ class _MountDaemon:
 
     def _make_rings(self) -> RingServers | None:
         """Rings, before the kernel is told yes: then it hands out no other. None: there are none to be had"""
-        rings = self._stack.enter_context(_rings(self._attached, self._lock, self._device, self._states))
+        rings = self._stack.enter_context(_rings(self._attached, self._watch, self._device, self._states))
         if rings is not None:
             try:
                 rings.prepare()
@@ -320,7 +317,7 @@ def serve(
         if states.is_on(FastPath.URING):
             states.turn_off(FastPath.URING, why_not(read_facts()))
         states.turn_off(FastPath.PASSTHROUGH, why_not_here(root))
-        vfs.lock.submounts.begin(inside, vfs.nodes.root.dev)
+        vfs.lock.submounts.begin(inside, os.fstat(root).st_dev)
         forget_earlier(attached.mount)
         stats.mounted(attached.mount.st_dev())
         return _MountDaemon(vfs, options, attached, states, ready).run()
@@ -331,10 +328,7 @@ def _why_plain(options: MountOptions) -> str | None:
 
     Raises  Refused: it is to be, and there is no pyfuse3
     """
-    module = load()
-    why = module if isinstance(module, str) else why_too_old(os.uname().release)
-    if options.engine is EngineMode.PLAIN:
-        why = "engine=plain"
+    why = "engine=plain" if options.engine is EngineMode.PLAIN else why_too_old(os.uname().release)
     if why is not None:
         try:
             import_module("fusefs.mount.plain.loop")
@@ -377,11 +371,9 @@ def _vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int, *, is
     is_local, is_fuse = kernel.is_local(root), kernel.filesystem(root) == FUSE_MAGIC
     is_auto = options.backing is BackingSpeed.AUTO and not is_plain
     is_slow = not is_local if is_auto else options.backing is BackingSpeed.SLOW and not is_plain
-    core = load()
-    mutex = core.TurnsLock() if isinstance(core, ModuleType) and not is_plain else None
     return Vfs(
         root,
-        TablesLock(mutex, is_slow=is_slow, is_measured=is_auto and (is_local or is_fuse)),
+        TablesLock(is_slow=is_slow, is_measured=is_auto and (is_local or is_fuse)),
         stats,
         max_fds=n_fds_max,
         timeout_s=options.timeout_s,
@@ -438,7 +430,7 @@ def _collect_garbage_seldom() -> None:
 
 
 @contextmanager
-def _rings(attached: Attached, lock: TablesLock, device: int, states: FastPathStates) -> Iterator[RingServers | None]:
+def _rings(attached: Attached, watch: HeldUpWatch, device: int, states: FastPathStates) -> Iterator[RingServers | None]:
     """What answers requests by io_uring; None: the connection could not be ended if one of its threads did."""
     try:
         abort_fd = open_abort(attached.mount.connection())
@@ -447,7 +439,7 @@ def _rings(attached: Attached, lock: TablesLock, device: int, states: FastPathSt
         yield None
         return
     n_fds = n_spare(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 2
-    rings = RingServers(lock, device, partial(abort, abort_fd), partial(_ask, attached), n_fds)
+    rings = RingServers(watch, device, partial(abort, abort_fd), partial(_ask, attached), n_fds)
     try:
         yield rings
     finally:

@@ -25,9 +25,9 @@ from functools import partial
 
 import trio
 
-from fusefs.core.inode_table import Node
 from fusefs.linux.fuse_device import expire_name, forget_unused
 from fusefs.linux.statx import look_at
+from fusefs.mount.native._core import Node
 from fusefs.mount.tree.trashd_dir import holds_trash
 from fusefs.mount.tree.vfs import Vfs
 
@@ -48,7 +48,6 @@ class StoredNotices:
     def __init__(self, vfs: Vfs) -> None:
         self._lock = vfs.lock
         self._nodes = vfs.nodes
-        self._directories = vfs.directories
         self._timeouts = vfs.timeouts
         self._stored = vfs.stored
         self._access = vfs.access
@@ -115,9 +114,10 @@ class StoredNotices:
             part = nodes[max(0, end - _N_AT_A_TIME) : end]
             with self._lock:
                 stored = [node for node in reversed(part) if self._is_stored(node)]
-                self._timeouts.renew_those([node.nodeid for node in stored])
+                self._timeouts.renew_those(stored)
+                nodeids = [node.nodeid for node in stored]
             if stored and device is not None:
-                forget_unused(device, [node.nodeid for node in stored])
+                forget_unused(device, nodeids)
                 left += stored
             elif stored:
                 left += await trio.to_thread.run_sync(
@@ -136,13 +136,13 @@ class StoredNotices:
         """Let go of the directories that were removed behind the mount; those that are open yet."""
         left = []
         for node in nodes:
-            fd = self._directories.fd_if_open(node) if node.is_directory else None
+            fd = self._nodes.directory_fd(node) if node.is_directory else None
             if fd is None:
                 continue
             try:
                 seen = self._lock.call(look_at, fd)
             except OSError:
-                self._directories.drop(node)  # a request for it tells why
+                self._nodes.drop_directory_fd(node)  # a request for it tells why
                 continue
             if seen.nlink:
                 left.append(node)

@@ -18,12 +18,12 @@ import signal
 
 import trio
 
-from fusefs.core.inode_table import InodeTable
 from fusefs.core.printable_names import printable
 from fusefs.linux import mount_calls
 from fusefs.linux.child_processes import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import TOP, Mount
+from fusefs.mount.native._core import Tables
 from fusefs.mount.places.mount_points import mount_of_device
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.validity import AttrTimeouts
@@ -34,7 +34,7 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _log = logging.getLogger(__name__)
 
 
-async def show(lock: TablesLock, nodes: InodeTable, timeouts: AttrTimeouts, mount: Mount, apart: Fd) -> None:
+async def show(lock: TablesLock, nodes: Tables, timeouts: AttrTimeouts, mount: Mount, apart: Fd) -> None:
     """Have a mount that answers where people see it; if another inode of its root can't be mounted, by its own root.
 
     apart   the mount, which is closed then

@@ -45,21 +45,18 @@ static bool are_names(const char *payload, uint32_t n_payload, uint32_t n_names,
     return n == n_names && begin == n_payload;
 }
 
-static int count(Core *core, uint32_t opcode, uint64_t took_ns, bool has_failed) {
+/* An operation has ended, as Counters.count. Threads of the core may do so at once. */
+static void count(Core *core, uint32_t opcode, uint64_t took_ns, bool has_failed) {
     uint64_t *cell = core->cell + core->cell_of[opcode];
     uint64_t parts = took_ns >> core->first_bits;
     int bucket = parts ? 64 - __builtin_clzll(parts) : 0;
-    cell[core->n_first_bucket + (bucket < core->n_buckets ? bucket : core->n_buckets - 1)]++;
-    cell[core->n_total] += took_ns;
-    if (took_ns > cell[core->n_max])
-        cell[core->n_max] = took_ns;
+    bucket = bucket < core->n_buckets ? bucket : core->n_buckets - 1;
+    __atomic_add_fetch(&cell[core->n_first_bucket + bucket], 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&cell[core->n_total], took_ns, __ATOMIC_RELAXED);
+    if (took_ns > __atomic_load_n(&cell[core->n_max], __ATOMIC_RELAXED))
+        __atomic_store_n(&cell[core->n_max], took_ns, __ATOMIC_RELAXED);
     if (has_failed)
-        cell[core->n_failed]++;
-    if (!is_true(core->counters, names._rests))
-        return 0;
-    PyObject *nothing = PyObject_CallMethodObjArgs(core->counters, names.changed, NULL);
-    Py_XDECREF(nothing);
-    return nothing == NULL ? -1 : 0;
+        __atomic_add_fetch(&cell[core->n_failed], 1, __ATOMIC_RELAXED);
 }
 
 /* Put the head of an answer. result: how many bytes follow, or a negative errno */
@@ -71,21 +68,107 @@ void put_head(char *to, uint64_t unique, int result) {
     memcpy(to + 8, &unique, sizeof unique);
 }
 
-/* Have what is done answered in the end by its steps, which take turns. */
-static int tell_later(Worker *worker, uint64_t token, const Request *request, uint64_t began_ns) {
-    tables_end(worker);
-    if (PyObject_SetAttr(worker->turn, names.shared_by, Py_None) < 0)
-        return -1;
-    PyObject *nothing =
-        PyObject_CallFunction(worker->later, "KOKIIK", (unsigned long long)token, request->steps,
-                              (unsigned long long)request->unique, request->pid, request->opcode,
-                              (unsigned long long)began_ns);
-    Py_XDECREF(nothing);
-    PyThreadState *released = PyEval_SaveThread();
-    tables_begin(worker);
-    PyEval_RestoreThread(released);
-    return nothing == NULL ? -1 : PyObject_SetAttr(worker->turn, names.shared_by, worker->core->turns);
+/* What Python hears of, with the interpreter's lock. */
+
+/* The errno of the exception that is set, which is none any more. */
+int failed(Core *core) {
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(error, trace);
+    PyObject *number = PyObject_CallFunctionObjArgs(core->fails, error, core->requests, NULL);
+    long value = number == NULL ? EIO : PyLong_AsLong(number);
+    Py_XDECREF(number);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    PyErr_Clear();
+    return (int)value;
 }
+
+/* A call of Python's, made for what it does: an error is in the log. */
+static void done(Core *core, PyObject *nothing) {
+    if (nothing == NULL)
+        failed(core);
+    Py_XDECREF(nothing);
+}
+
+/* Have what is made replied in the end by its steps. Returns 0 or an errno. */
+static int reply_later(Worker *worker, uint64_t token, const Request *request, uint64_t began_ns) {
+    Core *core = worker->core;
+    PyObject *seen = attributes_object(&request->seen), *known = NULL, *opened = Py_NewRef(Py_None), *steps = NULL;
+    Node *node = request->made;
+    if (seen != NULL)
+        known = PyObject_CallFunction(core->EntryParam, "KOdOO", (unsigned long long)node->nodeid, seen, core->lifetime_s,
+                                      Py_None, request->is_steady ? Py_True : Py_False);
+    if (request->made_fd) {
+        Py_DECREF(opened);
+        opened = PyObject_CallFunction(core->OpenedFile, "iiO", request->made_fd, request->made_backing_id, Py_True);
+    }
+    if (known != NULL && opened != NULL)
+        steps = PyObject_CallFunctionObjArgs(core->numbered, known, opened, NULL);
+    PyObject *nothing = steps == NULL ? NULL
+                                      : PyObject_CallFunction(worker->later, "KOKIIK", (unsigned long long)token, steps,
+                                                              (unsigned long long)request->unique, request->pid,
+                                                              request->opcode, (unsigned long long)began_ns);
+    int error = nothing == NULL ? failed(core) : 0;
+    Py_XDECREF(seen);
+    Py_XDECREF(known);
+    Py_XDECREF(opened);
+    Py_XDECREF(steps);
+    Py_XDECREF(nothing);
+    return error;
+}
+
+static void tell_python(Request *request, int result) {
+    Core *core = request->core;
+    if (request->n_looks) {
+        done(core, PyObject_CallFunction(core->took, "Ki", (unsigned long long)request->looks_ns, request->n_looks));
+        PyObject *is_in_doubt = PyObject_GetAttrString(core->latency, "is_in_doubt");
+        __atomic_store_n(&core->is_in_doubt, is_in_doubt == Py_True, __ATOMIC_RELAXED);
+        Py_XDECREF(is_in_doubt);
+    }
+    if (request->refused)
+        done(core, PyObject_CallFunction(core->refused, "Nii", object_of(request->refused_node), request->refused,
+                                         request->refused_fd));
+    for (int at = 0; at < request->n_unused; at++)
+        done(core, PyObject_CallFunction(core->unused, "N", object_of(request->unused[at])));
+    for (int at = 0; at < request->n_cached; at++)
+        done(core, PyObject_CallFunction(core->forget, "NNy", object_of(request->cached[at].node),
+                                         object_of(request->cached[at].directory), request->cached[at].name));
+    if (result == -ESTALE)
+        done(core, PyObject_CallFunction(core->told_stale, "I", request->pid));
+    if (__atomic_load_n((char *)core->rests.buf, __ATOMIC_RELAXED))
+        done(core, PyObject_CallMethod(core->counters, "changed", NULL));
+}
+
+static void put_uses(Request *request) {
+    node_put(request->refused_node);
+    node_put(request->made);
+    for (int at = 0; at < request->n_unused; at++)
+        node_put(request->unused[at]);
+    for (int at = 0; at < request->n_cached; at++) {
+        node_put(request->cached[at].node);
+        node_put(request->cached[at].directory);
+    }
+}
+
+/* Who serves. */
+
+/* A request begins: whoever watches the workers is to see if it takes long. */
+void work_begins(Worker *worker) {
+    Core *core = worker->core;
+    __atomic_store_n(&worker->began_ns, now_ns(), __ATOMIC_RELAXED);
+    if (__atomic_load_n(&core->watch_sleeps, __ATOMIC_SEQ_CST) &&
+        __atomic_exchange_n(&core->watch_sleeps, false, __ATOMIC_SEQ_CST)) {
+        uint64_t one = 1;
+        if (write(core->wake_fd, &one, sizeof one) < 0) { /* it is awake */
+        }
+    }
+}
+
+void work_ends(Worker *worker) { __atomic_store_n(&worker->began_ns, 0, __ATOMIC_RELAXED); }
 
 /* Whether there is an operation for an opcode; and how many bytes its own part has. */
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own) {
@@ -94,77 +177,80 @@ bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own) {
     return is_it;
 }
 
-/* Answer what has come. Returns how many bytes its body has; a negative errno; NOT_OURS: Python has to; LATER: Python
- * does in the end; NO_ANSWER: there is none to give; RAISED: an exception. */
+/* Answer what has come; without the interpreter's lock, which the worker has released. Returns how many bytes the body of
+ * the reply has; a negative errno; NOT_OURS: Python has to reply; LATER: Python does in the end; NO_ANSWER: none. */
 int answer(Worker *worker, const Incoming *incoming) {
     Core *core = worker->core;
     struct head head;
     uint32_t n_own;
     memcpy(&head, incoming->head, sizeof head);
-    if (!is_ours(core, head.opcode, &n_own))
+    if (!is_ours(core, head.opcode, &n_own) || __atomic_load_n(&worker->hands_out, __ATOMIC_RELAXED))
         return NOT_OURS;
     const Handler *handler = &handlers[head.opcode];
+    if (head.size < sizeof head + n_own + incoming->n_payload ||
+        (handler->n_names && (incoming->n_payload > NAMES_BYTES ||
+                              !are_names(incoming->payload, incoming->n_payload, handler->n_names, head.opcode != GETXATTR))))
+        return NOT_OURS;
     Request request = {
         .worker = worker, .core = core, .opcode = head.opcode, .uid = head.uid, .gid = head.gid, .pid = head.pid,
         .unique = head.unique, .nodeid = head.nodeid, .own = incoming->own, .payload = incoming->payload,
         .n_payload = incoming->n_payload, .answer = incoming->answer,
     };
-    if (head.size < sizeof head + n_own + request.n_payload ||
-        (handler->n_names &&
-         (request.n_payload > NAMES_BYTES ||
-          !are_names(request.payload, request.n_payload, handler->n_names, head.opcode != GETXATTR))))
-        return NOT_OURS;
     uint64_t began_ns = now_ns();
-    if (turn_begin(&request) < 0)
-        return RAISED;
-    int result = is_at_rest(&request) && !is_true(worker->turn, names.hands_out) ? handler->act(&request) : NOT_OURS;
-    if (result == RAISED)
-        result = -failed(core);
-    if (result > NOT_OURS && result != LATER) {
-        if (result == -ESTALE) {
-            PyObject *nothing = PyObject_CallFunction(core->told_stale, "I", request.pid);
-            Py_XDECREF(nothing);
+    tables_lock(core->mutex);
+    request.n_changes_before = core->tables->n_changes;
+    int result = is_at_rest(&request) ? handler->act(&request) : NOT_OURS;
+    if (request.made != NULL && request.made->backing != NULL)
+        request.made_backing_id = request.made->backing->backing_id;
+    tables_unlock(core->mutex);
+    if (result > NOT_OURS && result != LATER)
+        count(core, head.opcode, now_ns() - began_ns, result < 0 && result != NO_ANSWER);
+    if (request.n_looks || request.refused || request.n_unused || request.n_cached || request.made != NULL ||
+        result == -ESTALE || __atomic_load_n((char *)core->rests.buf, __ATOMIC_RELAXED)) {
+        PyEval_RestoreThread(worker->released);
+        tell_python(&request, result);
+        if (result == LATER) {
+            int error = reply_later(worker, incoming->token, &request, began_ns);
+            result = error ? -error : LATER;
         }
-        if (count(core, head.opcode, now_ns() - began_ns, result < 0 && result != NO_ANSWER) < 0)
-            failed(core);
+        put_uses(&request);
+        worker->released = PyEval_SaveThread();
     }
-    bool has_failed = turn_end(worker) < 0 || close_left(&request) < 0 ||
-                      (result == LATER && tell_later(worker, incoming->token, &request, began_ns) < 0);
-    Py_XDECREF(request.steps);
-    return has_failed || PyErr_Occurred() ? RAISED : result;
+    return result;
 }
 
-/* A thread begins to answer. Returns 0, or -1 with an exception. */
-int worker_begin(Worker *worker, PyObject *core, PyObject *turn, PyObject *later) {
+/* A thread begins to serve. */
+void worker_begin(Worker *worker, PyObject *core, PyObject *later) {
     worker->core = (Core *)Py_NewRef(core);
-    worker->turn = Py_NewRef(turn);
     worker->later = Py_NewRef(later);
-    worker->calls = PyObject_GetAttr(turn, names.calls);
-    worker->borrowed = PyObject_GetAttr(turn, names.borrowed);
-    if (worker->calls == NULL || worker->borrowed == NULL)
-        return -1;
-    struct worker **workers =
-        PyMem_Realloc(worker->core->workers, (size_t)(worker->core->n_workers + 1) * sizeof *workers);
-    if (workers == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    worker->core->workers = workers;
-    workers[worker->core->n_workers++] = worker;
-    return 0;
 }
 
 /* It is gone. */
 void worker_end(Worker *worker) {
-    Core *core = worker->core;
-    if (core == NULL)
-        return;
-    for (int at = 0; at < core->n_workers; at++)
-        if (core->workers[at] == worker)
-            core->workers[at] = core->workers[--core->n_workers];
-    Py_XDECREF(worker->turn);
+    Py_XDECREF((PyObject *)worker->core);
     Py_XDECREF(worker->later);
-    Py_XDECREF(worker->calls);
-    Py_XDECREF(worker->borrowed);
-    Py_DECREF((PyObject *)core);
 }
+
+enum { IS_HELD_UP, HANDS_OUT };
+
+static PyObject *worker_flag(Worker *worker, void *which) {
+    bool *flag = (intptr_t)which == HANDS_OUT ? &worker->hands_out : &worker->is_held_up;
+    return PyBool_FromLong(__atomic_load_n(flag, __ATOMIC_RELAXED));
+}
+
+static int worker_set_flag(Worker *worker, PyObject *value, void *which) {
+    int is_it = value == NULL ? 0 : PyObject_IsTrue(value);
+    __atomic_store_n((intptr_t)which == HANDS_OUT ? &worker->hands_out : &worker->is_held_up, is_it > 0, __ATOMIC_RELAXED);
+    return is_it < 0 ? -1 : 0;
+}
+
+static PyObject *worker_began(Worker *worker, void *Py_UNUSED(which)) {
+    return PyLong_FromUnsignedLongLong(__atomic_load_n(&worker->began_ns, __ATOMIC_RELAXED));
+}
+
+PyGetSetDef worker_getset[] = {
+    {"began_ns", (getter)worker_began, NULL, "When its request began; 0: it has none.", NULL},
+    {"is_held_up", (getter)worker_flag, (setter)worker_set_flag, "Whether it is in that for long.", (void *)IS_HELD_UP},
+    {"hands_out", (getter)worker_flag, (setter)worker_set_flag, "Whether others do what may take long.", (void *)HANDS_OUT},
+    {NULL, NULL, NULL, NULL, NULL},
+};

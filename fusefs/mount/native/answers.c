@@ -21,90 +21,59 @@ void put_attributes(char *to, uint64_t number, const Seen *seen) {
     memcpy(to + sizeof longs, words, sizeof words);
 }
 
-/* Whether what a directory is may be believed for the whole time, as AttrTimeouts._lasts; -1: an exception. */
-static int lasts(Core *core, PyObject *nodeid) {
-    if (core->device < 0)
-        return 0;
-    PyObject *changed = PyDict_GetItemWithError(core->changed_s, nodeid);
-    if (changed != NULL && now_ns() / 1e9 - PyFloat_AsDouble(changed) < SHORT_S)
-        return PySet_Discard(core->told, nodeid) < 0 ? -1 : 0;
-    return PyErr_Occurred() || PySet_Add(core->told, nodeid) < 0 ? -1 : 1;
+/* Whether what a directory is may be believed for the whole time, as AttrTimeouts._lasts. */
+static bool lasts(const Core *core, Node *node) {
+    node->is_lasting = core->tables->device >= 0 && (!node->changed_s || now_ns() / 1e9 - node->changed_s >= SHORT_S);
+    return node->is_lasting;
 }
 
-/* For how long attributes may be believed, as AttrTimeouts.lifetimes; below 0: an exception. */
-static double attr_s(Core *core, PyObject *nodeid, const Seen *seen, double timeout_s, bool is_steady) {
+/* For how long attributes may be believed, as AttrTimeouts.lifetimes. */
+static double attr_s(const Core *core, Node *node, const Seen *seen, double timeout_s, bool is_steady) {
     bool is_set = seen->mode & S_ISUID || (seen->mode & S_ISGID && seen->mode & S_IXGRP);
     if (!is_steady || (is_set && S_ISREG(seen->mode)))
         return 0;
     if (timeout_s <= SHORT_S)
         return timeout_s;
-    if (S_ISDIR(seen->mode)) {
-        int does_last = lasts(core, nodeid);
-        return does_last < 0 ? -1 : does_last ? timeout_s : SHORT_S;
-    }
+    if (S_ISDIR(seen->mode))
+        return lasts(core, node) ? timeout_s : SHORT_S;
     return seen->nlink > 1 ? SHORT_S : timeout_s;
 }
 
-/* Whether attributes that were seen just now may be believed; -1: an exception. */
-int is_steady(Core *core, PyObject *source) {
-    int is_unsteady = PySet_Contains(core->unsteady, source);
-    return is_unsteady < 0 ? -1 : !is_unsteady;
-}
-
 /* Whether what was seen of a node is so still, as far as we know. */
-static bool may_last(const Request *request, uint64_t nodeid) {
-    return !request->was_away && !is_changed(request, nodeid);
-}
+static bool may_last(const Request *request, const Node *node) { return !is_changed(request, node); }
 
-/* struct fuse_entry_out, of a name that is believed for so long. Returns for how long all of it is, or below 0: an
- * exception. */
-double put_entry_for(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady, double name_s) {
+/* struct fuse_entry_out, of a name that is believed for so long. Returns for how long all of it is. */
+double put_entry_for(Request *request, char *to, Node *node, const Seen *seen, bool is_steady, double name_s) {
     Core *core = request->core;
-    PyObject *number = PyObject_GetAttr(node, names.nodeid);
-    if (number == NULL)
-        return -1;
-    uint64_t nodeid = PyLong_AsUnsignedLongLong(number);
-    if (request->was_away)
-        name_s = 0;
-    double attributes_s = attr_s(core, number, seen, name_s, is_steady && may_last(request, nodeid));
-    Py_DECREF(number);
-    if (PyErr_Occurred())
-        return -1;
-    put64(to, nodeid);
+    double attributes_s = attr_s(core, node, seen, name_s, is_steady && may_last(request, node));
+    put64(to, node->nodeid);
     put64(to + 8, 0);
     put_time(to + 16, to + 32, name_s);
     put_time(to + 24, to + 36, attributes_s);
-    put_attributes(to + 40, is_root(core, nodeid) ? seen->ino : nodeid, seen);
+    put_attributes(to + 40, is_root(core, node) ? seen->ino : node->nodeid, seen);
     return attributes_s < name_s ? attributes_s : name_s;
 }
 
-/* The same of any other name. Returns how many bytes, or RAISED. */
-int put_entry(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady) {
-    double believed_s = put_entry_for(request, to, node, seen, is_steady, request->core->lifetime_s);
-    return believed_s < 0 ? RAISED : ENTRY_BYTES;
+/* The same of any other name. Returns how many bytes. */
+int put_entry(Request *request, char *to, Node *node, const Seen *seen, bool is_steady) {
+    put_entry_for(request, to, node, seen, is_steady, request->core->lifetime_s);
+    return ENTRY_BYTES;
 }
 
 /* That nothing has a name. */
 int put_missing(Request *request) {
     memset(request->answer, 0, ENTRY_BYTES);
-    put_time(request->answer + 16, request->answer + 32, request->was_away ? 0 : request->core->lifetime_s);
+    put_time(request->answer + 16, request->answer + 32, request->core->lifetime_s);
     return ENTRY_BYTES;
 }
 
-/* struct fuse_attr_out. Returns how many bytes, or RAISED. */
-int put_attr(Request *request, PyObject *node, const Seen *seen, bool is_steady) {
+/* struct fuse_attr_out. Returns how many bytes. */
+int put_attr(Request *request, Node *node, const Seen *seen, bool is_steady) {
     Core *core = request->core;
-    PyObject *number = PyObject_GetAttr(node, names.nodeid);
-    if (number == NULL)
-        return RAISED;
-    uint64_t nodeid = PyLong_AsUnsignedLongLong(number);
-    double timeout_s = request->was_away ? 0 : core->lifetime_s;
-    double attributes_s = attr_s(core, number, seen, timeout_s, is_steady && may_last(request, nodeid));
-    Py_DECREF(number);
-    if (attributes_s < 0 || PyErr_Occurred())
-        return RAISED;
+    double timeout_s = core->lifetime_s;
+    double attributes_s = attr_s(core, node, seen, timeout_s, is_steady && may_last(request, node));
     put_time(request->answer, request->answer + 8, attributes_s);
     put32(request->answer + 12, 0);
-    put_attributes(request->answer + 16, is_root(core, nodeid) ? seen->ino : nodeid, seen);
+    put_attributes(request->answer + 16, is_root(core, node) ? seen->ino : node->nodeid, seen);
     return ATTR_BYTES;
 }

@@ -54,37 +54,29 @@ int do_setattr(Request *request) {
     bool is_owner = what & (UID | GID) && !(what & ~(uint32_t)(UID | GID | KILL_BITS));
     bool is_times = what & (ATIME | MTIME) && !(what & ~(uint32_t)(ATIME | MTIME | ATIME_NOW | MTIME_NOW));
     if ((!is_mode && !is_owner && !is_times) || open_known(request, request->nodeid, &known) < 0)
-        return PyErr_Occurred() ? RAISED : NOT_OURS;
-    if (!is_outside(core, known.node)) {
-        result = PyErr_Occurred() ? RAISED : NOT_OURS;
-        goto end;
+        return NOT_OURS;
+    if (is_outside(core, known.node)) {
+        calls_begin(request);
+        int error = reach(core, &known, &seen, &fd);
+        /* Where a change takes such bits along, or may not, that is Python's. */
+        bool is_plain = is_times || !(seen.mode & (S_ISUID | S_ISGID));
+        if (!error && is_plain && !(is_mode && S_ISLNK(seen.mode))) {
+            int held = fd < 0 ? known.fd->number : fd;
+            is_changed = change(request, held, &wanted, &seen) == 0;
+            if (is_changed)
+                error = look(held, "", core->statx_flags, &seen);
+        }
+        if (fd >= 0)
+            close(fd);
+        calls_end(request);
+        if (is_changed) {
+            bool is_steady = !is_unsteady(known.node);
+            note_change(request, known.node);
+            known.node->is_told |= is_steady;
+            forget_cached(request, known.node, NULL);
+            result = error ? -error : put_attr(request, known.node, &seen, is_steady);
+        }
     }
-    if (calls_begin(request) < 0) {
-        result = RAISED;
-        goto end;
-    }
-    int error = reach(core, &known, &seen, &fd);
-    /* Where a change takes such bits along, or may not, that is Python's. */
-    bool is_plain = is_times || !(seen.mode & (S_ISUID | S_ISGID));
-    if (!error && is_plain && !(is_mode && S_ISLNK(seen.mode))) {
-        int held = fd < 0 ? known.fd : fd;
-        is_changed = change(request, held, &wanted, &seen) == 0;
-        if (is_changed)
-            error = look(held, "", core->statx_flags, &seen);
-    }
-    if (fd >= 0)
-        close(fd);
-    if (calls_end(request) < 0)
-        result = RAISED;
-    else if (is_changed) {
-        int steady = is_steady(core, known.source);
-        if (forget_changed(request, known.source, NULL, NULL) < 0 || steady < 0 ||
-            (steady && PyObject_SetAttr(known.node, names.is_told, Py_True) < 0))
-            result = RAISED;
-        else
-            result = error ? -error : put_attr(request, known.node, &seen, steady);
-    }
-end:
     close_known(&known);
     return result;
 }

@@ -4,7 +4,7 @@
  * most often: a name in a plain directory, on a local filesystem. All else it leaves alone, before it has changed
  * anything: NOT_OURS, and fuse_operations.py does it. So that is the reference, and this is its shortcut.
  *
- * The interpreter's lock and the tables are held between system calls, and let go for them (turns.c).
+ * Its requests never have the interpreter's lock, but for what Python hears of when they have let the tables go.
  */
 #ifndef TRASHD_CORE_H
 #define TRASHD_CORE_H
@@ -28,143 +28,193 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What an operation says beside the number of bytes of its answer, and a negative errno. */
+/* What an operation returns beside the number of bytes of its reply, and a negative errno. */
 enum {
     NOT_OURS = INT_MIN, /* nothing was changed: Python does it */
-    RAISED,             /* a Python exception is set */
-    LATER,              /* done, and Python finds out how it is to be told: `steps` */
-    NO_ANSWER,          /* done, and the kernel expects no answer */
+    LATER,              /* done, and Python replies when it has its own number: `made` */
+    NO_ANSWER,          /* done, and the kernel expects no reply */
 };
 
 /* Objects that a mount's core works on; module.c takes them from its parts by these names. */
 #define PARTS(X)                                                                                                       \
-    X(lock)             /* TablesLock */                                                                               \
-    X(submounts)        /* its Submounts */                                                                            \
-    X(turns)            /* its mutex, a TurnsLock */                                                                   \
-    X(requests)         /* FuseRequests */                                                                             \
-    X(counters)         /* Counters */                                                                                 \
-    X(nodes)            /* InodeTable */                                                                               \
-    X(by_nodeid)        /* its dict */                                                                                 \
-    X(by_source)        /* its dict */                                                                                 \
-    X(learn)            /* its method */                                                                               \
-    X(zone_of)          /* its method */                                                                               \
-    X(outside)          /* NodeZone.OUTSIDE */                                                                         \
-    X(open_directories) /* DirectoryFds' OrderedDict */                                                                \
-    X(used)             /* its move_to_end */                                                                          \
-    X(open_files)       /* OpenHandles' dict: fds by node */                                                           \
-    X(mapped)           /* Passthrough's set */                                                                        \
-    X(metadata)         /* MetadataCache */                                                                            \
-    X(forget)           /* DaemonCache's method */                                                                     \
-    X(unsteady)         /* its set */                                                                                  \
-    X(timeouts)         /* AttrTimeouts */                                                                             \
-    X(told)             /* its set */                                                                                  \
-    X(changed_s)        /* its dict */                                                                                 \
-    X(folding)          /* its dict: by directory */                                                                   \
-    X(retries)          /* EstaleRetries' dict */                                                                      \
-    X(make_room)        /* Opening's method */                                                                         \
-    X(opened)           /* Opening's method */                                                                         \
-    X(handles)          /* OpenHandles' dict: nodes by handle */                                                       \
-    X(openers)          /* its dict */                                                                                 \
-    X(executed)         /* its set */                                                                                  \
-    X(to_append)        /* its set */                                                                                  \
-    X(shares)           /* FairShares */                                                                               \
-    X(shares_of_uids)   /* its dict */                                                                                 \
-    X(directories)      /* DirectoryFds */                                                                             \
-    X(passthrough)      /* Passthrough */                                                                              \
-    X(modes)            /* its dict */                                                                                 \
-    X(passing_writers)  /* its set */                                                                                  \
-    X(passed_by)        /* DaemonCache's set */                                                                        \
-    X(writers_of)       /* ContentWriters' method */                                                                   \
-    X(OpenMode)                                                                                                        \
-    X(writers)          /* a dict: credentials by uid */                                                               \
-    X(never)            /* 0.0 */                                                                                      \
-    X(meets)            /* LookupOperations' method: is_steady */                                                      \
-    X(Node)                                                                                                            \
-    X(lost)             /* NameOperations' method */                                                                   \
-    X(moved)            /* NameOperations' method */                                                                   \
-    X(unused)           /* NodeReferences' method: not_taken */                                                        \
-    X(queues)           /* Prefetch's dict: by directory */                                                            \
-    X(pages)            /* PageValidity's dict: by node */                                                             \
-    X(nameless)         /* b"" */                                                                                      \
-    X(numbered)         /* FuseOperations' method: its steps */                                                        \
-    X(keeps_pages)      /* FileOperations' method */                                                                   \
-    X(told_stale)       /* EstaleRetries' method */                                                                    \
-    X(fails)            /* failures.errno_of */                                                                        \
-    X(Attributes)                                                                                                      \
+    X(lock)       /* TablesLock */                                                                                     \
+    X(mutex_of)   /* its TablesMutex */                                                                                \
+    X(requests)   /* FuseRequests */                                                                                   \
+    X(counters)   /* Counters */                                                                                       \
+    X(nodes)      /* Tables */                                                                                         \
+    X(latency)    /* Latency, or None */                                                                               \
+    X(took)       /* TablesLock's method */                                                                            \
+    X(forget)     /* DaemonCache's method */                                                                           \
+    X(refused)    /* Passthrough's method */                                                                           \
+    X(unused)     /* NodeReferences' method: not_taken */                                                              \
+    X(numbered)   /* FuseOperations' method: its steps */                                                              \
+    X(told_stale) /* EstaleRetries' method */                                                                          \
+    X(fails)      /* failures.errno_of */                                                                              \
     X(EntryParam)                                                                                                      \
-    X(OpenedFile)                                                                                                      \
-    X(Fd)
-
-/* Names of attributes, made once. */
-#define NAMES(X)                                                                                                       \
-    X(is_slow) X(is_careful) X(is_watched) X(is_used) X(rests) X(wakes) X(turn) X(was_away) X(calls) X(borrowed)       \
-    X(_n_begun) X(_left_open) X(_away) X(returned) X(shared_by) X(_latency) X(is_in_doubt) X(took) X(names)        \
-    X(_rests) X(_epoch) X(source) X(zone) X(epoch) X(last) X(nlookup) X(is_told) X(told_until_s) X(n_open)  \
-    X(parent) X(name) X(nodeid) X(is_directory) X(btime_ns) X(ino) X(changed) X(set)         \
-    X(is_idle) X(_n_given) X(_n) X(_n_fds) X(_give_up) X(others) X(backing_id)           \
-    X(hands_out) X(renew)
+    X(OpenedFile)
 
 #define FIELD(name) PyObject *name;
-extern struct names {
-    NAMES(FIELD)
-} names;
 
-/* The lock around the tables: a turn of Python's has them alone, requests of the core share them. */
+/* What was seen of an inode: by statx, and its file handle. */
+#define HANDLE_BYTES 128
+typedef struct {
+    uint64_t dev, ino, size, blocks, rdev;
+    uint32_t mode, nlink, uid, gid, blksize;
+    int64_t atime_s, mtime_s, ctime_s, btime_ns;
+    uint32_t atime_ns, mtime_ns, ctime_ns;
+    struct {
+        uint32_t n_bytes;
+        int32_t type;
+        char bytes[HANDLE_BYTES];
+    } handle;
+} Seen;
+
+/* Which incarnation of which inode: by its file handle, or where there is none by the time of its birth. */
+typedef struct {
+    uint64_t dev, ino;
+    int64_t btime_ns;
+    const char *handle;
+    uint32_t n_handle; /* 0: there is none */
+} Source;
+
+static inline Source source_of(const Seen *seen) {
+    return (Source){seen->dev, seen->ino, seen->btime_ns, (const char *)&seen->handle,
+                    2 * (uint32_t)sizeof(uint32_t) + seen->handle.n_bytes};
+}
+
+/* Where a node lies: outside of all stores; in one, or it is one; in what a reaper takes from, or it is that. */
+typedef enum { OUTSIDE, STORE, TRASH } Zone;
+
+/* A counted fd, or the counted id of a file that is passed through. */
+typedef struct Fd {
+    int number, device, backing_id; /* of the id; 0: it is an fd */
+    uint32_t n_uses;
+    struct Fd *next; /* of those that a thread is to close */
+} Fd;
+
+typedef struct Node Node;
+
+/* What a client has open. */
+typedef struct Handle {
+    Node *node; /* one use */
+    Fd *fd;
+    struct Handle *next; /* of the node */
+    uint32_t uid;
+    bool writes, may_map, is_executed, appends, is_passed;
+} Handle;
+
+typedef struct {
+    uint32_t uid;
+    int64_t n;
+} Share;
+
+typedef struct {
+    Node *parent; /* NULL: no name */
+    char *name;
+} NodeName;
+enum { N_OTHERS_MAX = 8, N_RETRIES_MAX = 64, N_FORGOTTEN_MAX = 64 };
+
+/* One incarnation of one inode. */
+struct Node {
+    uint64_t nodeid, dev, ino;
+    int64_t btime_ns;
+    Node *next_by_nodeid, *next_by_source;
+    NodeName at, *others; /* where it was found last; if it has hard links, some of its other names */
+    Seen *last;           /* its attributes when its last link went and it was not open: that is all that is left of it */
+    Handle *handles;
+    Fd *backing;          /* the id that it is passed through by, while it is open; NULL: the kernel keeps its pages */
+    Fd *dir_fd;           /* of a directory, O_PATH */
+    Node *newer, *older;  /* of those with such an fd */
+    PyObject *object;     /* what Python has of it; with the interpreter's lock */
+    uint64_t nlookup;     /* references that the kernel holds */
+    uint64_t epoch;       /* of its zone */
+    uint64_t number;      /* in which it was made */
+    uint64_t changed_at;  /* the number of the newest change of it, or of a name in it */
+    double told_until_s;  /* until when the kernel may believe its name and attributes; 0: unknown, or not at all */
+    double changed_s;     /* when a name in it was changed; 0: never */
+    int64_t page_mtime_ns, page_ctime_ns, page_size; /* when it was opened last; the size is -1: unknown */
+    int64_t writer; /* whom it is written as, while it is open: see file_writer; -1: unknown */
+    uint32_t n_uses, n_open, n_passing_writers;
+    uint32_t n_changing; /* changes of names in it that are under way */
+    uint8_t zone;
+    bool is_directory, is_live, is_listed; /* it can be found by its source; by its nodeid */
+    bool is_told;    /* the kernel was sent its attributes since they were made void: the reply may be on its way */
+    bool is_lasting; /* the kernel was sent attributes of this directory that it believes for long */
+    bool is_mapped;  /* it was open for reading and writing past us, and may be mapped yet */
+    uint32_t n_handle;
+    char handle[];
+};
+
+typedef struct {
+    Node **by_nodeid, **by_source, *root;
+    uint64_t n_buckets, n_nodes, n_private, n_made, n_zoned, epoch, root_dev;
+    uint64_t n_changes; /* of nodes and of names, since the beginning */
+    bool has_top, hides_root; /* see mount/life/root_inode.py */
+    Node *newest, *oldest;    /* directories with an fd, but for the root */
+    uint32_t n_directories, n_directories_max;
+    Handle **handles; /* by number */
+    uint32_t n_slots, n_handles;
+    Share *shares;
+    uint32_t n_shares;
+    int64_t n_given, n_handles_max;
+    uint32_t n_fds; /* for handles and directories together */
+    int device;     /* /dev/fuse; -1: not yet */
+    int64_t racy_ns; /* as old as the slowest clock of a filesystem */
+    bool is_for_all, is_shared;
+    bool passes;    /* what is opened is passed through, if it can be */
+    bool is_caching; /* something is cached of a slow filesystem, or is being fetched: changes are Python's */
+    bool is_case_sensitive; /* the root's filesystem, as far as that is known */
+    char *waiting;  /* names of mount points where a look may have to wait, each ended by a NUL; and one more */
+    uint32_t retries[N_RETRIES_MAX]; /* threads that were sent ESTALE just now */
+    uint32_t n_retries;
+} Tables;
+
 typedef struct {
     PyObject_HEAD
-    pthread_mutex_t mutex; /* of what follows */
-    pthread_cond_t is_free;
-    bool is_taken;
-    int n_waiting, n_sharing;
-    pthread_mutex_t section; /* who of those that share them has them now */
-    int section_of;          /* the core of that thread, from 1 on. A hint */
-} TurnsLock;
+    Tables tables;
+} TablesObject;
 
-/* Of the nodes whose number has the same remainder. */
-enum { N_CHANGES = 1024 };
 typedef struct {
-    uint64_t n_before;    /* how many changes there had been of all, after the last one of these */
-    uint32_t n_under_way; /* changes of names in them that have begun and not ended */
-} Change;
+    PyObject_HEAD
+    pthread_mutex_t mutex;
+    bool is_slow; /* the backing filesystem */
+} TablesMutex;
 
 /* One mount's. */
 typedef struct {
     PyObject_HEAD
     PARTS(FIELD)
-    TurnsLock *turns_lock; /* turns */
-    struct worker **workers;
-    int n_workers;
-    uint64_t n_changes;
-    Change changes[N_CHANGES];
-    PyObject *new_attributes; /* (Attributes, tuple) -> Attributes */
-    Py_buffer cells;
+    TablesMutex *mutex;
+    Tables *tables;
+    Py_buffer cells, rests;
     uint64_t *cell;                /* the counters */
     uint32_t cell_of[64];          /* where those of an opcode begin; 0: not ours */
     int n_buckets, first_bits;     /* of the histogram */
     int n_failed, n_total, n_max, n_first_bucket;
     int device;                    /* /dev/fuse */
     int root_fd;
-    int n_fds;                     /* for handles and directories together */
-    uint64_t top, root_dev;        /* the root's other nodeid; its st_dev */
+    int wake_fd;                   /* an eventfd that wakes who watches the workers */
+    bool watch_sleeps;
+    uint64_t root_dev;
     int statx_flags;               /* AT_STATX_DONT_SYNC or 0 */
+    uint32_t nobody_uid, nobody_gid; /* as whom a file of nobody's is written; another owner's is with another uid only */
     bool is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
-    bool is_in_doubt;              /* whether the filesystem is slow: when it was last told of */
+    bool is_in_doubt;              /* whether the filesystem is slow */
     double lifetime_s;
-    uint64_t quick_ns;             /* a look that takes longer is told */
+    uint64_t quick_ns;             /* a look that takes longer is reported */
     char at_rest[24], no_capabilities[24];
     char user_namespace[32];       /* as /proc calls it; empty: unknown */
 } Core;
 
-/* A thread that answers requests, and its turns with the tables. */
-typedef struct worker {
+/* A thread that serves requests. */
+typedef struct {
     PyObject_HEAD
     Core *core;
-    PyObject *turn, *calls, *borrowed;
-    PyObject *later; /* answers in steps what is done */
-    bool was_taken; /* the tables, since the last request */
-    bool has_tables;          /* shared with others of the core */
-    uint64_t patient_from_ns; /* it does not wait for others awake before that */
-    int core_number;          /* of the processor that it is bound to, from 1 on; 0: to none */
+    PyObject *later;          /* answers in steps what is done */
+    PyThreadState *released;  /* the interpreter's lock is */
+    uint64_t began_ns;        /* its request, which it serves or Python does for it; 0: none */
+    bool is_held_up;          /* for long: another thread serves what follows */
+    bool hands_out;           /* all is done by others: it must not be held up */
 } Worker;
 
 /* A request as it has come, wherever its parts lie. */
@@ -187,27 +237,25 @@ typedef struct {
     const char *payload; /* names, each ended by a NUL */
     uint32_t n_payload;
     char *answer;        /* where its body goes: perhaps the payload's memory, so names are copied before */
-    PyThreadState *released;
-    bool is_noted;       /* that it is in calls, in which Python may have the tables */
-    bool was_away;       /* Python has had them */
     uint64_t n_changes_before;
     int error;           /* that Python is to meet */
-    PyObject *steps;     /* LATER: what answers in the end */
-} Request;
-
-/* What was seen of an inode: by statx, and its file handle. */
-#define HANDLE_BYTES 128
-typedef struct {
-    uint64_t dev, ino, size, blocks, rdev;
-    uint32_t mode, nlink, uid, gid, blksize;
-    int64_t atime_s, mtime_s, ctime_s, btime_ns;
-    uint32_t atime_ns, mtime_ns, ctime_ns;
+    /* What Python hears of when the tables are let go. */
+    int n_looks;         /* that have taken so long together; 0: nothing to say */
+    uint64_t looks_ns;
+    int refused, refused_fd; /* an errno: the kernel has refused a backing file for an fd of `refused_node` */
+    Node *refused_node;  /* one use */
+    Node *made;          /* one use; LATER: that is replied, with an OpenedFile if `made_fd` is not 0 */
+    int made_fd, made_backing_id;
+    bool is_steady;
+    Seen seen;
+    int n_unused;        /* nodes that have ended, of which Python may have something */
+    Node *unused[N_FORGOTTEN_MAX + 1];
+    int n_cached;        /* changes that the cache has to forget */
     struct {
-        uint32_t n_bytes;
-        int32_t type;
-        char bytes[HANDLE_BYTES];
-    } handle;
-} Seen;
+        Node *node, *directory; /* one use; NULL: none */
+        char name[NAME_MAX + 1];
+    } cached[3];
+} Request;
 
 /* How long some looks take. */
 typedef struct {
@@ -223,66 +271,108 @@ static inline bool is_known(const Request *request) {
 
 /* A directory, and a name in it. */
 typedef struct {
-    PyObject *node; /* owned */
-    PyObject *name; /* bytes, owned; NULL: none */
-    const char *text;
-    int fd;
+    Node *node;       /* one use */
+    const char *name; /* the request's; NULL: none */
+    Fd *fd;           /* the node's, one use */
 } Place;
 
 typedef int (*Operation)(Request *);
 
-/* turns.c */
-extern PyType_Spec turns_lock_spec;
-void tables_begin(Worker *worker);
-void tables_end(Worker *worker);
-int turn_begin(Request *request);
-int turn_end(Worker *worker);
-int calls_begin(Request *request);
-int calls_end(Request *request);
-int changes_begin(Request *request, uint64_t nodeid, uint64_t other);
-int changes_end(Request *request, uint64_t nodeid, uint64_t other);
-bool is_borrowed(const Core *core, const Worker *but, PyObject *fd);
-int close_left(Request *request);
-void note_change(Request *request, uint64_t nodeid);
-bool is_changed(const Request *request, uint64_t nodeid);
+/* lock.c */
+extern PyType_Spec tables_mutex_spec;
+void tables_lock(TablesMutex *lock);
+void tables_unlock(TablesMutex *lock);
+void calls_begin(Request *request);
+void calls_end(Request *request);
+void change_begins(Node *node);
+void change_ends(Tables *t, Node *node);
+bool has_changed(const Node *node, uint64_t since);
+void note_change(Request *request, Node *node);
+void changes_begin(Request *request, Node *node, Node *other);
+void changes_end(Request *request, Node *node, Node *other);
+bool is_changed(const Request *request, const Node *node);
+
+/* inode_table.c */
+void *allocate(void *old, size_t n_bytes);
+void tables_make(Tables *t, const Source *root, int root_fd);
+void tables_free(Tables *t);
+void show_top(Tables *t, bool is_shown);
+Node *node_of(const Tables *t, uint64_t nodeid);
+Node *find_node(const Tables *t, const Source *source);
+Source source_of_node(const Node *node);
+Node *node_take(Node *node);
+void node_put(Node *node);
+Zone zone_of(Tables *t, Node *node);
+bool is_at(const Node *node, const Node *parent, const char *name);
+void put_name(Tables *t, Node *node, Node *parent, const char *name, bool is_linked);
+void take_away_name(Tables *t, Node *node, Node *parent, const char *name);
+void move_node(Tables *t, Node *node, Node *old_parent, const char *old, Node *new_parent, const char *new);
+Node *learn_node(Tables *t, const Source *source, bool is_directory, bool is_linked, Node *parent, const char *name);
+bool lacks_its_number(const Tables *t, const Node *node);
+void renumber(Tables *t, Node *node);
+bool drop_unused(Tables *t, Node *node);
+bool forget_node(Tables *t, Node *node, uint64_t n);
+void detach_node(Tables *t, Node *node, const Seen *seen);
+
+/* open_fds.c */
+Fd *fd_new(int number, int device, int backing_id);
+Fd *fd_take(Fd *fd);
+void fd_put(Fd *fd);
+extern _Thread_local bool holds_tables;
+bool has_fds_to_close(void);
+void close_fds(void);
+Fd *directory_fd(Tables *t, Node *node);
+Fd *keep_directory_fd(Tables *t, Node *node, int number);
+void drop_directory_fd(Tables *t, Node *node);
+void limit_directories(Tables *t, uint32_t n);
+void add_to_share(Tables *t, uint32_t uid, int64_t n);
+bool may_open(const Tables *t, uint32_t uid);
+int64_t most_of_one(int64_t n);
+bool make_room(Tables *t, uint32_t uid);
+Handle *handle_of_number(const Tables *t, uint64_t fh);
+void open_handle(Tables *t, Node *node, int number, uint32_t uid, uint32_t flags, Fd *backing, int64_t writer);
+Node *close_handle(Tables *t, uint64_t fh);
+bool is_unsteady(const Node *node);
+void close_tables(Tables *t);
+
+/* node_type.c, tables_type.c: for Python */
+PyObject *object_of(Node *node);
+Node *node_from(PyObject *object);
+PyObject *source_object(const Source *source);
+int source_from(PyObject *key, Source *source);
+PyObject *attributes_object(const Seen *seen);
+int seen_from(PyObject *attributes, Seen *seen);
+PyObject *fd_object(Fd *fd);
+void end_uses(void);
+int add_node_types(PyObject *module);
+int add_tables(PyObject *module);
 
 /* tables.c */
-bool is_root(const Core *core, uint64_t nodeid);
-int may_wait(const Core *core, PyObject *name);
-int is_at_rest(const Request *request);
-PyObject *node_of(Request *request, uint64_t nodeid);
+bool is_root(const Core *core, const Node *node);
+bool may_wait(const Core *core, const char *name);
+bool is_at_rest(const Request *request);
+Node *live_node(const Request *request, uint64_t nodeid);
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place);
 void close_place(Place *place);
-int directory_fd(Request *request, PyObject *node, uint64_t nodeid);
-bool is_outside(Core *core, PyObject *node);
-int number_of(PyObject *object, PyObject *name, uint64_t *value);
-bool is_true(PyObject *object, PyObject *name);
-bool is_none(PyObject *object, PyObject *name);
-bool is_empty(PyObject *object, PyObject *name);
-PyObject *source_of(const Seen *seen);
-PyObject *attributes_of(Core *core, const Seen *seen);
-PyObject *learn(Request *request, const Place *place, const Seen *seen, PyObject *source);
-int changed(Core *core, PyObject *node);
-int forget_changed(Request *request, PyObject *source, const Place *place, const Place *other);
-int fd_of_open(Request *request, PyObject *node);
-int counted(PyObject *node, bool is_told);
-int tell_took(Request *request, const Timed *timed, int n);
-int is_so(PyObject *said);
-int is_at(PyObject *node, const Place *place, PyObject *name);
+bool is_outside(Core *core, Node *node);
+Node *learn(Request *request, const Place *place, const Seen *seen);
+void counted(Node *node, bool is_told);
+void notify_attributes(const Tables *t, const Node *node);
+void changed(Tables *t, Node *node);
+void renew(Tables *t, Node *node);
+bool pages_are_right(const Tables *t, Node *node, const Seen *seen);
+void forget_cached(Request *request, Node *node, const Place *place);
+void tell_took(Request *request, const Timed *timed, int n);
 bool is_stores(const char *name);
 bool is_stores_own(const char *name);
-int set_number(PyObject *object, PyObject *name, int64_t value);
-int add_to(PyObject *object, PyObject *name, int64_t more);
-int failed(Core *core);
 uint64_t now_ns(void);
 
 /* answers.c */
-int put_entry(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady);
-double put_entry_for(Request *request, char *to, PyObject *node, const Seen *seen, bool is_steady, double name_s);
+int put_entry(Request *request, char *to, Node *node, const Seen *seen, bool is_steady);
+double put_entry_for(Request *request, char *to, Node *node, const Seen *seen, bool is_steady, double name_s);
 void put_attributes(char *to, uint64_t number, const Seen *seen);
 int put_missing(Request *request);
-int put_attr(Request *request, PyObject *node, const Seen *seen, bool is_steady);
-int is_steady(Core *core, PyObject *source);
+int put_attr(Request *request, Node *node, const Seen *seen, bool is_steady);
 enum { ENTRY_BYTES = 128, ATTR_BYTES = 104, OPEN_BYTES = 16 };
 
 /* calls.c: without the interpreter's lock */
@@ -295,7 +385,7 @@ Timed time_begin(const Core *core);
 void time_end(const Core *core, Timed *timed, int n);
 /* The way to look at names in a directory: where nothing is renamed but through the mount, `is_changed` tells of it. */
 static inline Look *looking(const Request *request) {
-    return request->core->is_shared || request->was_away ? peek : identify;
+    return request->core->is_shared ? peek : identify;
 }
 
 /* acting.c: without the interpreter's lock */
@@ -327,39 +417,29 @@ bool is_owner(const Request *request, int fd);
 
 /* handles.c */
 typedef struct {
-    bool passes;
-    Actor nobody;   /* as whom a file of nobody's is written; another owner's is with another uid only */
     uint32_t owner; /* for whom it is written; see `file_writer` */
-    int32_t id;     /* by which it is passed through; 0: none */
+    Fd *backing;    /* the id by which it is passed through; NULL: none */
+    int error;      /* why there is none, if there should be one */
 } Opening;
-int make_room(Request *request);
-int prepare_opening(Request *request, PyObject *node, uint32_t flags, Opening *opening);
-void open_backing(const Request *request, int fd, const Seen *seen, Opening *opening);
-PyObject *put_handle(Request *request, PyObject *node, PyObject *source, int fd, uint32_t flags, const Seen *seen,
-                     bool is_new, Opening *opening, char *to);
-void leave_opening(Request *request, int fd, const Opening *opening);
-int let_go(Request *request, PyObject *handle);
+void write_anywhere(int fd);
+Opening open_backing(const Request *request, int fd, const Seen *seen);
+void put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, Opening *opening, char *to);
 
 /* lookups.c */
 typedef struct {
-    PyObject *node, *source; /* owned */
-    uint64_t nodeid;
-    PyObject *name;       /* owned: in `dir_fd`; NULL: `fd` is of the node itself */
-    const char *text;
-    int fd, dir_fd;
-    uint64_t above;       /* the directory's nodeid; 0: `fd` */
-    const char *handle;   /* as it is in its source */
-    Py_ssize_t n_handle;
-    uint64_t ino, dev;
-    int64_t btime_ns;
+    Node *node;       /* one use */
+    Node *above;      /* one use: `dir_fd` is its; NULL: `fd` is of the node itself */
+    Fd *fd, *dir_fd;  /* one use */
+    char name[NAME_MAX + 1]; /* in `dir_fd` */
 } Known;
 int open_known(Request *request, uint64_t nodeid, Known *known);
 void close_known(Known *known);
 int reach(const Core *core, const Known *known, Seen *seen, int *fd);
 
 /* endings.c */
-int lose(Request *request, PyObject *source, const Seen *seen, const Place *place);
-int move(Request *request, PyObject *source, const Place *old, const Place *new);
+void lose(Request *request, const Seen *seen, const Place *place);
+void move(Request *request, const Seen *seen, const Place *old, const Place *new);
+void end_unused(Request *request, Node *node);
 PyObject *core_forget(Core *core, PyObject *pairs);
 
 /* endings.c, lookups.c, names.c, files.c, listings.c: the operations */
@@ -379,7 +459,6 @@ int do_rename(Request *request);
 int do_rename2(Request *request);
 int do_open(Request *request);
 int do_release(Request *request);
-void write_anywhere(int fd);
 
 /* answering.c */
 enum { HEAD_BYTES_IN = 40, HEAD_BYTES_OUT = 16 }; /* struct fuse_in_header, fuse_out_header */
@@ -387,8 +466,12 @@ enum { BODY_BYTES_MAX = 1 << 20 }; /* of an answer: there is room for no more */
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
 int answer(Worker *worker, const Incoming *incoming);
 void put_head(char *to, uint64_t unique, int result);
-int worker_begin(Worker *worker, PyObject *core, PyObject *turn, PyObject *later);
+int failed(Core *core);
+void work_begins(Worker *worker);
+void work_ends(Worker *worker);
+void worker_begin(Worker *worker, PyObject *core, PyObject *later);
 void worker_end(Worker *worker);
+extern PyGetSetDef worker_getset[];
 
 /* ring.c, dev.c: the transports */
 extern PyType_Spec core_ring_spec, core_device_spec;

@@ -67,28 +67,28 @@ static bool sleep_until_come(CoreDevice *device) {
     return true;
 }
 
-/* Write the answer to a request that was ours. Returns 0, or -1 with an exception. */
-static int write_answer(CoreDevice *device, const char *head, int result) {
+/* Write the reply to a request that was ours; without the interpreter's lock. */
+static void write_answer(CoreDevice *device, const char *head, int result) {
+    Worker *worker = &device->worker;
     uint64_t unique, handle = 0;
     uint32_t opcode;
     memcpy(&opcode, head + 4, sizeof opcode);
     memcpy(&unique, head + 8, sizeof unique);
     put_head(device->answer, unique, result);
-    PyThreadState *released = PyEval_SaveThread();
-    ssize_t n = write(device->worker.core->device, device->answer, HEAD_BYTES_OUT + (result > 0 ? (size_t)result : 0));
-    int error = n < 0 ? errno : 0;
-    PyEval_RestoreThread(released);
-    if (!error)
-        return 0;
+    if (write(worker->core->device, device->answer, HEAD_BYTES_OUT + (result > 0 ? (size_t)result : 0)) >= 0)
+        return;
+    int error = errno;
     if (result >= 0 && (opcode == OPEN || opcode == CREATE)) /* fuse_open_out; behind a fuse_entry_out */
         memcpy(&handle, device->answer + HEAD_BYTES_OUT + (opcode == CREATE ? ENTRY_BYTES : 0), sizeof handle);
+    PyEval_RestoreThread(worker->released);
     PyObject *nothing = PyObject_CallFunction(device->lost, "iK", error, (unsigned long long)handle);
+    if (nothing == NULL)
+        failed(worker->core);
     Py_XDECREF(nothing);
-    return nothing == NULL ? -1 : 0;
+    worker->released = PyEval_SaveThread();
 }
 
-/* Answer the request that was read. Returns 1: it is; 2: Python goes on with its steps; 0: Python has to; -1: an
- * exception. */
+/* Answer the request that was read. Returns 1: it is; 2: Python goes on with its steps; 0: Python has to. */
 static int answer_read(CoreDevice *device, size_t size) {
     const char *head = device->memory.buf;
     uint32_t opcode, n_own, n_said;
@@ -100,18 +100,11 @@ static int answer_read(CoreDevice *device, size_t size) {
         .head = head, .own = head + HEAD_BYTES_IN, .payload = head + HEAD_BYTES_IN + n_own,
         .n_payload = (uint32_t)size - HEAD_BYTES_IN - n_own, .answer = device->answer + HEAD_BYTES_OUT,
     };
-    PyThreadState *released = PyEval_SaveThread();
-    tables_begin(&device->worker);
-    PyEval_RestoreThread(released);
     int result = answer(&device->worker, &incoming);
-    tables_end(&device->worker);
-    if (result == RAISED || result == NOT_OURS)
-        return result == RAISED ? -1 : 0;
-    if (result == LATER)
-        return 2;
-    if (result == NO_ANSWER)
-        return 1;
-    return write_answer(device, head, result) < 0 ? -1 : 1;
+    if (result > NO_ANSWER)
+        write_answer(device, head, result);
+    close_fds(); /* no client waits for that */
+    return result == NOT_OURS ? 0 : result == LATER ? 2 : 1;
 }
 
 PyDoc_STRVAR(read_doc, "Read requests and answer those that are ours.\n\n"
@@ -125,14 +118,12 @@ static PyObject *core_device_read(CoreDevice *device, PyObject *args) {
     if (!PyArg_ParseTuple(args, "p", &waits))
         return NULL;
     Worker *worker = &device->worker;
-    Core *core = worker->core;
-    worker->was_taken = false;
-    if (PyObject_SetAttr(worker->turn, names.shared_by, core->turns) < 0)
-        return NULL;
+    const Core *core = worker->core;
     ssize_t n = 0;
     int error = 0, is_answered = 1;
-    while (is_answered == 1 && !worker->was_taken) {
-        PyThreadState *released = PyEval_SaveThread();
+    work_ends(worker);
+    worker->released = PyEval_SaveThread();
+    while (is_answered == 1 && !__atomic_load_n(&worker->is_held_up, __ATOMIC_RELAXED)) {
         bool goes_on = true;
         while ((n = read(core->device, device->memory.buf, (size_t)device->memory.len)) < 0 && goes_on) {
             error = errno;
@@ -142,13 +133,14 @@ static PyObject *core_device_read(CoreDevice *device, PyObject *args) {
                 goes_on = error == EINTR || error == ENOENT; /* ENOENT: its client was killed meanwhile */
         }
         has_come(device);
-        PyEval_RestoreThread(released);
         if (n < 0)
             break;
+        work_begins(worker);
         is_answered = answer_read(device, (size_t)n);
+        if (is_answered)
+            work_ends(worker);
     }
-    if (PyObject_SetAttr(worker->turn, names.shared_by, Py_None) < 0 || is_answered < 0)
-        return NULL;
+    PyEval_RestoreThread(worker->released);
     if (n < 0 && error != EAGAIN) {
         errno = error;
         return PyErr_SetFromErrno(PyExc_OSError);
@@ -157,11 +149,11 @@ static PyObject *core_device_read(CoreDevice *device, PyObject *args) {
 }
 
 static PyObject *core_device_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
-    PyObject *core, *turn, *later, *lost, *memory;
+    PyObject *core, *later, *lost, *memory;
     cpu_set_t processors;
     int wake_fd;
     unsigned int rest_ms;
-    if (!PyArg_ParseTuple(args, "OOOOOiI", &core, &turn, &later, &lost, &memory, &wake_fd, &rest_ms))
+    if (!PyArg_ParseTuple(args, "OOOOiI", &core, &later, &lost, &memory, &wake_fd, &rest_ms))
         return NULL;
     CoreDevice *self = (CoreDevice *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
@@ -174,8 +166,8 @@ static PyObject *core_device_new(PyTypeObject *type, PyObject *args, PyObject *P
     self->answer = PyMem_Malloc(ANSWER_BYTES); /* what no answer has taken is not in memory */
     if (self->answer == NULL)
         PyErr_NoMemory();
-    if (self->answer == NULL || PyObject_GetBuffer(memory, &self->memory, PyBUF_WRITABLE) < 0 ||
-        worker_begin(&self->worker, core, turn, later) < 0) {
+    worker_begin(&self->worker, core, later);
+    if (self->answer == NULL || PyObject_GetBuffer(memory, &self->memory, PyBUF_WRITABLE) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -202,6 +194,7 @@ static PyType_Slot core_device_slots[] = {
     {Py_tp_new, core_device_new},
     {Py_tp_dealloc, core_device_free},
     {Py_tp_methods, core_device_methods},
+    {Py_tp_getset, worker_getset},
     {0, NULL},
 };
 PyType_Spec core_device_spec = {

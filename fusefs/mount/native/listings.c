@@ -22,8 +22,8 @@ struct name_told {
 /* One name of a block. */
 typedef struct {
     const struct name_told *found;
-    PyObject *name; /* owned; NULL: . and .. */
-    bool is_told;   /* and still believed: its inode number is enough */
+    bool is_dot;  /* . and .. */
+    bool is_told; /* and still believed: its inode number is enough */
     int error;      /* of the look */
     Seen seen;
 } Listed;
@@ -39,21 +39,10 @@ typedef struct {
 } Listing;
 
 /* Whether the kernel has been told what has a name, which is no directory, and believes it for longer than a moment. */
-static int is_told_already(const Listing *listing, uint64_t ino, PyObject *name) {
-    PyObject *key = PyLong_FromUnsignedLongLong(ino);
-    PyObject *node = key == NULL ? NULL : PyDict_GetItemWithError(listing->request->core->by_nodeid, key);
-    Py_XDECREF(key);
-    if (node == NULL)
-        return PyErr_Occurred() ? -1 : 0;
-    uint64_t nlookup;
-    PyObject *until = PyObject_GetAttr(node, names.told_until_s);
-    double until_s = until == NULL ? -1 : PyFloat_AsDouble(until);
-    Py_XDECREF(until);
-    if (PyErr_Occurred() || number_of(node, names.nlookup, &nlookup) < 0)
-        return -1;
-    if (until_s <= listing->now_s + SOON_S || !nlookup || is_true(node, names.is_directory))
-        return 0;
-    return is_at(node, &listing->place, name);
+static bool is_told_already(const Listing *listing, const struct name_told *found) {
+    const Node *node = node_of(listing->request->core->tables, found->ino);
+    return node != NULL && node->told_until_s > listing->now_s + SOON_S && node->nlookup && !node->is_directory &&
+           is_at(node, listing->place.node, found->name);
 }
 
 /* Bytes of an answer that an entry takes. */
@@ -76,107 +65,83 @@ static void put_dirent(Listing *listing, const struct name_told *found, uint64_t
     listing->n += n_all;
 }
 
-/* A name with all that is known of what it means; the kernel has one more reference. Returns 0, or -1. */
-static int tell_known(Listing *listing, const Listed *listed) {
+/* A name with all that is known of what it means; the kernel has one more reference. */
+static void tell_known(Listing *listing, const Listed *listed) {
     Request *request = listing->request;
     Core *core = request->core;
-    Place place = {.node = listing->place.node, .name = listed->name, .text = listed->found->name};
-    PyObject *source = source_of(&listed->seen);
-    PyObject *node = source == NULL ? NULL : learn(request, &place, &listed->seen, source);
-    int steady = node == NULL                                                          ? -1
-                 : listed->seen.dev != core->root_dev ? is_so(PyObject_CallFunctionObjArgs(core->meets, source, NULL))
-                 : PySet_Size(core->unsteady)         ? is_steady(core, source)
-                                                      : 1;
-    double name_s = is_stores(listed->found->name) ? 0 : core->lifetime_s, believed_s = -1;
-    uint64_t nodeid = 0, n_open = 0;
-    if (steady >= 0)
-        believed_s = put_entry_for(request, request->answer + listing->n, node, &listed->seen, steady, name_s);
-    int error = believed_s < 0 || number_of(node, names.n_open, &n_open) < 0 || counted(node, false) < 0 ? -1 : 0;
-    if (!error) {
-        PyObject *until = PyFloat_FromDouble(n_open ? 0 : listing->now_s + believed_s);
-        error = until == NULL ? -1 : PyObject_SetAttr(node, names.told_until_s, until);
-        Py_XDECREF(until);
-    }
-    if (!error) {
-        memcpy(&nodeid, request->answer + listing->n, sizeof nodeid); /* as it has been put there */
-        put_dirent(listing, listed->found, nodeid, listed->seen.mode >> 12);
-    }
-    Py_XDECREF(source);
-    Py_XDECREF(node);
-    return error;
+    Place place = {.node = listing->place.node, .name = listed->found->name};
+    Node *node = learn(request, &place, &listed->seen);
+    bool is_steady = listed->seen.dev == core->root_dev && !is_unsteady(node); /* of what is mounted there Python knows */
+    double name_s = is_stores(listed->found->name) ? 0 : core->lifetime_s;
+    double believed_s = put_entry_for(request, request->answer + listing->n, node, &listed->seen, is_steady, name_s);
+    counted(node, false);
+    node->told_until_s = node->n_open ? 0 : listing->now_s + believed_s;
+    put_dirent(listing, listed->found, node->nodeid, listed->seen.mode >> 12);
+    node_put(node);
 }
 
 /* A name alone. `.` and `..` come with their number. */
 static void tell_name(Listing *listing, const Listed *listed) {
     char *to = listing->request->answer + listing->n;
     memset(to, 0, ENTRY_BYTES);
-    if (listed->name == NULL) {
+    if (listed->is_dot) {
         static const Seen dot = {.mode = S_IFDIR | 0755, .nlink = 1, .blksize = 4096};
         put(to, &listed->found->ino, sizeof listed->found->ino);
         put_attributes(to + 40, listed->found->ino, &dot);
     }
-    put_dirent(listing, listed->found, listed->found->ino, listed->name == NULL ? DT_DIR : listed->found->kind);
+    put_dirent(listing, listed->found, listed->found->ino, listed->is_dot ? DT_DIR : listed->found->kind);
 }
 
-/* Look at some names, in that way. Returns 0, or -1: an exception. */
-static int look_at_some(Listing *listing, Look *look_at, Listed *some, int n) {
+/* Look at some names, in that way. */
+static void look_at_some(Listing *listing, Look *look_at, Listed *some, int n) {
     Request *request = listing->request;
-    Core *core = request->core;
+    const Core *core = request->core;
     int n_looked = 0;
-    if (calls_begin(request) < 0)
-        return -1;
+    calls_begin(request);
     Timed timed = time_begin(core);
     for (int at = 0; at < n; at++)
-        if (some[at].name != NULL && !some[at].is_told) {
-            some[at].error = look_at(listing->place.fd, some[at].found->name, core->statx_flags, &some[at].seen);
+        if (!some[at].is_dot && !some[at].is_told) {
+            some[at].error = look_at(listing->place.fd->number, some[at].found->name, core->statx_flags, &some[at].seen);
             n_looked++;
         }
     time_end(core, &timed, n_looked);
-    if (calls_end(request) < 0 || (n_looked && tell_took(request, &timed, n_looked) < 0))
-        return -1;
-    bool may_be_two = look_at == identify && (request->was_away || is_changed(request, request->nodeid));
-    return may_be_two ? look_at_some(listing, peek, some, n) : 0;
+    calls_end(request);
+    if (n_looked)
+        tell_took(request, &timed, n_looked);
+    if (look_at == identify && is_changed(request, listing->place.node)) /* each may be of two inodes */
+        look_at_some(listing, peek, some, n);
 }
 
-/* Tell of some names, for which there is room. Returns 0, or -1: an exception. */
-static int tell_some(Listing *listing, Listed *some, int n) {
-    if (look_at_some(listing, looking(listing->request), some, n) < 0)
-        return -1;
+/* Tell of some names, for which there is room. */
+static void tell_some(Listing *listing, Listed *some, int n) {
+    look_at_some(listing, looking(listing->request), some, n);
     for (int at = 0; at < n && !listing->is_full; at++) {
         const Listed *listed = &some[at];
-        bool is_known = listed->name != NULL && !listed->is_told;
+        bool is_known = !listed->is_dot && !listed->is_told;
         if (is_known && listed->error == ENOENT)
             continue; /* it went meanwhile */
         if (is_known && listed->error) {
-            listing->is_full = true; /* the next call meets it again, and Python tells */
+            listing->is_full = true; /* the next call meets it again, and Python replies */
             if (!listing->n)
                 listing->request->error = listed->error;
         } else if (!is_known)
             tell_name(listing, listed);
-        else if (tell_known(listing, listed) < 0)
-            return -1;
+        else
+            tell_known(listing, listed);
     }
-    return 0;
 }
 
-/* Tell of a block of names. Returns 0, or -1: an exception. */
-static int tell_block(Listing *listing, const char *block, int n_bytes) {
+/* Tell of a block of names. */
+static void tell_block(Listing *listing, const char *block, int n_bytes) {
     Core *core = listing->request->core;
-    uint64_t nodeid;
-    int at = 0, error = 0;
-    if (number_of(listing->place.node, names.nodeid, &nodeid) < 0)
-        return -1;
-    bool hides = core->hides_trash && is_root(core, nodeid);
-    Listed *some = PyMem_Malloc(N_LOOKED * sizeof *some);
-    if (some == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    while (at < n_bytes && !listing->is_full && !error) {
+    int at = 0;
+    bool hides = core->hides_trash && is_root(core, listing->place.node);
+    Listed *some = allocate(NULL, N_LOOKED * sizeof *some);
+    while (at < n_bytes && !listing->is_full) {
         int n = 0;
         uint32_t end = listing->n;
         bool is_last = false; /* what follows has no room, so it need not be looked at */
-        for (; at < n_bytes && n < N_LOOKED && !error; n++) {
+        for (; at < n_bytes && n < N_LOOKED; n++) {
             const struct name_told *found = (const struct name_told *)(block + at);
             is_last = end + size_of(found) > listing->room;
             if (is_last)
@@ -189,57 +154,39 @@ static int tell_block(Listing *listing, const char *block, int n_bytes) {
             }
             end += size_of(found);
             some[n] = (Listed){.found = found};
-            if (strcmp(found->name, ".") && strcmp(found->name, "..")) {
-                some[n].name = PyBytes_FromString(found->name);
-                int is_told = some[n].name == NULL ? -1 : may_wait(core, some[n].name); /* then it is a name alone */
-                if (!is_told)
-                    is_told = is_told_already(listing, found->ino, some[n].name);
-                some[n].is_told = is_told > 0;
-                error = is_told < 0 ? -1 : 0;
+            some[n].is_dot = !strcmp(found->name, ".") || !strcmp(found->name, "..");
+            if (!some[n].is_dot) {
+                some[n].is_told = may_wait(core, found->name) || is_told_already(listing, found); /* then it is a name alone */
             }
         }
-        if (!error)
-            error = tell_some(listing, some, n);
-        int n_told = n;
-        while (n--)
-            Py_XDECREF(some[n].name);
-        if ((is_last && (listing->n || !n_told)) || (listing->n && is_true(core->lock, names.is_slow)))
+        tell_some(listing, some, n);
+        if ((is_last && (listing->n || !n)) || (listing->n && __atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED)))
             listing->is_full = true; /* where it is slow, no other request has to wait for the rest */
     }
-    PyMem_Free(some);
-    return error;
+    free(some);
 }
 
-static int read_all(Listing *listing, uint64_t offset) {
+static void read_all(Listing *listing, uint64_t offset) {
     Request *request = listing->request;
-    char *block = PyMem_Malloc(BLOCK_BYTES);
+    char *block = allocate(NULL, BLOCK_BYTES);
     uint32_t size = listing->room / BYTES_TOLD;
     long n = 1;
-    int error = 0;
-    if (block == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
     size = size < 512 ? 512 : size > BLOCK_BYTES ? BLOCK_BYTES : size;
     listing->at = offset;
-    while (n > 0 && !error && !listing->is_full) {
-        if (calls_begin(request) < 0) {
-            error = -1;
-            break;
-        }
+    while (n > 0 && !listing->is_full) {
+        calls_begin(request);
         if (listing->fd < 0)
-            listing->fd = openat(listing->place.fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+            listing->fd = openat(listing->place.fd->number, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         n = listing->fd < 0 || lseek(listing->fd, (off_t)listing->at, SEEK_SET) < 0
                 ? -1
                 : syscall(SYS_getdents64, listing->fd, block, size);
-        error = calls_end(request);
-        if (n > 0 && !error)
-            error = tell_block(listing, block, (int)n);
+        calls_end(request);
+        if (n > 0)
+            tell_block(listing, block, (int)n);
     }
-    PyMem_Free(block);
+    free(block);
     if (n < 0 && !listing->n)
         request->error = ENOENT; /* Python finds out which */
-    return error;
 }
 
 int do_readdirplus(Request *request) {
@@ -250,14 +197,11 @@ int do_readdirplus(Request *request) {
     memcpy(&in, request->own, 20);
     Listing listing = {.request = request, .fd = -1, .now_s = now_ns() / 1e9,
                        .room = in.size < BODY_BYTES_MAX ? in.size : BODY_BYTES_MAX};
-    int result = NOT_OURS;
     if (in.fh || open_place(request, request->nodeid, NULL, &listing.place) < 0)
-        return PyErr_Occurred() ? RAISED : NOT_OURS;
-    result = RAISED;
-    if (read_all(&listing, in.offset) == 0)
-        result = request->error ? NOT_OURS : (int)listing.n;
+        return NOT_OURS;
+    read_all(&listing, in.offset);
     if (listing.fd >= 0)
-        close(listing.fd);
+        fd_put(fd_new(listing.fd, -1, 0));
     close_place(&listing.place);
-    return result;
+    return request->error ? NOT_OURS : (int)listing.n;
 }

@@ -10,74 +10,57 @@ static const char LABEL[] = "security.selinux";
 enum { VALUE_BYTES = 4096 };
 
 /* The node of a nodeid, and how it is reached: it is open, a directory of which an fd is, or has a name in such a one.
- * Returns 0, or -1: not ours, or an exception. */
+ * Returns 0, or -1: not ours. */
 int open_known(Request *request, uint64_t nodeid, Known *known) {
     Core *core = request->core;
-    uint64_t n_open, dev, btime_ns;
-    memset(known, 0, sizeof *known);
-    known->fd = known->dir_fd = -1;
-    known->nodeid = nodeid;
-    known->node = node_of(request, nodeid);
-    if (known->node == NULL)
+    *known = (Known){.node = live_node(request, nodeid)};
+    Node *node = known->node;
+    if (node == NULL)
         return -1;
-    known->source = PyObject_GetAttr(known->node, names.source);
-    PyObject *handle = known->source == NULL ? NULL : PyTuple_GetItem(known->source, 1);
-    PyObject *device = known->source == NULL ? NULL : PyTuple_GetItem(known->source, 0);
-    if (handle == NULL || device == NULL)
+    if (node->dev != core->root_dev || !node->n_handle)
         goto not_ours;
-    char *bytes;
-    if (!PyBytes_Check(handle) || PyBytes_AsStringAndSize(handle, &bytes, &known->n_handle) < 0)
-        goto not_ours;
-    known->handle = bytes;
-    dev = PyLong_AsUnsignedLongLong(device);
-    if (dev != core->root_dev || number_of(known->node, names.n_open, &n_open) < 0 ||
-        number_of(known->node, names.ino, &known->ino) < 0 || number_of(known->node, names.btime_ns, &btime_ns) < 0)
-        goto not_ours;
-    known->dev = dev;
-    known->btime_ns = (int64_t)btime_ns;
-    if (n_open)
-        known->fd = fd_of_open(request, known->node);
-    else if (is_true(known->node, names.is_directory))
-        known->fd = directory_fd(request, known->node, nodeid);
-    else {
-        PyObject *parent = PyObject_GetAttr(known->node, names.parent);
-        if (parent != NULL && parent != Py_None && number_of(parent, names.nodeid, &known->above) == 0)
-            known->dir_fd = directory_fd(request, parent, known->above);
-        Py_XDECREF(parent);
-        known->name = PyObject_GetAttr(known->node, names.name);
-        known->text = known->dir_fd < 0 || known->name == NULL ? NULL : PyBytes_AsString(known->name);
+    if (node->handles != NULL)
+        known->fd = fd_take(node->handles->fd);
+    else if (node->is_directory)
+        known->fd = directory_fd(core->tables, node);
+    else if (node->at.parent != NULL && strlen(node->at.name) <= NAME_MAX) {
+        known->above = node_take(node->at.parent);
+        known->dir_fd = directory_fd(core->tables, known->above);
+        strcpy(known->name, node->at.name);
     }
-    if ((known->fd < 0 && known->dir_fd < 0) || PyErr_Occurred())
-        goto not_ours;
-    return 0;
+    if (known->fd != NULL || known->dir_fd != NULL)
+        return 0;
 not_ours:
     close_known(known);
     return -1;
 }
 
 void close_known(Known *known) {
-    Py_CLEAR(known->node);
-    Py_CLEAR(known->source);
-    Py_CLEAR(known->name);
+    fd_put(known->fd);
+    fd_put(known->dir_fd);
+    node_put(known->node);
+    node_put(known->above);
+    *known = (Known){0};
 }
 
 static bool is_it(const Core *core, const Known *known, Seen *seen, int fd) {
-    if (seen->ino != known->ino || seen->dev != known->dev)
+    const Node *node = known->node;
+    if (seen->ino != node->ino || seen->dev != node->dev)
         return false;
     if (!core->is_shared && seen->btime_ns)
-        return seen->btime_ns == known->btime_ns;
+        return seen->btime_ns == node->btime_ns;
     return handle_of(fd, "", AT_EMPTY_PATH, seen) == 0 &&
-           known->n_handle == (Py_ssize_t)(2 * sizeof(uint32_t) + seen->handle.n_bytes) &&
-           !memcmp(known->handle, &seen->handle, known->n_handle);
+           node->n_handle == 2 * sizeof(uint32_t) + seen->handle.n_bytes &&
+           !memcmp(node->handle, &seen->handle, node->n_handle);
 }
 
 /* Look at a node, of which an fd is the caller's then, if it is another than `known->fd`; without the interpreter's
  * lock. Returns 0, or an errno: ESTALE, if it is to be found otherwise. */
 int reach(const Core *core, const Known *known, Seen *seen, int *fd) {
     *fd = -1;
-    if (known->fd >= 0)
-        return look(known->fd, "", core->statx_flags, seen);
-    int held = openat(known->dir_fd, known->text, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (known->fd != NULL)
+        return look(known->fd->number, "", core->statx_flags, seen);
+    int held = openat(known->dir_fd->number, known->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (held < 0)
         return ESTALE;
     int error = look(held, "", core->statx_flags, seen);
@@ -96,33 +79,23 @@ int do_lookup(Request *request) {
     Seen seen;
     int result = NOT_OURS;
     if (open_place(request, request->nodeid, request->payload, &place) < 0)
-        return PyErr_Occurred() ? RAISED : NOT_OURS;
-    if (calls_begin(request) < 0) {
-        close_place(&place);
-        return RAISED;
-    }
-    Look *look_at = looking(request);
+        return NOT_OURS;
+    calls_begin(request);
     Timed timed = time_begin(core);
-    int error = look_at(place.fd, place.text, core->statx_flags, &seen);
+    int error = looking(request)(place.fd->number, place.name, core->statx_flags, &seen);
     time_end(core, &timed, 1);
-    PyObject *source = NULL, *node = NULL;
-    if (calls_end(request) < 0 || tell_took(request, &timed, 1) < 0)
-        result = RAISED;
-    else if ((look_at == identify && request->was_away) || is_changed(request, request->nodeid))
-        result = NOT_OURS; /* two inodes may have been seen, or one that has another name by now */
+    calls_end(request);
+    tell_took(request, &timed, 1);
+    if (is_changed(request, place.node)) /* two inodes may have been seen, or one that has another name by now */
+        result = NOT_OURS;
     else if (error == ENOENT)
         result = put_missing(request);
     else if (!error && seen.dev == core->root_dev) {
-        source = source_of(&seen);
-        node = source == NULL ? NULL : learn(request, &place, &seen, source);
-        int steady = node == NULL ? -1 : is_steady(core, source);
-        if (steady < 0 || counted(node, true) < 0)
-            result = RAISED;
-        else
-            result = put_entry(request, request->answer, node, &seen, steady);
+        Node *node = learn(request, &place, &seen);
+        counted(node, true);
+        result = put_entry(request, request->answer, node, &seen, !is_unsteady(node));
+        node_put(node);
     }
-    Py_XDECREF(source);
-    Py_XDECREF(node);
     close_place(&place);
     return result;
 }
@@ -133,30 +106,21 @@ int do_getattr(Request *request) {
     Seen seen;
     int fd, result = NOT_OURS;
     if (open_known(request, request->nodeid, &known) < 0)
-        return PyErr_Occurred() ? RAISED : NOT_OURS;
-    if (!is_outside(core, known.node)) {
-        result = PyErr_Occurred() ? RAISED : NOT_OURS;
-        goto end;
+        return NOT_OURS;
+    if (is_outside(core, known.node)) {
+        calls_begin(request);
+        Timed timed = time_begin(core);
+        int error = reach(core, &known, &seen, &fd);
+        if (fd >= 0)
+            close(fd);
+        time_end(core, &timed, 1);
+        calls_end(request);
+        tell_took(request, &timed, 1);
+        if (!error) {
+            known.node->is_told |= !is_unsteady(known.node);
+            result = put_attr(request, known.node, &seen, !is_unsteady(known.node));
+        }
     }
-    if (calls_begin(request) < 0) {
-        result = RAISED;
-        goto end;
-    }
-    Timed timed = time_begin(core);
-    int error = reach(core, &known, &seen, &fd);
-    if (fd >= 0)
-        close(fd);
-    time_end(core, &timed, 1);
-    if (calls_end(request) < 0 || tell_took(request, &timed, 1) < 0)
-        result = RAISED;
-    else if (!error) {
-        int steady = is_steady(core, known.source);
-        if (steady < 0 || (steady && PyObject_SetAttr(known.node, names.is_told, Py_True) < 0))
-            result = RAISED;
-        else
-            result = put_attr(request, known.node, &seen, steady);
-    }
-end:
     close_known(&known);
     return result;
 }
@@ -186,12 +150,12 @@ static int value_of(const Core *core, const Known *known, bool is_directory, con
     Seen seen;
     char path[32];
     int n, fd;
-    if (known->fd >= 0)
-        return is_directory ? value_at(known->fd, ".", 0, name, value)
-                            : value_at(known->fd, "", AT_EMPTY_PATH, name, value);
+    if (known->fd != NULL)
+        return is_directory ? value_at(known->fd->number, ".", 0, name, value)
+                            : value_at(known->fd->number, "", AT_EMPTY_PATH, name, value);
     if (!core->is_shared) {
-        n = value_at(known->dir_fd, known->text, AT_SYMLINK_NOFOLLOW, name, value);
-        return !look(known->dir_fd, known->text, core->statx_flags, &seen) && is_it(core, known, &seen, -1) ? n : -ESTALE;
+        n = value_at(known->dir_fd->number, known->name, AT_SYMLINK_NOFOLLOW, name, value);
+        return !look(known->dir_fd->number, known->name, core->statx_flags, &seen) && is_it(core, known, &seen, -1) ? n : -ESTALE;
     }
     if (reach(core, known, &seen, &fd))
         return -ESTALE;
@@ -229,16 +193,12 @@ static int tell_value(Request *request, const char *name) {
     if (!core->tells_xattrs)
         return NOT_OURS;
     if (open_known(request, request->nodeid, &known) < 0)
-        return PyErr_Occurred() ? RAISED : NOT_OURS;
-    bool is_directory = is_true(known.node, names.is_directory);
-    if (calls_begin(request) < 0) {
-        close_known(&known);
-        return RAISED;
-    }
+        return NOT_OURS;
+    bool is_directory = known.node->is_directory;
+    calls_begin(request);
     int n = value_of(core, &known, is_directory, name, value);
-    if (calls_end(request) < 0)
-        result = RAISED;
-    else if (request->was_away || (known.above && is_changed(request, known.above)))
+    calls_end(request);
+    if (known.above != NULL && is_changed(request, known.above))
         result = NOT_OURS;
     else if (n == -ENODATA)
         result = n;

@@ -1,7 +1,5 @@
-/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; and TurnsLock, which may be there without them. */
+/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TablesMutex, Tables and Node. */
 #include "core.h"
-
-struct names names;
 
 #define TAKE(part)                                                                                                     \
     self->part = PyDict_GetItemString(parts, #part);                                                                   \
@@ -30,25 +28,26 @@ static int take_cells(Core *self, PyObject *cells, PyObject *cell_of) {
 }
 
 static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *words[] = {"parts", "cells", "cell_of", "layout", "device", "root_fd", "n_fds", "top", "root_dev",
+    static char *words[] = {"parts", "cells", "rests", "cell_of", "layout", "device", "wake_fd", "root_fd", "root_dev",
                             "statx_flags", "is_shared", "tells_xattrs", "hides_labels", "acts_as_others", "hides_trash",
-                            "lifetime_s", "quick_ns", "at_rest", "no_capabilities", NULL};
-    PyObject *parts, *cells, *cell_of;
+                            "lifetime_s", "quick_ns", "nobody_uid", "nobody_gid", "at_rest", "no_capabilities", NULL};
+    PyObject *parts, *cells, *rests, *cell_of;
     int is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
-    unsigned long long top, root_dev, quick_ns;
+    unsigned long long root_dev, quick_ns;
     const char *at_rest, *no_capabilities;
     Py_ssize_t n_at_rest, n_none;
     Core *self = (Core *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OO!(iiiiii)iiiKKipppppdKy#y#", words, &PyDict_Type, &parts,
-                                     &cells, &PyDict_Type, &cell_of, &self->n_buckets, &self->first_bits,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OOO!(iiiiii)iiiKipppppdKIIy#y#", words, &PyDict_Type, &parts,
+                                     &cells, &rests, &PyDict_Type, &cell_of, &self->n_buckets, &self->first_bits,
                                      &self->n_failed, &self->n_total, &self->n_max, &self->n_first_bucket,
-                                     &self->device, &self->root_fd, &self->n_fds, &top, &root_dev, &self->statx_flags, &is_shared,
+                                     &self->device, &self->wake_fd, &self->root_fd, &root_dev, &self->statx_flags, &is_shared,
                                      &tells_xattrs, &hides_labels, &acts_as_others, &hides_trash, &self->lifetime_s, &quick_ns,
+                                     &self->nobody_uid, &self->nobody_gid,
                                      &at_rest, &n_at_rest, &no_capabilities, &n_none))
         goto error;
-    self->top = top, self->root_dev = root_dev, self->quick_ns = quick_ns;
+    self->root_dev = root_dev, self->quick_ns = quick_ns;
     self->is_shared = is_shared, self->tells_xattrs = tells_xattrs, self->hides_labels = hides_labels;
     self->acts_as_others = acts_as_others, self->hides_trash = hides_trash;
     if (n_at_rest != sizeof self->at_rest || n_none != sizeof self->no_capabilities) {
@@ -60,11 +59,10 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     ssize_t n_name = readlink("/proc/self/ns/user", self->user_namespace, sizeof self->user_namespace - 1);
     self->user_namespace[n_name > 0 ? n_name : 0] = 0;
     PARTS(TAKE)
-    if (!PyObject_HasAttrString(self->turns, "unshare")) {
-        PyErr_SetString(PyExc_TypeError, "the tables' lock is not the core's");
+    self->mutex = (TablesMutex *)self->mutex_of;
+    self->tables = &((TablesObject *)self->nodes)->tables;
+    if (PyObject_GetBuffer(rests, &self->rests, PyBUF_SIMPLE) < 0)
         goto error;
-    }
-    self->turns_lock = (TurnsLock *)self->turns;
     if (take_cells(self, cells, cell_of) < 0)
         goto error;
     return (PyObject *)self;
@@ -77,14 +75,21 @@ static void core_free(Core *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     if (self->cells.buf != NULL)
         PyBuffer_Release(&self->cells);
+    if (self->rests.buf != NULL)
+        PyBuffer_Release(&self->rests);
     PARTS(RELEASE)
-    PyMem_Free(self->workers);
     PyObject_Free(self);
     Py_DECREF(type);
 }
 
+static PyObject *core_sleep(Core *self, PyObject *Py_UNUSED(nothing)) {
+    __atomic_store_n(&self->watch_sleeps, true, __ATOMIC_SEQ_CST);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef core_methods[] = {
     {"forget", (PyCFunction)core_forget, METH_O, "The kernel lets go of nodes: of each its nodeid, and how often."},
+    {"sleep", (PyCFunction)core_sleep, METH_NOARGS, "Have `wake_fd` written to when a request begins."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot core_slots[] = {
@@ -101,20 +106,15 @@ static PyType_Spec core_spec = {
     .slots = core_slots,
 };
 
-#define MAKE_NAME(name)                                                                                                \
-    if ((names.name = PyUnicode_InternFromString(#name)) == NULL)                                                      \
-        return -1;
-
 static int begin(PyObject *module) {
-    NAMES(MAKE_NAME)
-    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &core_device_spec, &turns_lock_spec};
+    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &core_device_spec, &tables_mutex_spec};
     for (size_t at = 0; at < sizeof specs / sizeof *specs; at++) {
         PyObject *type = PyType_FromSpec(specs[at]);
         if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0)
             return -1;
         Py_DECREF(type);
     }
-    return 0;
+    return add_tables(module);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, begin}, {0, NULL}};

@@ -9,28 +9,15 @@ static const int ANEW = O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, NOT_BELOW = O
 
 /* New names. */
 
-/* Tell of what was made, when it has its own number: at once, or Python waits for it. steady: as seen before it was
- * opened. handle: of it, if there is one, with the id that it is passed through by. Returns as an operation. */
-static int tell_made(Request *request, PyObject *node, const Seen *seen, int steady, PyObject *handle, int id) {
-    Core *core = request->core;
-    uint64_t nodeid;
-    if (number_of(node, names.nodeid, &nodeid) < 0)
-        return RAISED;
-    if (nodeid == seen->ino)
-        return put_entry(request, request->answer, node, seen, steady);
-    PyObject *told = attributes_of(core, seen), *known = NULL, *opened = NULL;
-    if (told != NULL)
-        known = PyObject_CallFunction(core->EntryParam, "KOdOO", (unsigned long long)nodeid, told, core->lifetime_s,
-                                      Py_None, steady ? Py_True : Py_False);
-    if (known != NULL)
-        opened = handle == NULL ? Py_NewRef(Py_None)
-                                : PyObject_CallFunction(core->OpenedFile, "OiO", handle, id, Py_True);
-    if (opened != NULL)
-        request->steps = PyObject_CallFunctionObjArgs(core->numbered, known, opened, NULL);
-    Py_XDECREF(told);
-    Py_XDECREF(known);
-    Py_XDECREF(opened);
-    return request->steps == NULL ? RAISED : LATER;
+/* Reply with what was made, when it has its own number: at once, or Python waits for it. is_steady: as seen before it
+ * was opened. fd: its handle's; 0: it has none. Returns as an operation. */
+static int tell_made(Request *request, Node *node, const Seen *seen, bool is_steady, int fd) {
+    renumber(request->core->tables, node);
+    if (!lacks_its_number(request->core->tables, node))
+        return put_entry(request, request->answer, node, seen, is_steady);
+    request->made = node_take(node);
+    request->made_fd = fd, request->is_steady = is_steady, request->seen = *seen;
+    return LATER;
 }
 
 int do_create(Request *request) {
@@ -38,21 +25,16 @@ int do_create(Request *request) {
     uint32_t in[4]; /* struct fuse_create_in: flags, mode, umask, open_flags */
     Place place;
     Seen seen;
+    Opening opening = {0};
     int result = NOT_OURS, fd = -1, error;
     memcpy(in, request->own, sizeof in);
-    if (in[1] & S_ISGID || make_room(request) < 0 ||
+    if (in[1] & S_ISGID || !make_room(core->tables, request->uid) ||
         open_place(request, request->nodeid, request->payload, &place) < 0)
-        return PyErr_Occurred() ? RAISED : NOT_OURS;
-    PyObject *source = NULL, *node = NULL, *handle = NULL;
-    Opening opening;
-    if (prepare_opening(request, NULL, in[0], &opening) < 0 ||
-        changes_begin(request, request->nodeid, request->nodeid) < 0) {
-        result = RAISED;
-        goto end;
-    }
-    Acting acting = making_as(request, is_owner(request, place.fd), in[2]);
+        return NOT_OURS;
+    changes_begin(request, place.node, place.node);
+    Acting acting = making_as(request, is_owner(request, place.fd->number), in[2]);
     while (acts(&acting, &error)) {
-        fd = openat(place.fd, place.text, (int)(in[0] & ~NOT_BELOW) | ANEW, in[1] & 07777);
+        fd = openat(place.fd->number, place.name, (int)(in[0] & ~NOT_BELOW) | ANEW, in[1] & 07777);
         error = fd < 0 ? errno : 0;
     }
     if (!error)
@@ -60,40 +42,27 @@ int do_create(Request *request) {
     if (!error)
         error = handle_of(fd, "", AT_EMPTY_PATH, &seen);
     if (!error)
-        open_backing(request, fd, &seen, &opening);
-    if (!error && opening.id && in[0] & O_APPEND)
+        opening = open_backing(request, fd, &seen);
+    if (!error && in[0] & O_APPEND)
         write_anywhere(fd);
-    if (changes_end(request, request->nodeid, request->nodeid) < 0) {
-        result = RAISED;
-        goto end;
-    }
-    if (fd < 0)
-        goto end; /* nothing was made: Python tries, and tells why */
-    result = RAISED;
-    if (forget_changed(request, NULL, &place, NULL) < 0 || changed(core, place.node) < 0)
-        goto end;
-    if (error) {
+    if (error && fd >= 0)
+        close(fd);
+    changes_end(request, place.node, place.node);
+    if (fd >= 0) { /* else nothing was made: Python tries, and finds out why */
+        changed(core->tables, place.node);
+        forget_cached(request, NULL, &place);
         result = -error;
-        goto end;
     }
-    source = source_of(&seen);
-    node = source == NULL ? NULL : learn(request, &place, &seen, source);
-    int steady = node == NULL ? -1 : is_steady(core, source); /* whoever writes now changes that */
-    if (steady < 0 || counted(node, false) < 0)
-        goto end;
-    handle = put_handle(request, node, source, fd, in[0], &seen, true, &opening, request->answer + ENTRY_BYTES);
-    fd = -1; /* the tables have it, or it is closed */
-    if (handle == NULL)
-        goto end;
-    result = tell_made(request, node, &seen, steady, handle, opening.id);
-    if (result >= 0)
-        result += OPEN_BYTES;
-end:
-    if (fd >= 0)
-        leave_opening(request, fd, &opening);
-    Py_XDECREF(source);
-    Py_XDECREF(node);
-    Py_XDECREF(handle);
+    if (fd >= 0 && !error) {
+        Node *node = learn(request, &place, &seen);
+        bool is_steady = !is_unsteady(node); /* whoever writes now changes that */
+        counted(node, false);
+        put_handle(request, node, fd, in[0], true, &opening, request->answer + ENTRY_BYTES);
+        result = tell_made(request, node, &seen, is_steady, fd);
+        if (result >= 0)
+            result += OPEN_BYTES;
+        node_put(node);
+    }
     close_place(&place);
     return result;
 }
@@ -106,37 +75,26 @@ int do_mkdir(Request *request) {
     int result = NOT_OURS, error;
     memcpy(in, request->own, sizeof in);
     if (open_place(request, request->nodeid, request->payload, &place) < 0)
-        return PyErr_Occurred() ? RAISED : NOT_OURS;
-    PyObject *source = NULL, *node = NULL;
-    if (changes_begin(request, request->nodeid, request->nodeid) < 0) {
-        result = RAISED;
-        goto end;
-    }
-    Acting acting = making_as(request, is_owner(request, place.fd), in[1]);
+        return NOT_OURS;
+    changes_begin(request, place.node, place.node);
+    Acting acting = making_as(request, is_owner(request, place.fd->number), in[1]);
     while (acts(&acting, &error))
-        error = mkdirat(place.fd, place.text, in[0] & 07777) < 0 ? errno : 0;
+        error = mkdirat(place.fd->number, place.name, in[0] & 07777) < 0 ? errno : 0;
     bool is_made = !error;
     if (is_made)
-        error = peek(place.fd, place.text, core->statx_flags, &seen);
-    if (changes_end(request, request->nodeid, request->nodeid) < 0)
-        result = RAISED;
-    else if (is_made) {
-        result = RAISED;
-        if (forget_changed(request, NULL, &place, NULL) < 0 || changed(core, place.node) < 0)
-            goto end;
-        if (error) {
-            result = -error;
-            goto end;
-        }
-        source = source_of(&seen);
-        node = source == NULL ? NULL : learn(request, &place, &seen, source);
-        int steady = node == NULL ? -1 : is_steady(core, source);
-        if (steady >= 0 && counted(node, true) == 0)
-            result = tell_made(request, node, &seen, steady, NULL, 0);
+        error = peek(place.fd->number, place.name, core->statx_flags, &seen);
+    changes_end(request, place.node, place.node);
+    if (is_made) {
+        changed(core->tables, place.node);
+        forget_cached(request, NULL, &place);
+        result = -error;
     }
-end:
-    Py_XDECREF(source);
-    Py_XDECREF(node);
+    if (is_made && !error) {
+        Node *node = learn(request, &place, &seen);
+        counted(node, true);
+        result = tell_made(request, node, &seen, !is_unsteady(node), 0);
+        node_put(node);
+    }
     close_place(&place);
     return result;
 }
@@ -149,26 +107,21 @@ static int remove_name(Request *request, int flags) {
     Seen seen;
     int result = NOT_OURS, error = EACCES;
     if (open_place(request, request->nodeid, request->payload, &place) < 0)
-        return PyErr_Occurred() ? RAISED : NOT_OURS;
-    if (changes_begin(request, request->nodeid, request->nodeid) < 0) {
-        close_place(&place);
-        return RAISED;
-    }
-    if (looking(request)(place.fd, place.text, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev) {
-        Acting acting = acting_as(request, seen.uid == request->uid && is_owner(request, place.fd));
+        return NOT_OURS;
+    changes_begin(request, place.node, place.node);
+    if (looking(request)(place.fd->number, place.name, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev) {
+        Acting acting = acting_as(request, seen.uid == request->uid && is_owner(request, place.fd->number));
         while (acts(&acting, &error))
-            error = unlinkat(place.fd, place.text, flags) < 0 ? errno : 0;
+            error = unlinkat(place.fd->number, place.name, flags) < 0 ? errno : 0;
     }
-    PyObject *source = NULL;
-    if (changes_end(request, request->nodeid, request->nodeid) < 0)
-        result = RAISED;
-    else if (!error) {
-        source = source_of(&seen);
-        bool is_told = source != NULL && forget_changed(request, source, &place, NULL) == 0 &&
-                       changed(core, place.node) == 0 && lose(request, source, &seen, &place) == 0;
-        result = is_told ? 0 : RAISED;
+    changes_end(request, place.node, place.node);
+    if (!error) {
+        Source source = source_of(&seen);
+        changed(core->tables, place.node);
+        forget_cached(request, find_node(core->tables, &source), &place);
+        lose(request, &seen, &place);
+        result = 0;
     }
-    Py_XDECREF(source);
     close_place(&place);
     return result;
 }
@@ -179,59 +132,47 @@ int do_rmdir(Request *request) { return remove_name(request, AT_REMOVEDIR); }
 static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
     Core *core = request->core;
     Place old, new = {0};
-    Seen seen, other;
+    Seen seen = {0}, other = {0};
     int result = NOT_OURS, no_other = 0, error = EACCES;
     bool is_there = false;
     const char *second = request->payload + strlen(request->payload) + 1;
     if (flags & ~(uint32_t)RENAME_NOREPLACE || second >= request->payload + request->n_payload ||
         open_place(request, request->nodeid, request->payload, &old) < 0)
-        return PyErr_Occurred() ? RAISED : NOT_OURS;
-    PyObject *source = NULL, *replaced = NULL;
+        return NOT_OURS;
     if (open_place(request, new_parent, second, &new) < 0) {
-        result = PyErr_Occurred() ? RAISED : NOT_OURS;
-        goto end;
+        close_place(&old);
+        return NOT_OURS;
     }
-    if (changes_begin(request, request->nodeid, new_parent) < 0) {
-        result = RAISED;
-        goto end;
-    }
-    if (look(old.fd, old.text, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev &&
+    changes_begin(request, old.node, new.node);
+    if (look(old.fd->number, old.name, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev &&
         (old.node == new.node || !S_ISDIR(seen.mode))) {
-        no_other = looking(request)(new.fd, new.text, core->statx_flags, &other);
+        no_other = looking(request)(new.fd->number, new.name, core->statx_flags, &other);
         bool is_plain = !no_other && other.dev == core->root_dev && (old.node == new.node || !S_ISDIR(other.mode));
         bool is_own = seen.uid == request->uid && (no_other || other.uid == request->uid) &&
-                      is_owner(request, old.fd) && (old.node == new.node || is_owner(request, new.fd));
+                      is_owner(request, old.fd->number) && (old.node == new.node || is_owner(request, new.fd->number));
         Acting acting = acting_as(request, is_own);
         while ((no_other == ENOENT || is_plain) && acts(&acting, &error))
-            error = renameat2(old.fd, old.text, new.fd, new.text, flags) < 0 ? errno : 0;
-        is_there = !error && handle_of(new.fd, new.text, 0, &seen) == 0; /* else somebody moved it on behind us */
+            error = renameat2(old.fd->number, old.name, new.fd->number, new.name, flags) < 0 ? errno : 0;
+        is_there = !error && handle_of(new.fd->number, new.name, 0, &seen) == 0; /* else somebody moved it on behind us */
     }
-    if (changes_end(request, request->nodeid, new_parent) < 0) {
-        result = RAISED;
-        goto end;
-    }
-    if (error)
-        goto end;
-    result = RAISED;
-    if ((is_there && (source = source_of(&seen)) == NULL) || (!no_other && (replaced = source_of(&other)) == NULL) ||
-        forget_changed(request, source, &old, &new) < 0 ||
-        (replaced != NULL && forget_changed(request, replaced, &old, &new) < 0) || changed(core, old.node) < 0 ||
-        (new.node != old.node && changed(core, new.node) < 0))
-        goto end;
-    if (replaced != NULL) {
+    changes_end(request, old.node, new.node);
+    if (!error) {
+        Tables *t = core->tables;
+        Source source = source_of(&seen), replaced = source_of(&other);
+        changed(t, old.node);
+        if (new.node != old.node)
+            changed(t, new.node);
+        forget_cached(request, is_there ? find_node(t, &source) : NULL, &old);
+        forget_cached(request, no_other ? NULL : find_node(t, &replaced), &new);
         /* Two names of one file: both are left. */
-        int is_one = source != NULL ? PyObject_RichCompareBool(source, replaced, Py_EQ) : 0;
-        if (is_one < 0 || (!is_one && lose(request, replaced, &other, &new) < 0))
-            goto end;
-        if (is_one) {
-            result = 0;
-            goto end;
-        }
+        bool is_one = is_there && !no_other && seen.dev == other.dev && source.n_handle == replaced.n_handle &&
+                      !memcmp(source.handle, replaced.handle, source.n_handle);
+        if (!is_one && !no_other)
+            lose(request, &other, &new);
+        if (!is_one && is_there)
+            move(request, &seen, &old, &new);
+        result = 0;
     }
-    result = source != NULL && move(request, source, &old, &new) < 0 ? RAISED : 0;
-end:
-    Py_XDECREF(source);
-    Py_XDECREF(replaced);
     close_place(&old);
     close_place(&new);
     return result;

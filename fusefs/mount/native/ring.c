@@ -7,6 +7,7 @@
 enum { UNIQUE_AT = 8, OWN_AT = 128, ENTRY_AT = 256, SIZE_AT = ENTRY_AT + 16, PAYLOAD_AT = 4096 };
 enum { COMMIT_AND_FETCH = 2, URING_CMD = 46, SQE_BYTES = 128, CQE_BYTES = 16 };
 enum { GETEVENTS = 1 << 0, EXT_ARG = 1 << 3 };
+enum { N_COME = 64 }; /* that Python gets at a time */
 
 /* An entry of a queue: memory that the kernel and we share. */
 typedef struct {
@@ -36,14 +37,10 @@ static int hand_over(CoreRing *ring, unsigned n_wanted, double timeout_s) {
     if (is_timed)
         time[0] = (int64_t)timeout_s, time[1] = (int64_t)((timeout_s - (double)time[0]) * 1e9);
     uint32_t n_new = *ring->sq_tail - *ring->sq_head;
-    PyThreadState *released = PyEval_SaveThread();
-    tables_end(&ring->worker);
+    work_ends(&ring->worker);
     long n = syscall(SYS_io_uring_enter, ring->fd, n_new, n_wanted, GETEVENTS | (is_timed ? EXT_ARG : 0),
                      is_timed ? &wait : NULL, is_timed ? sizeof wait : 0);
     int error = n < 0 ? errno : 0;
-    if (n_wanted)
-        tables_begin(&ring->worker);
-    PyEval_RestoreThread(released);
     return error;
 }
 
@@ -66,8 +63,8 @@ static void commit(CoreRing *ring, uint64_t token) {
     *ring->sq_tail = tail + 1;
 }
 
-/* Answer what has come in an entry. Returns 1: it is; 0: Python has to; -1: an exception. */
-static int answer_entry(CoreRing *ring, uint64_t token) {
+/* Answer what has come in an entry. Returns whether it is answered; else Python has to. */
+static bool answer_entry(CoreRing *ring, uint64_t token) {
     Slot *slot = &ring->slots[token - 1];
     Incoming incoming = {
         .head = slot->memory, .own = slot->memory + OWN_AT, .payload = slot->memory + PAYLOAD_AT,
@@ -76,73 +73,80 @@ static int answer_entry(CoreRing *ring, uint64_t token) {
     uint64_t unique;
     memcpy(&incoming.n_payload, slot->memory + SIZE_AT, sizeof incoming.n_payload);
     memcpy(&unique, slot->memory + UNIQUE_AT, sizeof unique);
+    work_begins(&ring->worker);
     int result = answer(&ring->worker, &incoming);
-    if (result == NOT_OURS || result == RAISED)
-        return result == RAISED ? -1 : 0;
+    if (result == NOT_OURS)
+        return false;
     if (result != LATER) {
         uint32_t n = result > 0 ? (uint32_t)result : 0;
         put_head(slot->memory, unique, result);
         memcpy(slot->memory + SIZE_AT, &n, sizeof n);
         commit(ring, token);
     }
-    return 1;
+    return true;
 }
 
 /* Whether there is room for one more answer before the kernel has had those that are there; one place stays free, for
  * the read that waits to be woken (FuseRing._await_wake). */
 static bool has_room(const CoreRing *ring) { return *ring->sq_tail - *ring->sq_head < ring->sq_mask; }
 
-/* What has come that we have not answered: pairs of token and result. NULL: an exception. More may have come at once
- * than there is room for answers; that is taken the next time, at once. */
-static PyObject *take(CoreRing *ring, bool answers) {
-    PyObject *found = PyList_New(0);
+typedef struct {
+    uint64_t token;
+    int32_t result;
+} Come;
+
+/* What has come that we have not answered. Returns how many. More may have come at once than there is room for answers;
+ * that is taken the next time, at once. */
+static size_t take(CoreRing *ring, bool answers, Come *come) {
+    size_t n = 0;
     uint32_t head; /* read each time: what Python does for an answer may have taken some as well */
-    while (found != NULL && (head = *ring->cq_head) != *ring->cq_tail && has_room(ring)) {
+    while (n < N_COME && (head = *ring->cq_head) != __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE) && has_room(ring)) {
         const char *cqe = ring->cqes + (size_t)(head & ring->cq_mask) * CQE_BYTES;
-        uint64_t token;
-        int32_t result;
-        memcpy(&token, cqe, sizeof token);
-        memcpy(&result, cqe + 8, sizeof result);
-        *ring->cq_head = head + 1;
-        int is_answered = 0;
-        if (answers && !result && token && token <= (uint64_t)ring->n_slots)
-            is_answered = answer_entry(ring, token);
-        if (is_answered > 0)
-            continue;
-        PyObject *one = is_answered < 0 ? NULL : Py_BuildValue("Ki", (unsigned long long)token, (int)result);
-        if (one == NULL || PyList_Append(found, one) < 0)
-            Py_CLEAR(found);
-        Py_XDECREF(one);
+        memcpy(&come[n].token, cqe, sizeof come[n].token);
+        memcpy(&come[n].result, cqe + 8, sizeof come[n].result);
+        __atomic_store_n(ring->cq_head, head + 1, __ATOMIC_RELEASE);
+        bool is_request = answers && !come[n].result && come[n].token && come[n].token <= (uint64_t)ring->n_slots;
+        if (!is_request || !answer_entry(ring, come[n].token))
+            n++;
     }
-    return found;
+    return n;
 }
 
 PyDoc_STRVAR(enter_doc, "As IoUring.enter, but that what has come is answered if it is ours; the rest is returned.");
 
 static PyObject *core_ring_enter(CoreRing *ring, PyObject *args) {
+    Worker *worker = &ring->worker;
     unsigned n_wanted;
     double timeout_s;
+    Come come[N_COME];
+    size_t n = 0;
+    int error;
+    bool goes_on;
     if (!PyArg_ParseTuple(args, "Id", &n_wanted, &timeout_s))
         return NULL;
-    ring->worker.was_taken = false;
-    if (PyObject_SetAttr(ring->worker.turn, names.shared_by, ring->worker.core->turns) < 0)
-        return NULL;
-    PyObject *found = NULL;
-    int error = 0;
-    bool goes_on = true;
-    while (goes_on) {
-        Py_XDECREF(found);
+    worker->released = PyEval_SaveThread();
+    do {
         error = hand_over(ring, n_wanted, timeout_s);
-        found = error && !is_for_now(error) ? NULL : take(ring, n_wanted > 0);
-        goes_on = found != NULL && !error && n_wanted && !PyList_Size(found) && !ring->worker.was_taken;
-    }
-    tables_end(&ring->worker);
+        if (!error || is_for_now(error))
+            n = take(ring, n_wanted > 0, come);
+        close_fds();
+        goes_on = !error && n_wanted && !n && !__atomic_load_n(&worker->is_held_up, __ATOMIC_RELAXED);
+    } while (goes_on);
+    if (n)
+        work_begins(worker); /* Python's */
+    else
+        work_ends(worker);
+    PyEval_RestoreThread(worker->released);
     if (error && !is_for_now(error)) {
         errno = error;
-        PyErr_SetFromErrno(PyExc_OSError);
+        return PyErr_SetFromErrno(PyExc_OSError);
     }
-    if (PyObject_SetAttr(ring->worker.turn, names.shared_by, Py_None) < 0)
-        Py_CLEAR(found);
+    PyObject *found = PyList_New((Py_ssize_t)n);
+    for (size_t at = 0; found != NULL && at < n; at++) {
+        PyObject *one = Py_BuildValue("Ki", (unsigned long long)come[at].token, (int)come[at].result);
+        if (one == NULL || PyList_SetItem(found, (Py_ssize_t)at, one) < 0)
+            Py_CLEAR(found);
+    }
     return found;
 }
 
@@ -163,17 +167,15 @@ static PyObject *core_ring_add(CoreRing *ring, PyObject *args) {
     slots[token - 1] = (Slot){(char *)(uintptr_t)address, (uint16_t)queue};
     ring->slots = slots;
     ring->n_slots = token;
-    if (token == 1)
-        ring->worker.core_number = queue + 1;
     Py_RETURN_NONE;
 }
 
 static PyObject *core_ring_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
-    PyObject *core, *ring, *turn, *later;
+    PyObject *core, *ring, *later;
     int fd;
     unsigned long long at[6];
     unsigned sq_mask, cq_mask;
-    if (!PyArg_ParseTuple(args, "OOOOi(KKKKKKII)", &core, &ring, &turn, &later, &fd, &at[0], &at[1], &at[2], &at[3],
+    if (!PyArg_ParseTuple(args, "OOOi(KKKKKKII)", &core, &ring, &later, &fd, &at[0], &at[1], &at[2], &at[3],
                           &at[4], &at[5], &sq_mask, &cq_mask))
         return NULL;
     CoreRing *self = (CoreRing *)PyType_GenericAlloc(type, 0);
@@ -185,10 +187,7 @@ static PyObject *core_ring_new(PyTypeObject *type, PyObject *args, PyObject *Py_
     self->cq_head = (uint32_t *)(uintptr_t)at[2], self->cq_tail = (uint32_t *)(uintptr_t)at[3];
     self->sqes = (char *)(uintptr_t)at[4], self->cqes = (char *)(uintptr_t)at[5];
     self->sq_mask = sq_mask, self->cq_mask = cq_mask;
-    if (worker_begin(&self->worker, core, turn, later) < 0) {
-        Py_DECREF(self);
-        return NULL;
-    }
+    worker_begin(&self->worker, core, later);
     return (PyObject *)self;
 }
 
@@ -211,6 +210,7 @@ static PyType_Slot core_ring_slots[] = {
     {Py_tp_new, core_ring_new},
     {Py_tp_dealloc, core_ring_free},
     {Py_tp_methods, core_ring_methods},
+    {Py_tp_getset, worker_getset},
     {0, NULL},
 };
 PyType_Spec core_ring_spec = {

@@ -48,7 +48,8 @@ class Counters:
         """cells: of `core.mount_counters.encode`, as numbers that can be changed; in_memory() has some of its own."""
         self.cells = cells
         self._has_changed = trio.Event()
-        self._rests = False
+        self.rests = bytearray(1)
+        """Whether `changed` is to be called: the native core looks at it, too."""
         self._token: trio.lowlevel.TrioToken | None = None
 
     @classmethod
@@ -68,7 +69,7 @@ class Counters:
             cells[cell + _MAX_NS] = took_ns
         if has_failed:
             cells[cell + _FAILED] += 1
-        if self._rests:
+        if self.rests[0]:
             self.changed()
 
     def hit(self, sort: Remembering) -> None:
@@ -81,8 +82,8 @@ class Counters:
 
     def changed(self) -> None:
         """A gauge has changed, and no operation has ended; on any thread."""
-        if self._rests and self._token is not None:
-            self._rests = False
+        if self.rests[0] and self._token is not None:
+            self.rests[0] = 0
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._has_changed.set)
 
@@ -104,7 +105,7 @@ class Counters:
             self.cells[_LAYOUT.updated_ns] = updated_ns  # a reader that sees this sees those, too
             if not gauges.n_threads and not gauges.n_prefetches:  # nothing tells of their end
                 self._has_changed = trio.Event()
-                self._rests = True
+                self.rests[0] = 1
                 await self._has_changed.wait()
             await trio.sleep(_LAG_S)
             updated_ns = time.time_ns()

@@ -261,7 +261,7 @@ class PlainHandlers(pyfuse3.Operations):
 
     async def release(self, fh: FileHandleT) -> None:
         """The next writer of a program may be quicker than the worker."""
-        runs_no_more = partial(self._vfs.handles.runs_no_more, fh)
+        runs_no_more = partial(self._vfs.nodes.runs_no_more, fh)
         await self._end("release", partial(self._vfs.opening.release, fh), before=runs_no_more)
 
     # Listings.

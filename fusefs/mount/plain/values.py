@@ -6,7 +6,7 @@ from typing import Any
 
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, SetattrFields, StatvfsData
 
-from fusefs.core.inode_table import Node
+from fusefs.mount.native._core import Node
 from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam, shown_number

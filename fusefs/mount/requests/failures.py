@@ -18,6 +18,10 @@ D = TypeVar("D")
 _log = logging.getLogger(__name__)
 
 
+class NotCached(Exception):
+    """A request can't be answered from memory."""
+
+
 class NotYet(Enum):
     """Says that there is no answer yet."""
 
@@ -25,10 +29,10 @@ class NotYet(Enum):
 
 
 def attempt(act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | int:
-    """What a request is answered, or the errno that it has failed with. Raises  WouldWait"""
+    """What a request is answered, or the errno that it has failed with. Raises  NotCached, WouldWait"""
     try:
         return act(*args, **kwargs)
-    except WouldWait:
+    except (NotCached, WouldWait):
         raise
     except Exception as error:
         return errno_of(error, act)

@@ -19,7 +19,7 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
 from fusefs.linux.fuse_caller import Caller
 from fusefs.mount.places.counters import CELL_OF
-from fusefs.mount.tables.tables_lock import WouldWait
+from fusefs.mount.requests.failures import NotCached
 from fusefs.mount.tree.act_as import RequestCaller
 from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.opening import OpenedFile
@@ -58,7 +58,7 @@ class WaitClass(IntEnum):
     LONG = 3
     """Takes its time on any filesystem."""
     OTHERS = 4
-    """Waits for another process, perhaps for ever."""
+    """Waits for another process, or another machine, perhaps for ever."""
 
 
 class OpcodeHandler(NamedTuple):
@@ -138,7 +138,7 @@ class FuseOperations:
         return {int(opcode): OpcodeHandler(CELL_OF[name], act, sort) for opcode, (name, act, sort) in acts.items()}
 
     def recalls(self) -> dict[int, OpcodeHandler]:
-        """What is done for a request that memory may answer, on a slow filesystem; it raises WouldWait if not."""
+        """What is done for a request that memory may answer, on a slow filesystem; it raises NotCached if not."""
         recalls: dict[Opcode, tuple[str, Callable[[int, Request, RequestCaller], ReplyOrSteps]]] = {
             Opcode.LOOKUP: ("lookup", self._recall_name),
             Opcode.FORGET: ("forget", self._forget),
@@ -184,8 +184,6 @@ class FuseOperations:
         """What was found, to be believed as long as it may be when the answer goes out, which is now."""
         if known.proof is not None:
             return known._replace(timeout_s=known.proof.left_s(), proof=None)
-        if self._lock.was_away and self._lock.is_home:
-            return known._replace(timeout_s=0, is_steady=False)
         return known
 
     def _put(self, answer: bytearray, known: EntryParam) -> bytearray:
@@ -363,7 +361,7 @@ class FuseOperations:
         (name,) = wire.strings(request, wire.GETXATTR_IN)
         answer = self._xattrs.recall(nodeid, name, caller)
         if answer is None:
-            raise WouldWait
+            raise NotCached
         return self._tell_xattr(answer, request)
 
     def _tell_xattr(self, answer: bytes | int, request: Request) -> ReplyOrSteps:
@@ -444,7 +442,7 @@ class FuseOperations:
             self._listings.prepare(fh, offset)
             is_slow = self._lock.is_slow
             return self._entries(self._listings.read(fh, offset, room), room, fh if is_slow else None)
-        if self._lock.is_home:
+        if not self._lock.is_slow:
             return self._entries(self._unopened.read(nodeid, offset, room), room)
         found = self._unopened.read_names(nodeid, offset, room)
         names = (ReaddirEntry(name, None, ino, kind, following, None) for name, ino, following, kind in found)
@@ -487,7 +485,7 @@ class FuseOperations:
 
 
 def _remembered(found: R | None) -> R:
-    """What was found in memory. Raises  WouldWait: nothing"""
+    """What was found in memory. Raises  NotCached"""
     if found is None:
-        raise WouldWait
+        raise NotCached
     return found

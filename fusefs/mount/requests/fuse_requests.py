@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
 from fusefs.linux.fuse_caller import is_killed
-from fusefs.mount.requests.failures import NotYet, attempt, attempt_step
+from fusefs.mount.requests.failures import NotCached, NotYet, attempt, attempt_step
 from fusefs.mount.requests.fuse_operations import FuseOperations, OpcodeHandler, Reply, ReplyInSteps, WaitClass
 from fusefs.mount.requests.thread_pool import Key, PoolTask, ThreadPool
 from fusefs.mount.tables.tables_lock import WouldWait
@@ -83,7 +83,7 @@ class FuseRequests:
         pool               the threads that do what may wait
         opens_directories  else the kernel is told at its first question to do that without us
         """
-        self._handles = vfs.handles
+        self._nodes = vfs.nodes
         self._opening = vfs.opening
         self._retries = vfs.retries
         self._lock = vfs.lock
@@ -94,8 +94,6 @@ class FuseRequests:
         self._answers = FuseOperations(vfs, opens_directories=opens_directories)
         self._acts, self._recalls = self._answers.acts(), self._answers.recalls()
         self._unfinished: deque[_Unfinished] = deque()
-        self.is_careful = False
-        """Whether changes go to threads, as a client waits for one: set by device_readers.py."""
 
     def native_parts(self) -> dict[str, object]:
         """What the native core works on (core.h)."""
@@ -158,16 +156,18 @@ class FuseRequests:
         if act is None or known is None:
             self._refuse(opcode, request, give)
             return None
-        if act.sort and (hands_out or lock.is_slow or self._must_be_helped(act, opcode, request)):
-            self._help(act, request, _sort(act, opcode, request), give)
+        if act.sort and (hands_out or lock.is_slow or act.sort is WaitClass.LONG):
+            self._help(act, request, self._kind_of(act, opcode, nodeid, request), give)
             return None
         begun_ns = perf_counter_ns()
         try:
             with lock:
                 return self._answer(act, nodeid, request, unique, caller, begun_ns, give)
+        except NotCached:
+            self._help(known, request, self._kind_of(known, opcode, nodeid, request), give)
         except WouldWait:
-            self._help(known, request, _sort(known, opcode, request) if lock.is_slow else WaitClass.OTHERS, give)
-            return None
+            self._help(known, request, WaitClass.OTHERS, give)
+        return None
 
     def finish_soon(
         self,
@@ -213,8 +213,16 @@ class FuseRequests:
             if unfinished is not None:
                 self._finish_elsewhere(unfinished)
 
-    def _must_be_helped(self, act: OpcodeHandler, opcode: int, request: Request) -> bool:
-        return act.sort is WaitClass.LONG or (self.is_careful and _sort(act, opcode, request) is WaitClass.CHANGE)
+    def _kind_of(self, act: OpcodeHandler, opcode: int, nodeid: int, request: Request) -> WaitClass:
+        """With which of its user's requests it is queued."""
+        submounts = self._lock.submounts
+        with self._lock:
+            node = self._nodes.get(nodeid)
+            if node is not None and (node.dev in submounts.devices or node.name in submounts.names):
+                return WaitClass.OTHERS
+        if submounts.names and not submounts.names.isdisjoint(bytes(request[REQUEST_HEAD_SIZE:]).split(b"\0")):
+            return WaitClass.OTHERS
+        return _sort(act, opcode, request)
 
     def _refuse(self, opcode: int, request: Request, give: Give) -> None:
         """Answer an unknown request as libfuse does."""
@@ -249,7 +257,7 @@ class FuseRequests:
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         if opcode == Opcode.RELEASE:  # the next writer may be quicker than the thread that lets it go
             with self._lock:
-                self._handles.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
+                self._nodes.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.changed()
         copy = bytes(request)
         do = partial(self._do, act, copy, sort, give)
@@ -262,14 +270,14 @@ class FuseRequests:
         if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
             with self._lock:
                 self._give(errno.EINTR, unique, pid, give)
-        elif sort < WaitClass.LONG:  # a request that waits for another process must not hold up those of this sort
-            run = self._lock.run if self._lock.is_slow else self._lock.run_untimed
+        else:
+            run = self._lock.run_patiently
+            if sort < WaitClass.LONG:  # a request that waits for another process must not hold up those of this kind
+                run = self._lock.run if self._lock.is_slow else self._lock.run_untimed
             try:
                 run(self._answer_wholly, act, request, give)
             except WouldWait:
                 self._help(act, request, WaitClass.OTHERS, give)
-        else:
-            self._lock.run_patiently(self._answer_wholly, act, request, give)
 
     def _answer_wholly(self, act: OpcodeHandler, request: bytes, give: Give) -> None:
         unfinished = self._answer_as_read(act, request, RequestCaller(), give)
@@ -306,7 +314,7 @@ class FuseRequests:
         begun_ns: int,
         give: Give,
     ) -> _Unfinished | None:
-        """Do it, and answer; or what remains to be done. Raises  WouldWait"""
+        """Do it, and answer; or what remains to be done. Raises  NotCached"""
         answer = attempt(act.act, nodeid, request, caller)
         if isinstance(answer, Generator):
             unfinished = _Unfinished(answer, unique, caller.pid, act.cell, begun_ns, give)
@@ -354,7 +362,7 @@ class FuseRequests:
             self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
-        self._lock.run_patiently(self._opening.release, fh)
+        self._lock.run_untimed(self._opening.release, fh)
 
 
 def _sort(act: OpcodeHandler, opcode: int, request: Request) -> WaitClass:

@@ -28,11 +28,12 @@ from queue import SimpleQueue
 
 from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, Answer, Request, read_head
 from fusefs.linux.fuse_caller import have_own_umask
-from fusefs.linux.fuse_ring import Answering, ConnectionGone, FuseRing, RingEntry
+from fusefs.linux.fuse_ring import ConnectionGone, FuseRing, RingEntry
 from fusefs.linux.uring_offer import split_cores
+from fusefs.mount.native._core import CoreRing
+from fusefs.mount.requests.device_readers import HeldUpWatch, ServingThread
 from fusefs.mount.requests.fuse_operations import ReplyInSteps
 from fusefs.mount.requests.fuse_requests import FuseRequests, Give, RequestReader
-from fusefs.mount.tables.tables_lock import TablesLock, Turn
 
 PAYLOAD_BYTES = 1 << 20
 """Of an entry: no request, and no answer, may be larger."""
@@ -46,8 +47,8 @@ _LIMIT_S = 10.0
 
 Later = Callable[[int, ReplyInSteps, int, int, int, int], None]
 """Has a request answered in the end that has been done: token, steps, number, pid, opcode, and when it began, in ns."""
-Core = Callable[[FuseRing, Turn, Later], Answering]
-"""The native core (mount/native), for a thread's ring and its turns."""
+RingOf = Callable[[FuseRing, Later], CoreRing]
+"""The native core (mount/native), for a thread's ring."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class RingServer:
         self._lacking: deque[int] = deque()
         """Cores that are to have one more entry."""
         self._ident = 0
-        self._turn: Turn | None = None
+        self._worker: CoreRing | None = None
         self.is_held_up = False
         """Whether it is in a call that takes long."""
 
@@ -156,12 +157,20 @@ class RingServer:
             self._answered.append(entry)
             ring.wake()
 
-    def _serve(self, ring: FuseRing, requests: FuseRequests, core: Core) -> None:
-        reader, gives, answered = RequestReader(), self._gives, self._answered
-        turn = self._turn = self._servers.lock.own_turn()
-        turn.was_taken = self._was_taken
-        self._servers.look_around(self.cores)
-        ring.answer_with(core(ring, turn, partial(self._finish, ring, requests, reader)))
+    def _serve(self, ring: FuseRing, requests: FuseRequests, ring_of: RingOf) -> None:
+        reader = RequestReader()
+        worker = self._worker = ring_of(ring, partial(self._finish, ring, requests, reader))
+        thread = ServingThread(worker, self._was_held_up)
+        self._servers.watch.add(thread)
+        try:
+            self._servers.look_around(self.cores)
+            ring.answer_with(worker)
+            self._go_on(ring, requests, reader, worker)
+        finally:
+            self._servers.watch.remove(thread)
+
+    def _go_on(self, ring: FuseRing, requests: FuseRequests, reader: RequestReader, worker: CoreRing) -> None:
+        gives, answered = self._gives, self._answered
         if self._is_late:
             self._servers.go_on(*self.cores)
         while True:
@@ -182,7 +191,7 @@ class RingServer:
                     entry.refuse(errno.ECANCELED)
                     ring.commit(entry)
                     continue
-                requests.answer_here(request, reader, gives[entry], hands_out=turn.hands_out)
+                requests.answer_here(request, reader, gives[entry], hands_out=worker.hands_out)
                 self._be_back()
                 if entry.is_ours and not answered:
                     self._servers.relieve(self, entry.queue)
@@ -203,22 +212,22 @@ class RingServer:
         give = self._gives[ring.done(token, unique)]
         requests.finish_soon(steps, unique, pid, opcode, begun_ns, give, reader)
 
-    def _was_taken(self) -> None:
-        """It has been in a call for long, and others have the tables; by another thread."""
+    def _was_held_up(self) -> None:
+        """It has been in a request for long; by the watch."""
         self.is_held_up = True
         self._servers.look_around(self.cores)
         for core in self.cores:
             self._servers.relieve(self, core)
 
     def _be_back(self) -> None:
-        if self.is_held_up:
-            self.is_held_up = False
+        if self.is_held_up and self._worker is not None:
+            self.is_held_up = self._worker.is_held_up = False
             self._servers.look_around(self.cores)
 
     def hand_out(self, *, is_on: bool) -> None:
         """Have done by others what may take long, or do it; by any thread."""
-        if self._turn is not None:
-            self._turn.hands_out = is_on or self.hands_out
+        if self._worker is not None:
+            self._worker.hands_out = is_on or self.hands_out
 
     def is_free(self, core: int) -> bool:
         """Whether it can take a request of a core's at once; by any thread."""
@@ -241,7 +250,7 @@ class RingServers:
     """Those of one mount."""
 
     def __init__(
-        self, lock: TablesLock, device: int, abort: Callable[[], None], ask: Callable[[], object], n_fds: int
+        self, watch: HeldUpWatch, device: int, abort: Callable[[], None], ask: Callable[[], object], n_fds: int
     ) -> None:
         """Begin with none.
 
@@ -250,7 +259,7 @@ class RingServers:
         ask     something of the mount, as any client does; OSError if that is not possible
         n_fds   that the rings of all threads may have; a core has a few threads in any case
         """
-        self.lock = lock
+        self.watch = watch
         self.device = device
         self.abort = abort
         self._ask = ask
@@ -258,7 +267,7 @@ class RingServers:
         self._askers: set[int] = set()
         """Threads that ask so, by the numbers that the kernel tells."""
         self.may_begin = threading.Event()
-        self.serving: tuple[FuseRequests, Core] | None = None
+        self.serving: tuple[FuseRequests, RingOf] | None = None
         """What answers; None: there is nothing to answer after all."""
         self._mutex = threading.Lock()
         self._of_core: dict[int, list[RingServer]] = {}
@@ -283,7 +292,7 @@ class RingServers:
             self.give_up()
             raise
 
-    def begin(self, requests: FuseRequests, core: Core) -> None:
+    def begin(self, requests: FuseRequests, core: RingOf) -> None:
         """Answer from now on, when the kernel has been told yes.
 
         Raises  OSError: the kernel has not taken it, and goes on with /dev/fuse

@@ -6,22 +6,19 @@ Of a local one it learns nothing: the kernel below answers as quickly (docs/deci
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple, Self, TypeVarTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Self
 
 from fusefs.core.common_xattrs import Answers
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import Node, SourceKey, source_key
 from fusefs.core.metadata_cache import MetadataCache
 from fusefs.core.mount_counters import Remembering
+from fusefs.core.nodeids import SourceKey, source_key
 from fusefs.core.packed_entries import PackedEntries
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock
-
-Ts = TypeVarTuple("Ts")
 
 SeenByName = tuple[Attributes, bytes, Answers]
 """What a look at a name finds: attributes, file handle, and those extended attributes that were looked for."""
@@ -32,13 +29,14 @@ NameIn = tuple[Node, bytes]
 class CacheFill:
     """A look at the backing filesystem, from its beginning to its `end`: what it finds is as old as its beginning."""
 
-    def __init__(self, metadata: MetadataCache, lifetime_s: float, passed_by: Container[SourceKey]) -> None:
+    def __init__(self, metadata: MetadataCache, lifetime_s: float, nodes: Tables) -> None:
         self._metadata = metadata
         self._lifetime_s = lifetime_s
-        self._passed_by = passed_by
+        self._nodes = nodes
         self._began_s = time.monotonic()
         self._epoch = metadata.begin()
         self._n_users = 1
+        nodes.is_caching = True
 
     def __enter__(self) -> Self:
         return self
@@ -51,8 +49,9 @@ class CacheFill:
         self._n_users -= 1
         if not self._n_users:
             self._metadata.end()
+            self._nodes.is_caching = not self._metadata.is_idle
 
-    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness | None:
+    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness:
         """What tells later for how long what it found may be believed; it must be asked, once."""
         self._n_users += 1
         return Freshness(self, source, named)
@@ -82,14 +81,18 @@ class CacheFill:
 
         Nor of a set-user-ID program: its owner is asked for each time that it is run.
         """
-        if (seen.nlink > 1 and not seen.is_directory()) or seen.gives_rights() or source in self._passed_by:
+        if (seen.nlink > 1 and not seen.is_directory()) or seen.gives_rights() or self._is_passed(source):
             return
         self._metadata.learn_attributes(source, seen, self._epoch, self._began_s)
 
     def learn_xattrs(self, source: SourceKey, answers: Answers, uid: int = 0) -> None:
         """Some of its extended attributes, as a user was told them. A write past us takes its capabilities."""
-        if source not in self._passed_by:
+        if not self._is_passed(source):
             self._metadata.learn_xattrs(source, answers, self._epoch, self._began_s, uid)
+
+    def _is_passed(self, source: SourceKey) -> bool:
+        node = self._nodes.find(source)
+        return node is not None and node.is_passed
 
     def learn_target(self, source: SourceKey, target: bytes) -> None:
         """Where a link leads."""
@@ -126,20 +129,24 @@ class Freshness(NamedTuple):
         return left_s
 
 
-class _NoFill(CacheFill):
-    """A look on the loop's own thread, during which nothing else happens: nothing is learnt, and it is not old."""
+class _Glance(CacheFill):
+    """A look at a filesystem that answers at once: nothing is learnt, and what is changed meanwhile is not believed."""
 
-    def __init__(self, lifetime_s: float) -> None:
+    def __init__(self, nodes: Tables, lifetime_s: float) -> None:
+        self._nodes = nodes
         self._lifetime_s = lifetime_s
+        self._n_changes = nodes.n_changes
 
     def end(self) -> None:
         pass
 
-    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness | None:
-        return None
+    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness:
+        return Freshness(self, source, named)
 
     def left_s(self, source: SourceKey | None, *, named: NameIn | None) -> float:
-        return self._lifetime_s
+        node = None if source is None else self._nodes.find(source)
+        seen = [one for one in (node, named and named[0]) if one is not None]
+        return 0.0 if any(one.has_changed(self._n_changes) for one in seen) else self._lifetime_s
 
     def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
         pass
@@ -160,7 +167,7 @@ class _NoFill(CacheFill):
 class DaemonCache:
     """The cache of one mount, as the vfs uses it."""
 
-    def __init__(self, lock: TablesLock, stats: Counters, size_bytes: int, lifetime_s: float) -> None:
+    def __init__(self, lock: TablesLock, nodes: Tables, stats: Counters, size_bytes: int, lifetime_s: float) -> None:
         """lifetime_s: how long anything may be believed, by the kernel and by us together."""
         self.size_bytes = size_bytes
         self.is_kept = size_bytes > 0 and lifetime_s > 0
@@ -168,21 +175,21 @@ class DaemonCache:
         self.metadata = MetadataCache(size_bytes, lifetime_s)
         self.largest_bytes = self.metadata.largest_bytes
         """Of one listing that is remembered."""
-        self.passed_by: set[SourceKey] = set()
-        """What is read or written past us, or may be: of its attributes nothing is remembered."""
-        self.unsteady: set[SourceKey] = set()
-        """What may be written past us: nor may the kernel believe them. Passthrough alone changes either."""
+        self._nodes = nodes
         self._lock = lock
         self._stats = stats
-        self._glance = _NoFill(lifetime_s)
 
     def looking(self) -> CacheFill:
         """A look by this operation, to be ended."""
-        return self._glance if self._lock.is_home else self.looking_ahead()
+        return self.looking_ahead() if self._lock.is_slow else _Glance(self._nodes, self.lifetime_s)
 
     def looking_ahead(self) -> CacheFill:
         """A look by other threads, to be ended."""
-        return CacheFill(self.metadata, self.lifetime_s, self.passed_by)
+        return CacheFill(self.metadata, self.lifetime_s, self._nodes)
+
+    def see_idle(self) -> None:
+        """See whether anything is cached or being fetched: if not, the native core makes changes itself."""
+        self._nodes.is_caching = not self.metadata.is_idle
 
     def has_names(self, directory: Node) -> bool:
         """Whether anything is remembered of the names in a directory."""
@@ -243,80 +250,52 @@ class DaemonCache:
     def clear(self) -> None:
         """Forget all."""
         self.metadata.clear()
+        self.see_idle()
 
-    def changes(self, *sources: SourceKey, names: Sequence[NameIn] = ()) -> AbstractContextManager[None]:
+    @contextmanager
+    def changes(self, *sources: SourceKey, names: Sequence[NameIn] = ()) -> Iterator[None]:
         """What the block changes is looked at anew: these inodes, these names, and the directories that have them.
 
-        From its beginning, so that no client is told what is wrong by then; and from its end, for looks made meanwhile.
+        From its beginning, so that no client is sent what is wrong by then; and from its end, for looks made meanwhile.
         """
-        if not (self._lock.is_home and self.metadata.is_idle):
-            return _around(self._forget, sources, names)
-        if not self._lock.is_watched:
-            return _NOTHING
-        return _ForgetAfter(self.metadata, partial(self._forget, sources, names))
+        nodes = {node for source in sources if (node := self._nodes.find(source)) is not None}
+        nodes |= {directory for directory, _name in names}
+        for node in nodes:
+            self._nodes.change_begins(node)
+        self.forget(sources, names)
+        try:
+            yield
+        finally:
+            for node in nodes:
+                self._nodes.change_ends(node)
+            self.forget(sources, names)
 
-    def reads(self, source: SourceKey) -> AbstractContextManager[None]:
+    @contextmanager
+    def reads(self, source: SourceKey) -> Iterator[None]:
         """What the block reads has another time of access then: the same of its attributes alone."""
-        if not (self._lock.is_home and self.metadata.is_idle):
-            return _around(self.metadata.accessed, source)
-        if not self._lock.is_watched:
-            return _NOTHING
-        return _ForgetAfter(self.metadata, partial(self.metadata.accessed, source))
+        if not self.metadata.is_idle:
+            self.metadata.accessed(source)
+        try:
+            yield
+        finally:
+            if not self.metadata.is_idle:
+                self.metadata.accessed(source)
 
     def changed(self, source: SourceKey) -> None:
-        """An inode changed behind the mount."""
-        self.metadata.attributes_changed(source)
-
-    def pass_by(self, source: SourceKey) -> None:
-        """An inode's attributes change without a message from now on, the time of access at least."""
-        if source not in self.passed_by:
-            self.passed_by.add(source)
-            if not self.metadata.is_idle:
-                self.metadata.attributes_changed(source)
-
-    def settle(self, source: SourceKey) -> None:
-        """They don't any more; a look made meanwhile has seen what may be old."""
-        if source in self.passed_by:
-            self.passed_by.discard(source)
-            if not self.metadata.is_idle:
-                self.metadata.attributes_changed(source)
+        """An inode changed behind the mount, or does so from now on."""
+        if not self.metadata.is_idle:
+            self.metadata.attributes_changed(source)
 
     def ended(self, source: SourceKey) -> None:
         """An incarnation lost its last link: where there are no handles, the next one may look like it."""
-        if self._lock.is_home and self.metadata.is_idle:
-            return
-        self.metadata.directory_changed(source)
+        if not self.metadata.is_idle:
+            self.metadata.directory_changed(source)
 
-    def _forget(self, sources: Iterable[SourceKey], names: Iterable[NameIn]) -> None:
+    def forget(self, sources: Iterable[SourceKey], names: Iterable[NameIn]) -> None:
+        """These inodes and names have changed, or may change now."""
+        if self.metadata.is_idle:
+            return
         for source in sources:
             self.metadata.attributes_changed(source)
         for directory, name in names:
             self.metadata.name_changed(directory.source, name)
-
-
-@dataclass(slots=True, eq=False)
-class _ForgetAfter:
-    """Forget something after the block, if others have learnt anything meanwhile: before it nothing was known."""
-
-    metadata: MetadataCache
-    forget: Callable[[], None]
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_error: object) -> None:
-        if not self.metadata.is_idle:
-            self.forget()
-
-
-_NOTHING = nullcontext()
-
-
-@contextmanager
-def _around(forget: Callable[[*Ts], None], *args: *Ts) -> Iterator[None]:
-    """Forget something before the block, and again after it."""
-    forget(*args)
-    try:
-        yield
-    finally:
-        forget(*args)

@@ -1,6 +1,6 @@
 """How a node's inode is reached: by its name in a directory that is open, or by its file handle; always verified.
 
-Fds of directories are kept in a list of bounded length; nothing else is, so that no deleted file's blocks are held.
+Fds of directories are kept, up to some number of them; nothing else is, so that no deleted file's blocks are held.
 A name that means something else by now is no obstacle where the backing filesystem has file handles.
 """
 
@@ -8,37 +8,39 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import OrderedDict
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import ROOTS, Node, source_key
+from fusefs.core.nodeids import source_key
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC
 from fusefs.linux.statx import TO_PEEK, look_at, open_handle
 from fusefs.linux.syscalls import handle_of, statfs_type
+from fusefs.mount.native._core import Node, Tables, counted_fd
 from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.tables_lock import TablesLock
 
 TO_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
+def have_handles(root: Fd) -> bool:
+    """Whether a file handle stays that of the same inode: a FUSE filesystem may forget an inode, and number anew."""
+    return statfs_type(root) != FUSE_MAGIC
+
+
 class DirectoryFds:
     """The backing tree by nodes. All methods raise OSError: ESTALE for what is not to be found any more."""
 
-    def __init__(self, root: Fd, n_fds: int, lock: TablesLock, retries: EstaleRetries) -> None:
+    def __init__(self, root: Fd, nodes: Tables, lock: TablesLock, retries: EstaleRetries) -> None:
         """Begin at a directory.
 
         root     O_PATH or readable; stays its owner's
-        n_fds    how many directories may be open at a time, at least 2
         retries  what is held for a lost race is another way to it
         """
         self._root = root
-        self._n_fds = n_fds
+        self._nodes = nodes
         self._lock = lock
-        self._open: OrderedDict[Node, Fd] = OrderedDict()
         self._retries = retries
-        self._device = look_at(root).dev
-        self.has_handles = statfs_type(root) != FUSE_MAGIC
+        self.has_handles = have_handles(root)
         self._mount = self._open_mount()
 
     def _open_mount(self) -> Fd | None:
@@ -54,13 +56,8 @@ class DirectoryFds:
             return None
         return fd
 
-    def __len__(self) -> int:
-        """How many are open."""
-        return len(self._open)
-
     def close(self) -> None:
-        """Close all."""
-        self.limit(0)
+        """Open nothing any more."""
         if self._mount is not None:
             self._mount.close()
 
@@ -69,18 +66,13 @@ class DirectoryFds:
         return self.lasting(handle_of(fd))
 
     def lasting(self, handle: bytes) -> bytes:
-        """A handle, if it stays that of the same inode: a FUSE filesystem may forget an inode, and number anew."""
+        """A handle, if it stays that of the same inode."""
         return handle if self.has_handles else b""
 
     def fd_of(self, directory: Node) -> Fd:
-        """The O_PATH fd of a directory, which stays ours: to be used at once, in this operation."""
-        if directory.nodeid in ROOTS:
-            return self._root
-        fd = self._open.get(directory)
-        if fd is not None:
-            self._open.move_to_end(directory)
-            return self._lock.lend(fd)
-        return self._keep(directory, self._find(directory))
+        """The O_PATH fd of a directory, open for as long as the caller has it."""
+        fd = self._nodes.directory_fd(directory)
+        return self._nodes.keep_directory_fd(directory, self._find(directory)) if fd is None else fd
 
     def open_to_read(self, directory: Node) -> Fd:
         """A new fd of a directory, to be read, of one that the kernel has opened already.
@@ -94,37 +86,9 @@ class DirectoryFds:
                 raise
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
 
-    def fd_if_open(self, directory: Node) -> Fd | None:
-        """A new fd of a directory, if that need not wait for anything."""
-        fd = self._root if directory.nodeid in ROOTS else self._open.get(directory)
-        return None if fd is None else self._lock.lend(fd)
-
-    def _keep(self, directory: Node, fd: Fd) -> Fd:
-        other = self._open.get(directory)
-        if other is not None:  # another thread was quicker
-            lent = self._lock.lend(other)
-            self._lock.close(fd)
-            return lent
-        self._open[directory] = fd
-        lent = self._lock.lend(fd)
-        self.limit(self._n_fds)
-        return lent
-
-    def limit(self, n_fds: int) -> None:
-        """From now on no more directories may be open at a time."""
-        self._n_fds = n_fds
-        while len(self._open) > n_fds:
-            self._lock.close(self._open.popitem(last=False)[1])
-
-    def drop(self, node: Node) -> None:
-        """A node has ended, or its directory was removed: don't hold it open."""
-        fd = self._open.pop(node, None)
-        if fd is not None:
-            self._lock.close(fd)
-
     def hold(self, node: Node) -> Fd:
-        """An O_PATH fd of any node, the caller's own."""
-        return self._lock.owned(Fd(os.dup(self.fd_of(node))) if node.is_directory else self._find(node))
+        """An O_PATH fd of any node, open for as long as the caller has it."""
+        return self.fd_of(node) if node.is_directory else counted_fd(self._find(node))
 
     def hold_by_name(self, node: Node, *, is_alone: bool) -> tuple[Fd, Attributes] | None:
         """An O_PATH fd of any node, the caller's own, and what it is; by its name, where its directory is open.
@@ -132,12 +96,11 @@ class DirectoryFds:
         is_alone  names don't change behind the mount: its birth tells the incarnation, where there is one
         Returns   None if it is not to be had so
         """
-        dir_fd = None if node.parent is None else self.fd_if_open(node.parent)
+        dir_fd = None if node.parent is None else self._nodes.directory_fd(node.parent)
         if dir_fd is None:
             return None
-        self._lock.look_by(node.name)
         try:
-            fd = self._lock.owned(Fd(self._lock.call(os.open, node.name, TO_PEEK, dir_fd=dir_fd)))
+            fd = counted_fd(self._lock.call(os.open, node.name, TO_PEEK, dir_fd=dir_fd))
         except OSError:
             return None  # the other way tells why
         seen = self._seen_to_be(node, fd, is_alone=is_alone)
@@ -165,12 +128,12 @@ class DirectoryFds:
         if node.last is not None:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         for parent, name in node.places():
-            if parent.nodeid in ROOTS or parent in self._open:
+            if self._nodes.directory_fd(parent) is not None:
                 fd = self._by_name(node, parent, name)
                 if fd is not None:
                     return fd
         device, handle = node.source[:2]
-        if self._mount is not None and isinstance(handle, bytes) and device == self._device:
+        if self._mount is not None and isinstance(handle, bytes) and device == self._nodes.root.dev:
             return self._lock.call(open_handle, self._mount, handle, TO_PEEK)
         for parent, name in node.places():
             fd = self._by_name(node, self._open_above(parent), name)
@@ -179,7 +142,6 @@ class DirectoryFds:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     def _by_name(self, node: Node, parent: Node, name: bytes) -> Fd | None:
-        self._lock.look_by(name)
         try:
             fd = Fd(self._lock.call(os.open, name, TO_PEEK, dir_fd=self.fd_of(parent)))
         except OSError as error:
@@ -192,7 +154,7 @@ class DirectoryFds:
         """Open what leads to a directory, from above: a deep one needs no deep stack."""
         closed = []
         at: Node | None = directory
-        while at is not None and at.nodeid not in ROOTS and at not in self._open:
+        while at is not None and self._nodes.directory_fd(at) is None:
             closed.append(at)
             at = at.parent
         for one in reversed(closed):

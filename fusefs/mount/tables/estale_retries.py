@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 import trio
 
-from fusefs.core.inode_table import Node, SourceKey
+from fusefs.core.nodeids import SourceKey
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import TO_PEEK
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.tables_lock import TablesLock
 
 _N_MAX = 64
@@ -50,9 +51,10 @@ class _Retry(NamedTuple):
 class EstaleRetries:
     """Threads of clients, by their numbers, and what is held for each. Touched as the tables are."""
 
-    def __init__(self, lock: TablesLock) -> None:
+    def __init__(self, lock: TablesLock, nodes: Tables) -> None:
         """Begin with none."""
         self._lock = lock
+        self._nodes = nodes
         self._retries: dict[int, _Retry] = {}
         """Those told so longest ago come first."""
         self._moved: dict[int, _Moved] = {}
@@ -103,10 +105,12 @@ class EstaleRetries:
     def _put(self, pid: int, found: tuple[Node, Fd] | None) -> None:
         before = self._retries.pop(pid, None)
         self._retries[pid] = _Retry(time.monotonic(), found)
+        self._nodes.retry(pid, True)
         self._close(before)
 
     def remove(self, pid: int) -> None:
         """A process has what it wanted."""
+        self._nodes.retry(pid, False)
         self._close(self._retries.pop(pid, None))
 
     def _close(self, retry: _Retry | None) -> None:
@@ -165,7 +169,6 @@ class EstaleRetries:
         """
         if pid not in self._retries:
             return None
-        self._lock.look_by(name)
         return Fd(self._lock.call(os.open, name, TO_PEEK, dir_fd=dir_fd))
 
     def hold(self, pid: int, node: Node, fd: Fd) -> None:

@@ -6,17 +6,15 @@ import errno
 import fcntl
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
-from fusefs.core.fair_share import FairShares
-from fusefs.core.inode_table import Node
 from fusefs.core.packed_entries import Dirent, PackedEntries
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import CacheFill
 from fusefs.mount.tables.prefetch import PrefetchBatch, PrefetchQueue
-from fusefs.mount.tables.tables_lock import TablesLock
 
 FOR_EXECUTION = 0x20
 """Of the flags of OPEN: the file is a program, and its handle stays for as long as it runs.
@@ -30,9 +28,9 @@ _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
 LEAST_DIRECTORIES = 16
 
 
-def shares_of(max_fds: int, *, is_for_all: bool) -> FairShares:
-    """Of what a process that may have so many fds can have open for clients. is_for_all: for one user else"""
-    return FairShares(n_for_clients(max_fds) - LEAST_DIRECTORIES, is_for_all=is_for_all)
+def n_handles(max_fds: int) -> int:
+    """How many handles clients of a process that may have so many fds share."""
+    return n_for_clients(max_fds) - LEAST_DIRECTORIES
 
 
 def n_spare(max_fds: int) -> int:
@@ -78,6 +76,7 @@ class DirHandle:
         self.look: CacheFill | None = None
         self.recalled: PackedEntries | None = None
         self.n_passed = 0
+        self.opener = -1
 
     @property
     def known(self) -> PackedEntries | None:
@@ -101,112 +100,47 @@ class DirHandle:
 
 
 class OpenHandles:
-    """Open files and directories, by handle and by node."""
+    """Open files and directories, by handle."""
 
-    def __init__(self, lock: TablesLock, shares: FairShares) -> None:
-        """Begin with none. shares: of those that there may be"""
-        self._lock = lock
-        self.shares = shares
-        self._openers: dict[int, int] = {}
-        self._nodes: dict[int, Node] = {}
-        self._fds: dict[Node, list[Fd]] = {}
+    def __init__(self, nodes: Tables) -> None:
+        """Begin with none."""
+        self._nodes = nodes
         self._listings: dict[int, DirHandle] = {}
-        self._executed: set[int] = set()
-        self._to_append: set[int] = set()
         self._late = itertools.count(_NO_FD)
 
     def __len__(self) -> int:
         """How many are open."""
-        return len(self._nodes)
+        return self._nodes.n_handles + sum(listing.is_late for listing in self._listings.values())
 
-    def add(self, node: Node, fd: Fd, opener: int, flags: int = 0, listing: DirHandle | None = None) -> int:
-        """A handle of a node, opened by a uid, with flags; the fd is closed with it."""
-        self._open(fd, node, opener)
-        self._fds.setdefault(node, []).append(fd)
-        if listing is not None:
-            self._listings[fd] = listing
-        if flags & FOR_EXECUTION:
-            self._executed.add(fd)
-        if flags & os.O_APPEND:
-            self._to_append.add(fd)
-            _write_anywhere(fd)
-        node.n_open += 1
+    def add_listing(self, fd: Fd, opener: int, listing: DirHandle) -> int:
+        """A handle of a directory, opened by a uid; the fd is closed with it."""
+        self._nodes.open_handle(listing.node, fd, opener, os.O_RDONLY, 0, None)
+        self._listings[fd] = listing
         return int(fd)
 
-    def add_late(self, node: Node, opener: int, listing: DirHandle) -> int:
+    def add_late(self, opener: int, listing: DirHandle) -> int:
         """A handle of a directory that is not open."""
         fh = next(self._late)
-        self._open(fh, node, opener)
+        listing.opener = opener
+        self._nodes.add_to_share(opener, 1)
         self._listings[fh] = listing
         return fh
 
-    def remove_late(self, fh: int) -> None:
-        """Let such a one go."""
-        self._close(fh)
-        del self._listings[fh]
-
-    def _open(self, fh: int, node: Node, opener: int) -> None:
-        self._nodes[fh] = node
-        self._openers[fh] = opener
-        self.shares.add(opener, 1)
-
-    def _close(self, fh: int) -> Node:
-        """The node that it was of. Requests to release it come without a name, and perhaps not from its opener."""
-        self.shares.add(self._openers.pop(fh), -1)
-        return self._nodes.pop(fh)
-
-    def remove(self, fh: int) -> Fd:
-        """Let a handle go; its fd is the caller's now."""
-        node = self._close(fh)
-        self._listings.pop(fh, None)
-        self._executed.discard(fh)
-        self._to_append.discard(fh)
-        fds = self._fds[node]
-        if len(fds) == 1:
-            del self._fds[node]
-        else:
-            fds.remove(Fd(fh))
-        node.n_open -= 1
-        return Fd(fh)
+    def remove_listing(self, fh: int) -> DirHandle:
+        """What a directory's handle has read; that of one which was not open is no more."""
+        listing = self._listings.pop(fh)
+        if listing.is_late:
+            self._nodes.add_to_share(listing.opener, -1)
+        return listing
 
     def node(self, fh: int) -> Node:
-        """The node that a handle is of, to be asked. Raises  WouldWait, OSError EBADF: there is no such handle"""
-        node = self._nodes.get(fh)
-        if node is None:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        self._lock.enter(node.source[0])
-        return node
+        """The node that a handle is of."""
+        listing = self._listings.get(fh)
+        return self._nodes.handle(fh)[0] if listing is None else listing.node
 
     def opened(self, fh: int) -> tuple[Node, Fd]:
-        """Whose handle it is, to be asked, and its fd. Raises  WouldWait"""
-        return self.node(fh), Fd(fh)
-
-    def fd_of(self, node: Node) -> Fd:
-        """An fd of some handle of a node that is open, for this operation."""
-        return self._lock.lend(self._fds[node][0])
-
-    def has_writer(self, node: Node) -> bool:
-        """Whether a node is open for writing."""
-        return any(self._accesses(node))
-
-    def may_be_mapped(self, node: Node) -> bool:
-        """Whether a node may be written to by mapped memory: what is mapped stays open."""
-        return os.O_RDWR in self._accesses(node)
-
-    def _accesses(self, node: Node) -> Iterator[int]:
-        return (fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE for fd in self._fds.get(node, ()))
-
-    def is_to_append(self, fh: int) -> bool:
-        """Whether a handle was opened with O_APPEND."""
-        return fh in self._to_append
-
-    def runs_no_more(self, fh: int) -> None:
-        """The process that ran a program by a handle has ended; the handle goes, too, perhaps later."""
-        self._executed.discard(fh)
-
-    def is_executed(self, node: Node) -> bool:
-        """Whether a node runs as a program."""
-        return bool(self._executed) and not self._executed.isdisjoint(self._fds.get(node, ()))
+        """Whose handle it is, and its fd."""
+        return self._nodes.handle(fh)
 
     def listing(self, fh: int) -> DirHandle:
         """What a directory's handle reads. Raises  OSError EBADF: it is not one"""
@@ -215,14 +149,8 @@ class OpenHandles:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return listing
 
-    def close(self) -> None:
-        """Close all."""
-        for fh in list(self._nodes):
-            if fh < _NO_FD:
-                self.remove(fh).close()
 
-
-def _write_anywhere(fd: Fd) -> None:
+def write_anywhere(fd: Fd) -> None:
     """An fd that was opened to append: not all that is written by its handle is. A file that may only grow keeps it."""
     with suppress(PermissionError):
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_APPEND)

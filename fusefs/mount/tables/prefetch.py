@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.statx import look_at, peek, peek_closely
 from fusefs.linux.statx_uring import DEPTH, StatxUring, are_possible
 from fusefs.linux.thread_progress import run_on_any_core
+from fusefs.mount.native._core import Node
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache, SeenByName
 from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
 from fusefs.mount.tables.tables_lock import TablesLock

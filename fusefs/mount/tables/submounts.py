@@ -8,6 +8,7 @@ point in it is listed at once, by a client that doesn't look into that. Of other
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 
 import trio
@@ -35,6 +36,8 @@ class Submounts:
         self._top: bytes | None = None
         self._own = -1
         self._known: set[int] = set()
+        self.tell: Callable[[], object] = lambda: None
+        """Called when `names` may be others, by any thread."""
 
     def begin(self, top: bytes, device: int) -> None:
         """Know those below a path, as our mount namespace has it. device: of what is there itself"""
@@ -62,6 +65,7 @@ class Submounts:
             waiting = [mount for mount in read_mounts() if self._may_wait(mount)]
             self.devices = frozenset(mount.st_dev() for mount in waiting)
             self.names = frozenset(os.path.basename(mount.point) for mount in waiting if not mount.is_fuse())
+            self.tell()
 
     def _may_wait(self, mount: Mount) -> bool:
         top = self._top

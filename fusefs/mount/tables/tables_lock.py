@@ -1,17 +1,8 @@
 """The lock around the tables: held by one thread at a time, and by none while a call to the backing filesystem waits.
 
-On a local filesystem a thread takes its turn (`with lock`), and has the tables to its end, calls included: letting them
-go for each call takes longer than most calls. On a slow one operations `run`, and let them go for each. The code is the
-same: whatever asks the backing filesystem goes through `call`, and what was read from the tables before it may be old
-after it.
-
-For the tables can be taken from a thread in its turn as well, when it has been in one call for too long: it notes each
-call that it is in, and the first to remove the note, that thread or one that takes them, has them
-(mount/requests/device_readers.py). Several may be away so at a time.
-
-Threads of the native core have no turns: they share the tables with one another, each between two of its calls, while
-no turn goes on (mount/native/turns.c). They note their calls too, and one that is in a call for too long shares them no
-more, so that a turn can begin.
+The code of an operation has the tables between its calls: whatever asks the backing filesystem goes through `call`, and
+what was read from the tables before it may be old after it. Requests of the native core have the same lock
+(mount/native/lock.c).
 """
 
 from __future__ import annotations
@@ -21,14 +12,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
-from typing import ParamSpec, Protocol, Self, TypeVar, TypeVarTuple
+from typing import ParamSpec, Self, TypeVar, TypeVarTuple
 
 from fusefs.core.latency import QUICK_NS, Latency
-from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import have_own_umask, is_killed
-from fusefs.linux.thread_progress import ThreadProgress
+from fusefs.mount.native._core import TablesMutex, close_unused
 from fusefs.mount.tables.submounts import Submounts
 
 P = ParamSpec("P")
@@ -40,229 +30,56 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
 
 
 class WouldWait(Exception):
-    """What is asked for has to wait for another process, and nothing was changed yet: it is to be done in a thread."""
-
-
-class Mutex(Protocol):
-    """Lets one turn go on at a time. By any thread."""
-
-    def acquire(self) -> object:
-        """Begin one, as soon as there is none."""
-
-    def release(self) -> None:
-        """It has ended."""
-
-
-class SharedMutex(Mutex, Protocol):
-    """Such a one that threads of the native core share between turns."""
-
-    def unshare(self) -> None:
-        """One of them does not any more, which is in a call."""
-
-
-class Turn:
-    """A thread's turns with the tables, one after the other."""
-
-    __slots__ = (
-        "borrowed", "calls", "hands_out", "n_begun_before", "progress", "seen_call", "shared_by", "was_away",
-        "was_taken",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        """Begin, on that thread."""
-        self.calls: list[object] = []
-        """The call that it is in, while it has the tables; empty: they were taken away, or it is in none."""
-        self.borrowed: list[Fd] = []
-        """Fds of the tables' that it may be using."""
-        self.was_away = False
-        """Whether other threads had them since this turn began: what it has seen is perhaps not so any more."""
-        self.n_begun_before = 0
-        self.shared_by: SharedMutex | None = None
-        """Set where it is no turn, but a request of the native core: what that shares the tables by."""
-        self.seen_call: object | None = None
-        """The call that it was in when a thread looked that takes the tables from those that are in one for long."""
-        self.hands_out = False
-        """Whether what may take long is done by other threads: it must not be held up as they are."""
-        self.progress = ThreadProgress()
-        self.was_taken: Callable[[], None] = _nothing
-        """Told, by another thread, each time that the tables were taken away from it."""
-
-    def under_way(self) -> object | None:
-        """What it is in: the same object for as long as it is in one and the same call; None: in none."""
-        try:
-            return self.calls[-1]
-        except IndexError:
-            return None
-
-
-def _nothing() -> None:
-    """Nothing has to be done."""
+    """A request waits for another process, and has changed nothing yet: it is to be queued among those that do."""
 
 
 class TablesLock:
-    """The tables' lock, and the fds that operations in threads were lent. `with` it: a turn of the calling thread's."""
+    """`with` it: the calling thread has the tables, but for its calls."""
 
-    def __init__(self, mutex: Mutex | None = None, *, is_slow: bool = False, is_measured: bool = False) -> None:
+    def __init__(self, *, is_slow: bool = False, is_measured: bool = False) -> None:
         """Begin with no thread inside.
 
-        mutex        lets one turn go on at a time; by default a lock of Python's
         is_slow      whether the backing filesystem is
         is_measured  until its answers tell otherwise
         """
-        self.mutex: Mutex = mutex or threading.Lock()
+        self.mutex = TablesMutex()
         self.n_inside = 0
-        self.is_home = True
-        """Whether the tables are a thread's in its turn, which lets no other thread in while it waits."""
-        self.turn = Turn()
-        """The turn of the thread that has them; between two turns, of the last."""
-        self.sharers: list[Turn] = []
-        """Of the native core's threads."""
-        self._away: list[Turn] = []
-        """Turns that they were taken from, and that have not come back yet."""
-        self.is_watched = False
-        """Whether another thread might take them."""
-        self.is_used, self.rests = False, False
-        """Whether that thread has made a call since this was last read; whether its next one is to set `wakes`."""
-        self.wakes = threading.Event()
-        self._left_open: list[Fd] = []
-        self._n_begun = 0
+        """Operations in threads of their own."""
         self._own = threading.local()
-        self._latency = Latency(is_slow=is_slow) if is_measured else None
-        self.is_slow = is_slow
-        """Whether operations go to threads now."""
+        self.latency = Latency(is_slow=is_slow) if is_measured else None
+        self.mutex.is_slow = is_slow
         self.submounts = Submounts()
 
-    def watch(self) -> None:
-        """From now on the tables may be taken from a thread in its turn."""
-        self.is_watched = True
+    @property
+    def is_slow(self) -> bool:
+        """Whether operations go to threads now."""
+        return self.mutex.is_slow
+
+    @is_slow.setter
+    def is_slow(self, is_slow: bool) -> None:
+        self.mutex.is_slow = is_slow
 
     def __enter__(self) -> Self:
-        """A turn begins."""
-        try:
-            turn: Turn = self._own.turn
-        except AttributeError:
-            turn = self.own_turn()
         self.mutex.acquire()
-        self.turn = turn
-        self._n_begun += 1
-        turn.was_away = False
-        turn.borrowed.clear()
-        if self._left_open and not self._away:
-            self._close_left()
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.mutex.release()
+        close_unused()
 
-    def own_turn(self) -> Turn:
-        """The calling thread's."""
-        turn: Turn = self._own.__dict__.setdefault("turn", Turn())
-        return turn
-
-    def _close_left(self) -> None:
-        """Close what others may have been using, and aren't any more. Raises  OSError: the turn has not begun"""
-        try:
-            while self._left_open:
-                self.call(os.close, self._left_open.pop())
-        except BaseException:
-            self.mutex.release()
-            raise
-
-    @property
-    def is_away(self) -> bool:
-        """Whether the tables were taken from a thread that has not come back yet."""
-        return bool(self._away)
-
-    @property
-    def n_away(self) -> int:
-        """How many threads they were taken from that have not come back yet."""
-        return len(self._away)
-
-    def is_away_from(self, turn: Turn) -> bool:
-        """Whether they were taken from that thread, which has not come back yet."""
-        return turn in self._away
-
-    @property
-    def was_away(self) -> bool:
-        """Whether other threads had the tables since this turn began."""
-        return self.turn.was_away
-
-    def turns(self) -> set[Turn]:
-        """Those that may be in a call, and keep others from theirs."""
-        return {self.turn, *self.sharers}
-
-    def leave(self, turn: Turn) -> None:
-        """A thread has no more turns, and shares no more."""
-        with suppress(ValueError):
-            self.sharers.remove(turn)
-
-    def take_away(self, turn: Turn, call: object) -> bool:
-        """Let others have the tables, if a turn is still in that call; by any other thread."""
-        if turn.under_way() is not call:
-            return False
-        turn.n_begun_before = self._n_begun
-        self._away.append(turn)  # before the note goes: then it may be back, and is to find itself there
-        try:
-            turn.calls.pop()
-        except IndexError:
-            self._away.remove(turn)
-            return False
-        if turn.shared_by is not None:
-            turn.shared_by.unshare()
-        else:
-            self.mutex.release()  # it was that thread's; its next owner knows nothing of this
-        turn.was_taken()
-        return True
-
-    def _come_back(self, turn: Turn) -> None:
-        self.mutex.acquire()
-        self.returned(turn)
-
-    def returned(self, turn: Turn) -> None:
-        """A turn has the tables again that they were taken from."""
-        self._away.remove(turn)
-        self.turn = turn
-        turn.was_away |= self._n_begun != turn.n_begun_before
+    def held(self) -> AbstractContextManager[object]:
+        """Have the tables, unless the calling thread has them already."""
+        return nullcontext() if self.mutex.is_held else self
 
     def call(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What a call to the backing filesystem returns; others may have the tables meanwhile. `act` makes no other."""
-        if self.is_home:
-            turn = self.turn
-            if not self.is_watched or turn.shared_by is not None:  # the core's calls of its own are those that wait
-                return act(*args, **kwargs)
-            calls = turn.calls
-            calls.append(args)
-            self.is_used = True
-            if self.rests:
-                self.rests = False
-                self.wakes.set()
-            try:
-                return act(*args, **kwargs)
-            finally:
-                try:
-                    calls.pop()
-                except IndexError:
-                    self._come_back(turn)
-        self.is_home = True
+        """What a call to the backing filesystem returns; others have the tables meanwhile."""
+        if not self.mutex.is_held:
+            return act(*args, **kwargs)
         self.mutex.release()
         try:
             return act(*args, **kwargs)
         finally:
             self.mutex.acquire()
-            self.is_home = False
-
-    def enter(self, device: int) -> None:
-        """Something on a device is asked for. Raises  WouldWait: it may never answer, and others need this thread"""
-        if device in self.submounts.devices and not (self.is_slow or self._is_patient()):
-            raise WouldWait
-
-    def look_by(self, name: bytes) -> None:
-        """Something is asked for by a name, which may be a mount point. Raises  WouldWait"""
-        if name in self.submounts.names and not (self.is_slow or self._is_patient()):
-            raise WouldWait
-
-    def _is_patient(self) -> bool:
-        return getattr(self._own, "is_patient", False)
 
     def patiently(self, pid: int, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What a function returns that says EAGAIN instead of waiting, as an open with O_NONBLOCK does for a lease.
@@ -276,7 +93,7 @@ class TablesLock:
             try:
                 return act(*args, **kwargs)
             except BlockingIOError:
-                if not self._is_patient():
+                if not getattr(self._own, "is_patient", False):
                     raise WouldWait from None
             self.call(time.sleep, pause_s)
             pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
@@ -285,34 +102,35 @@ class TablesLock:
 
     def look(self, act: Callable[[*Ts], R], *args: *Ts) -> R:
         """What a call returns that is timed, as it tells how quickly this filesystem answers: a look at one inode."""
-        if self._latency is None:
+        if self.latency is None or getattr(self._own, "is_untimed", False):
             return self.call(act, *args)
-        if not self.is_home and (self._is_patient() or getattr(self._own, "is_untimed", False)):
-            return self.call(act, *args)
+        return self.call(lambda: self._timed(act, *args))
+
+    def _timed(self, act: Callable[[*Ts], R], *args: *Ts) -> R:
         began_ns = perf_counter_ns()
         try:
-            return self.call(act, *args)
+            return act(*args)
         finally:
             took_ns = perf_counter_ns() - began_ns
-            if took_ns > QUICK_NS or self._latency.is_in_doubt:
+            if self.latency is not None and (took_ns > QUICK_NS or self.latency.is_in_doubt):
                 self.took(took_ns, 1)
 
     def took(self, took_ns: int, n: int) -> None:
-        """Some looks that were not made by `look`. took_ns: all together"""
-        if self._latency is not None and n:
-            self._latency.took(took_ns / n, n)
-            self.is_slow = self._latency.is_slow
+        """Some looks that were not made by `look`; by any thread. took_ns: all together"""
+        if self.latency is not None and n:
+            self.latency.took(took_ns / n, n)
+            self.mutex.is_slow = self.latency.is_slow
 
     def run_patiently(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """An operation in a thread of its own that may wait for another process."""
-        self._own.is_patient = True  # how long another process takes tells nothing of this filesystem
+        """As `run_untimed`, of an operation that may wait for another process."""
+        self._own.is_patient = True
         try:
-            return self.run(act, *args, **kwargs)
+            return self.run_untimed(act, *args, **kwargs)
         finally:
             self._own.is_patient = False
 
     def run_untimed(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As `run`, where how long it takes tells more of the threads that are busy than of the filesystem."""
+        """As `run`, where how long it takes tells more of busy threads than of the filesystem."""
         self._own.is_untimed = True
         try:
             return self.run(act, *args, **kwargs)
@@ -321,60 +139,12 @@ class TablesLock:
 
     def run(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation in a thread of its own, from beginning to end."""
-        own = self._own
-        if not hasattr(own, "lent"):
+        if not hasattr(self._own, "has_umask"):
             have_own_umask()
-            own.lent = []
-        try:
-            self.mutex.acquire()
+            self._own.has_umask = True
+        with self:
             self.n_inside += 1
-            self._n_begun += 1
-            self.is_home = False
             try:
                 return act(*args, **kwargs)
             finally:
-                self.is_home = True
                 self.n_inside -= 1
-                self.mutex.release()
-        finally:
-            lent, own.lent = own.lent, []
-            for fd in lent:
-                fd.close()
-
-    def lend(self, fd: Fd) -> Fd:
-        """An fd that stays open to the end of this operation, whatever others close meanwhile."""
-        if self.is_home:
-            if self.is_watched:
-                self.turn.borrowed.append(fd)
-            return fd
-        copy = Fd(os.dup(fd))
-        self._own.lent.append(copy)
-        return copy
-
-    def close(self, fd: Fd) -> None:
-        """Close an fd that the tables had, and was lent; others may have them meanwhile."""
-        if (self.is_home and self.turn.shared_by is not None) or any(fd in turn.borrowed for turn in self._away):
-            self._left_open.append(fd)
-        else:
-            self.call(os.close, fd)
-
-    def owned(self, fd: Fd) -> Fd:
-        """An fd that is closed without the tables' lock: closing a file may write all of it back, over a network."""
-        return fd if self.is_home and not self.is_watched else _Slow.of(fd, self)
-
-
-class _Slow(Fd):
-    """An fd whose closing may have to wait."""
-
-    _lock: TablesLock
-
-    @classmethod
-    def of(cls, fd: Fd, lock: TablesLock) -> _Slow:
-        """An fd, which is taken over, as one whose closing goes through the lock."""
-        slow = cls(fd)
-        slow._lock = lock
-        return slow
-
-    def close(self) -> None:
-        """Close it; others may have the tables meanwhile."""
-        self._lock.call(super().close)

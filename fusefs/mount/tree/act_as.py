@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import Node
 from fusefs.linux.capabilities import Capability, are_ours
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller, Rights, knows, rights_of
@@ -33,6 +32,7 @@ from fusefs.linux.kernel import EXT_MAGIC
 from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import statfs_type
 from fusefs.linux.thread_credentials import ITSELF, NO_ID, ThreadCredentials, call_as, in_no_group
+from fusefs.mount.native._core import Node
 from fusefs.mount.tables.tables_lock import TablesLock
 
 P = ParamSpec("P")

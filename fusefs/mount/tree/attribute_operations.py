@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fusefs.core.inode_table import Node
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.statx import look_at, set_times, set_times_to_now
 from fusefs.linux.thread_credentials import call_as, in_no_group
+from fusefs.mount.native._core import Node
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.open_handles import OpenHandles
@@ -47,7 +47,7 @@ _NOW_NS = 60 * 10**9
 
 @dataclass(eq=False, repr=False)
 class AttributeOperations:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only.
 
     root  the backing tree's directory, which stays its owner's
     """
@@ -121,7 +121,7 @@ class AttributeOperations:
             return file
         seen = self._lock.call(look_at, fd)
         opened = self._opening.open_as(caller, node, fd, seen, os.O_WRONLY | os.O_CLOEXEC)
-        return stack.enter_context(self._lock.owned(opened)).path()
+        return stack.enter_context(opened).path()
 
     def _change_owner(self, node: Node, fd: Fd, changes: Changes, caller: Caller) -> None:
         uid, gid = (-1 if one is None else one for one in (changes.uid, changes.gid))

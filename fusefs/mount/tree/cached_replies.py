@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusefs.core.inode_table import InodeTable, Node, NodeId
+from fusefs.core.nodeids import NodeId
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import DaemonCache
-from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tree import trashd_dir
@@ -19,9 +19,8 @@ from fusefs.store.layout import is_stores_own
 class CachedReplies:
     """Those of one mount. None everywhere: it is not remembered, and has to be asked."""
 
-    _nodes: InodeTable
+    _nodes: Tables
     _cache: DaemonCache
-    _directories: DirectoryFds
     _retries: EstaleRetries
     _prefetch: Prefetch
     _references: NodeReferences
@@ -33,7 +32,7 @@ class CachedReplies:
             return None
         known = self.name(directory, name)
         if known is not None and known.nodeid:
-            self._prefetch.asked(directory, self._directories.fd_if_open(directory))
+            self._prefetch.asked(directory, self._nodes.directory_fd(directory))
             self._references.counted(known)
         return known
 

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import InodeTable, Node
 from fusefs.core.names import Name, RelPath, join
 from fusefs.linux.boot_id import invocation_of
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.thread_credentials import ThreadCredentials, call_as
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import NameIn
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -51,7 +51,7 @@ class DropAdoption:
     """That of one mount. To be used with the tables' lock."""
 
     _lock: TablesLock
-    _nodes: InodeTable
+    _nodes: Tables
     _directories: DirectoryFds
     _access: NodeAccess
     kernel: Kernel
@@ -65,7 +65,7 @@ class DropAdoption:
         seen     what it is
         Returns  an O_PATH fd of it, the caller's own. None: it is no drop folder, or that can't be; it is where it was,
                  and a plain rename works, or tells why not
-        Raises   OSError, WouldWait: nothing was changed
+        Raises   OSError: nothing was changed
         """
         store = _store_above(self._nodes, new_directory)
         # What lies in a store already, in a drop folder too, has no origin, and may be somebody's work.
@@ -117,7 +117,7 @@ class DropAdoption:
         moving.call(self.kernel.rename, old_fd, old[1], ready.place, TREE)
 
 
-def _store_above(nodes: InodeTable, directory: Node) -> Node | None:
+def _store_above(nodes: Tables, directory: Node) -> Node | None:
     """The store in which a directory is a user's drop folder, STORE/AREA/FOLDER/drop; None: it is none."""
     if not is_drop_folder(nodes, directory):
         return None

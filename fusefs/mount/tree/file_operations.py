@@ -6,12 +6,12 @@ import errno
 import os
 from dataclasses import KW_ONLY, dataclass
 
-from fusefs.core.inode_table import Node
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import fallocate
 from fusefs.linux.thread_credentials import call_as
+from fusefs.mount.native._core import Tables
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.open_handles import OpenHandles
@@ -21,7 +21,7 @@ from fusefs.mount.tree.act_as import file_writer
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.opening import OpenedFile, Opening
 from fusefs.mount.tree.passthrough import Passthrough
-from fusefs.mount.tree.validity import AttrTimeouts, PageValidity
+from fusefs.mount.tree.validity import AttrTimeouts
 
 _KERNELS_OWN = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_DIRECT | os.O_NOCTTY | os.O_PATH | os.O_TMPFILE
 """Open flags that the kernel has dealt with; O_DIRECT would ask for aligned buffers, which requests don't have."""
@@ -31,19 +31,19 @@ _COPIED_BYTES_MAX = 64 << 20
 
 @dataclass(eq=False, repr=False)
 class FileOperations:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only.
 
     is_shared   files may change behind the mount at any time
     is_flushed  the backing filesystem may tell of a failed write as late as at a close
     """
 
     _lock: TablesLock
+    _nodes: Tables
     _cache: DaemonCache
     _handles: OpenHandles
     _retries: EstaleRetries
     _passthrough: Passthrough
     _timeouts: AttrTimeouts
-    _pages: PageValidity
     _access: NodeAccess
     _opening: Opening
     _: KW_ONLY
@@ -58,7 +58,7 @@ class FileOperations:
         """
         node = self._access.node(nodeid)
         truncates = bool(flags & os.O_TRUNC)
-        if truncates and self._handles.is_executed(node):
+        if truncates and node.is_executed:
             raise OSError(errno.ETXTBSY, os.strerror(errno.ETXTBSY))
         self._opening.make_room(caller.uid)
         with self._cache.changes(*(node.source,) if truncates else ()):
@@ -67,17 +67,15 @@ class FileOperations:
                 fd = self._opening.open_as(caller, node, held, seen, flags & ~_KERNELS_OWN | os.O_CLOEXEC)
         backing_id = self._opening.opened(node, fd, caller.uid, flags, file_writer(seen.uid, seen.mode))
         try:
-            keeps = not self.is_shared or (not backing_id and self.keeps_pages(node, fd))
+            keeps = not self.is_shared or (
+                not backing_id and self._nodes.pages_are_right(node, self._lock.call(look_at, fd))
+            )
         except BaseException:
             self._opening.release(fd)
             raise
         if self._retries:
             self._retries.remove(caller.pid)
         return OpenedFile(fd, backing_id, keeps)
-
-    def keeps_pages(self, node: Node, fd: Fd) -> bool:
-        """Whether the kernel may keep its pages of a file that was just opened, and may change behind the mount."""
-        return self._pages.are_right(node, self._lock.call(look_at, fd))
 
     def read(self, fh: int, offset: int, size: int) -> bytes:
         """Some bytes; fewer at the end."""
@@ -94,7 +92,7 @@ class FileOperations:
         """
         node, file = self._handles.opened(fh)
         if flags is None:
-            flags = os.O_APPEND if self.is_shared and self._handles.is_to_append(fh) else 0
+            flags = os.O_APPEND if self.is_shared and self._nodes.appends(fh) else 0
         writer = self._passthrough.writer_of(node, file)
         with self._cache.changes(node.source):
             if flags & os.O_APPEND:
@@ -117,7 +115,7 @@ class FileOperations:
         Source  fs/fuse/file.c: fuse_file_llseek
         """
         node, file = self._handles.opened(fh)
-        if not self._passthrough.is_written_late(node) or not self._handles.may_be_mapped(node):
+        if node.backing_id or not node.may_be_mapped:
             return self._lock.call(os.lseek, file, offset, whence)
         size = self._lock.call(look_at, file).size
         if not 0 <= offset < size:

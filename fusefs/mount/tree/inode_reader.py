@@ -8,47 +8,35 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import InodeTable, Node
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import StatxReaders
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.directory_fds import DirectoryFds
-from fusefs.mount.tables.open_handles import OpenHandles
 from fusefs.mount.tables.tables_lock import TablesLock
 
 
 @dataclass(eq=False, repr=False)
 class InodeReader:
-    """That of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
+    """That of one mount. To be used with the tables' lock; all methods raise OSError only.
 
     lookers    one for each thread
     is_shared  names may change behind the mount at any time: each look verifies what it sees
     """
 
     _lock: TablesLock
-    _nodes: InodeTable
+    _nodes: Tables
     _directories: DirectoryFds
-    _handles: OpenHandles
     _lookers: StatxReaders
     _: KW_ONLY
     is_shared: bool
 
     def __post_init__(self) -> None:
         self.asks = self._lookers.asks
-        self._goes_by_fd = self.is_shared or (self.asks and self._directories.has_handles)
 
     def find(self, fd: int, name: bytes) -> tuple[Attributes, bytes] | None:
-        """The attributes and the file handle of a name in a directory; None if nothing has it. Raises  WouldWait
-
-        Both are of one inode: where others work behind the mount, another may have the name at the next call. And where
-        a server may be asked what has a name, it would be with Python's lock held that the handle's call asks it.
-        """
-        lock = self._lock
-        lock.look_by(name)
-        if lock.is_home and not self._goes_by_fd:
-            seen = lock.look(self._lookers.looker.find, fd, name)
-            return None if seen is None else (seen, self._handle_of(seen, fd, name))
+        """The attributes and the file handle of a name in a directory, both of one inode; None if nothing has it."""
         try:
-            seen, handle = lock.look(self._lookers.looker.peek_name, fd, name)
+            seen, handle = self._lock.look(self._lookers.looker.peek_name, fd, name)
         except FileNotFoundError:
             return None
         return seen, self._directories.lasting(handle)
@@ -66,28 +54,10 @@ class InodeReader:
         seen, handle = lock.look(self._lookers.looker.peek, fd)
         return seen, self._directories.lasting(handle)
 
-    def _handle_of(self, seen: Attributes, fd: int, name: bytes) -> bytes:
-        """The file handle of what was seen just now: that of the node that looks the same, if no other is at work.
-
-        Two incarnations may be born in one tick of the kernel's clock, but only the first one of them has ended then.
-        """
-        if not self._directories.has_handles:
-            return b""
-        node = self._nodes.get(seen.ino)
-        if node is not None and seen.btime_ns and node.last is None and node.is_seen_in(seen):
-            handle = node.source[1]
-            if isinstance(handle, bytes):
-                return handle
-        return self._lookers.looker.handle_of(fd, name)
-
     def identifying(self) -> Callable[[int, bytes], tuple[Attributes, bytes]]:
-        """A function as `identify`, for many names, on the loop's own thread; `lock.took` must be told."""
-        if not self._directories.has_handles:
-            return self._identify_without_handle
-        return self._lookers.looker.peek_name if self._goes_by_fd else self._lookers.looker.identify
-
-    def _identify_without_handle(self, fd: int, name: bytes) -> tuple[Attributes, bytes]:
-        return self._lookers.looker.look(fd, name), b""
+        """A function as `identify`, for many names; `lock.took` must be told."""
+        looker = self._lookers.looker
+        return looker.peek_name if self._directories.has_handles else lambda fd, name: (looker.look(fd, name), b"")
 
     def attributes(self, node: Node) -> Attributes:
         """What a node is: what it was last, if it has ended."""
@@ -101,8 +71,9 @@ class InodeReader:
     def _look_at(self, node: Node) -> Attributes:
         look = self._lock.look
         ask = self._lookers.looker.look
-        if node.n_open:
-            return look(ask, self._handles.fd_of(node))
+        fd = self._nodes.fd_of(node)
+        if fd is not None:
+            return look(ask, fd)
         if node.last is not None:
             return node.last
         if node.is_directory:
@@ -115,5 +86,5 @@ class InodeReader:
             else:
                 if node.is_seen_in(seen):
                     return seen
-        with self._directories.hold(node) as fd:
-            return look(ask, fd)
+        with self._directories.hold(node) as held:
+            return look(ask, held)

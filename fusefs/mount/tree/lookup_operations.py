@@ -7,10 +7,11 @@ import os
 from dataclasses import dataclass
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import ROOT, TOP, InodeTable, Node, NodeId, SourceKey, source_key
+from fusefs.core.nodeids import ROOT, TOP, NodeId, source_key
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.mountinfo import TOP as TOP_NAME
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.estale_retries import EstaleRetries
@@ -26,13 +27,13 @@ from fusefs.store.layout import DROP
 
 @dataclass(eq=False, repr=False)
 class LookupOperations:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only.
 
     The cache says for how long anything may be believed.
     """
 
     _lock: TablesLock
-    _nodes: InodeTable
+    _nodes: Tables
     _cache: DaemonCache
     _directories: DirectoryFds
     _retries: EstaleRetries
@@ -65,7 +66,7 @@ class LookupOperations:
             if known is not None:
                 return known
         is_fickle = self._validity.is_fickle(directory, fd, name)
-        if not is_fickle and not self._lock.is_home:
+        if not is_fickle and self._lock.is_slow:
             self._prefetch.asked(directory, fd)
         look = self._cache.looking()
         try:
@@ -74,8 +75,7 @@ class LookupOperations:
                 if is_fickle:
                     raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
                 look.learn_missing(directory, name)
-                proof = look.proof(None, named=(directory, name))
-                return self._missing if proof is None else self._missing._replace(proof=proof)
+                return self._missing._replace(proof=look.proof(None, named=(directory, name)))
             known = self._learn(directory, name, *found, look, is_fickle=is_fickle)
         finally:
             look.end()
@@ -93,7 +93,7 @@ class LookupOperations:
             return None
         with closed_on_error(fd):
             known = self.see_made(directory, dir_fd, name, fd)
-            node = self._access.node(known.nodeid)  # WouldWait comes before anything is counted
+            node = self._access.node(known.nodeid)
             self._references.counted(known)
         self._retries.hold(caller.pid, node, fd)
         return known
@@ -103,7 +103,7 @@ class LookupOperations:
         fd = self._retries.moved_to(caller.pid, (directory, name))
         if fd is None:
             return None
-        with self._lock.owned(fd):
+        with fd:
             known = self.see_made(directory, dir_fd, name, fd)
         node = self._access.node(known.nodeid)
         self._nodes.take_away(node, directory, name)
@@ -133,14 +133,13 @@ class LookupOperations:
             return EntryParam(node.nodeid, seen, 0, is_fickle=True)
         look.learn(directory, name, source, seen)
         proof = look.proof(source, named=(directory, name))
-        return EntryParam(node.nodeid, seen, self._cache.lifetime_s, proof, self.is_steady(source))
+        return EntryParam(node.nodeid, seen, self._cache.lifetime_s, proof, self.is_steady(node))
 
-    def is_steady(self, source: SourceKey) -> bool:
+    def is_steady(self, node: Node) -> bool:
         """Whether attributes that were seen just now may be believed at all."""
-        device = source[0]
-        self._submounts.meet(device)
-        was_asked = self._reader.asks or device not in self._submounts.devices
-        return was_asked and source not in self._cache.unsteady
+        self._submounts.meet(node.dev)
+        was_asked = self._reader.asks or node.dev not in self._submounts.devices
+        return was_asked and not node.is_unsteady
 
     # Nodes.
 
@@ -159,18 +158,11 @@ class LookupOperations:
             if trashd_dir.is_below(self._nodes, node):
                 return EntryParam(node.nodeid, seen, 0, is_fickle=True)
             look.learn_attributes(node.source, seen)
-            is_steady = node.source not in self._cache.unsteady
+            is_steady = not node.is_unsteady
             node.is_told |= is_steady
             return EntryParam(node.nodeid, seen, self._cache.lifetime_s, look.proof(node.source, named=None), is_steady)
         finally:
             look.end()
-
-    def still(self, known: EntryParam) -> EntryParam:
-        """What is known as the answer goes out: not to be believed if it has changed meanwhile. To be called once."""
-        if known.proof is None:
-            return known
-        with self._lock:
-            return known._replace(timeout_s=known.proof.left_s(), proof=None)
 
     def _drop(self, uid: int, caller: Caller) -> EntryParam:
         return EntryParam(NodeId((seen := self._lock.call(self._drops.look, uid, caller)).ino), seen, 0)

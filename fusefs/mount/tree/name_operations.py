@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import InodeTable, Node, SourceKey, source_key
+from fusefs.core.nodeids import SourceKey, source_key
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller, keeps_group
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import look_at, peek_at
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import DaemonCache, NameIn
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.estale_retries import EstaleRetries
@@ -35,10 +36,10 @@ _ANEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(eq=False, repr=False)
 class NameOperations:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only."""
 
     _lock: TablesLock
-    _nodes: InodeTable
+    _nodes: Tables
     _cache: DaemonCache
     _directories: DirectoryFds
     _retries: EstaleRetries
@@ -251,7 +252,7 @@ class NameOperations:
         self._cache.clear()
         # Most often it is known anew by then (forget_stored.py). But a thread may yet tell of what it saw before that.
         if self._lock.is_slow or not self._stored.is_known_anew:
-            self._timeouts.renew_in_trash(self._nodes)
+            self._timeouts.renew_in_trash()
 
     def _moved(self, source: SourceKey, from_: NameIn, to: NameIn) -> None:
         node = self._nodes.find(source)

@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fusefs.core.inode_table import Node
 from fusefs.core.packed_entries import Dirent
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
+from fusefs.mount.native._core import Node, counted_fd
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.open_handles import DirHandle
@@ -48,7 +48,7 @@ def why_not(root: Fd, *, checks_permissions: bool) -> str | None:
 
 @dataclass(eq=False, repr=False)
 class UnopenedListings:
-    """Those of one mount, by node. To be used with the tables' lock; all methods raise OSError only, and WouldWait."""
+    """Those of one mount, by node. To be used with the tables' lock; all methods raise OSError only."""
 
     _lock: TablesLock
     _cache: DaemonCache
@@ -80,4 +80,4 @@ class UnopenedListings:
 
     def _open(self, node: Node) -> Fd:
         """The reader may have it from another process that opened it: that was for the kernel to allow."""
-        return self._lock.owned(self._directories.open_to_read(node))
+        return counted_fd(self._directories.open_to_read(node))

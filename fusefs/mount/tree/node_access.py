@@ -9,13 +9,13 @@ from functools import partial
 from typing import NoReturn
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import ROOTS, InodeTable, Node
+from fusefs.core.nodeids import ROOTS
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.statx import look_at
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
-from fusefs.mount.tables.open_handles import OpenHandles
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.act_as import AsCaller
 from fusefs.mount.tree.trashd_dir import is_drop, user_of
@@ -25,15 +25,14 @@ from fusefs.store.layout import DROP
 
 @dataclass(eq=False, repr=False)
 class NodeAccess:
-    """That of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
+    """That of one mount. To be used with the tables' lock; all methods raise OSError only.
 
     is_shared  names may change behind the mount at any time
     """
 
     _lock: TablesLock
-    _nodes: InodeTable
+    _nodes: Tables
     _directories: DirectoryFds
-    _handles: OpenHandles
     _cache: DaemonCache
     _timeouts: AttrTimeouts
     _: KW_ONLY
@@ -52,8 +51,6 @@ class NodeAccess:
         node = self._nodes.get(nodeid)
         if node is None:
             _fail(errno.ESTALE if user_of(nodeid) is None else errno.EOPNOTSUPP)
-        self._lock.enter(node.source[0])
-        self._lock.look_by(node.name)
         return node
 
     def directory(self, nodeid: int) -> tuple[Node, Fd]:
@@ -66,16 +63,14 @@ class NodeAccess:
     def changeable(self, parent: int, name: bytes) -> tuple[Node, Fd]:
         """A directory and its fd, for a change of that name in it. Raises  OSError EPERM for `.trashd/drop`"""
         directory, fd = self.directory(parent)
-        self._lock.look_by(name)
         if name == DROP and is_drop(directory, name):
             _fail(errno.EPERM)
         return directory, fd
 
     def hold(self, node: Node) -> Fd:
-        """An fd of a node, the caller's own, to be asked and reopened; of an unlinked one as long as it is open."""
-        if node.n_open:
-            return self._lock.owned(Fd(os.dup(self._handles.fd_of(node))))
-        return self._directories.hold(node)
+        """An fd of a node, open for as long as the caller has it, to be asked and reopened; of an unlinked one, too."""
+        fd = self._nodes.fd_of(node)
+        return self._directories.hold(node) if fd is None else fd
 
     def hold_seen(self, node: Node, *, by_name: bool) -> tuple[Fd, Attributes]:
         """An fd of a node, the caller's own, and its attributes. by_name: by its name, if that is quicker"""
@@ -98,14 +93,14 @@ class NodeAccess:
         node = root if number in (*ROOTS, root.ino) else self._nodes.get(number)
         if node is None or not node.is_directory:
             _fail(errno.ENOTDIR)
-        return self._directories.hold(node)
+        return Fd(os.dup(self._directories.hold(node)))
 
     def removed(self, node: Node, seen: Attributes) -> None:
         """A node lost its last link: what it was is all that is told of it, but to those that have it open."""
         if not node.n_open:
             self._nodes.detach(node, seen)
         if node.is_directory:
-            self._directories.drop(node)
+            self._nodes.drop_directory_fd(node)
 
 
 def _fail(number: int) -> NoReturn:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import InodeTable, Node
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.statx import look_at
-from fusefs.mount.tables.directory_fds import DirectoryFds
-from fusefs.mount.tables.open_handles import FOR_EXECUTION, LEAST_DIRECTORIES, OpenHandles
+from fusefs.mount.native._core import Node, Tables
+from fusefs.mount.tables.daemon_cache import DaemonCache
+from fusefs.mount.tables.open_handles import FOR_EXECUTION, write_anywhere
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.act_as import by_mode, by_owner_alone
 from fusefs.mount.tree.node_access import NodeAccess
@@ -37,36 +37,27 @@ class OpenedFile(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Opening:
-    """What one mount's clients open. To be used with the tables' lock.
-
-    n_fds  for handles and directories together
-    """
+    """What one mount's clients open. To be used with the tables' lock."""
 
     _lock: TablesLock
-    _nodes: InodeTable
-    _handles: OpenHandles
-    _directories: DirectoryFds
+    _nodes: Tables
+    _cache: DaemonCache
     _passthrough: Passthrough
     _references: NodeReferences
     _access: NodeAccess
-    n_fds: int
-
-    def __post_init__(self) -> None:
-        self._shares = self._handles.shares
 
     def make_room(self, opener: int) -> None:
         """Before a handle of a uid's: the fds are shared between handles and directories, which give way.
 
         Raises  OSError EMFILE: the opener has its share
         """
-        if not self._shares.may_have(opener):
+        if not self._nodes.make_room(opener):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        self._directories.limit(max(LEAST_DIRECTORIES, self.n_fds - len(self._handles) - 1))
 
     def open_as(self, caller: Caller, node: Node, held: Fd, seen: Attributes, flags: int) -> Fd:
         """An fd of the file that an O_PATH fd holds, as the caller, when no lease on it is in the way.
 
-        Raises  WouldWait, and OSError EINTR: see TablesLock.patiently; EACCES, EPERM: the filesystem below refuses it;
+        Raises  OSError EINTR: see TablesLock.patiently; EACCES, EPERM: the filesystem below refuses it;
                 ESTALE: it is a FIFO, a socket or a device by now: to open these may wait, or do something
         """
         if stat.S_IFMT(seen.mode) not in (stat.S_IFREG, stat.S_IFDIR):
@@ -81,34 +72,32 @@ class Opening:
     def opened(self, node: Node, fd: Fd, opener: int, flags: int, writer: int | None = None) -> int:
         """Have a handle of a node by an fd, which is ours now; the id by which it is passed through, or 0."""
         try:
-            backing_id = self._passthrough.opened(node, fd, flags, writer)
+            backing_id = self._passthrough.backing_for(node, fd, flags, writer)
         except BaseException:
             self._lock.call(fd.close)
             raise
-        node.last = None  # if its last link went while it was being opened
-        if flags & os.O_ACCMODE != os.O_RDONLY:
-            node.told_until_s = 0.0  # the kernel forgets what it was told of what it writes
-        self._handles.add(node, fd, opener, flags)
-        return backing_id
+        if flags & os.O_APPEND:
+            write_anywhere(fd)
+        self._nodes.open_handle(node, fd, opener, flags, backing_id, writer)
+        if node.backing_id:
+            self._cache.changed(node.source)
+        return node.backing_id
 
     def release(self, fh: int) -> None:
         """Close a handle of a file or a directory; with the last one of what has no name any more, that has ended."""
-        node, file = self._handles.opened(fh)
+        node, fd = self._nodes.handle(fh)
         if node.n_open == 1 and node.parent is None and node is not self._nodes.root:
             try:
-                seen = self._lock.call(look_at, file)
+                seen = self._lock.call(look_at, fd)
             except OSError:
                 seen = NOTHING  # what it is can't be told any more
             if node.n_open == 1 and (node.is_directory or not seen.nlink):
                 self._nodes.detach(node, seen)
-        fd = self._handles.remove(fh)
-        backing_id = self._passthrough.released(node, fd)
+        was_passed = node.backing_id
+        self._nodes.close_handle(fh)
+        if was_passed and not node.is_passed:
+            self._cache.changed(node.source)  # a look made meanwhile has seen what may be old
         self._references.released(node)
-        try:
-            if backing_id:
-                self._passthrough.close_id(backing_id)
-        finally:
-            self._lock.close(fd)
 
 
 def _execute(held: Fd) -> None:

@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 from fusefs.core.fuse_protocol import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import InodeTable, Node, NodeId, source_key
+from fusefs.core.nodeids import NodeId, source_key
 from fusefs.core.packed_entries import Dirent, PackedEntries
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.statx import look_at
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import TO_READ, DirectoryFds
 from fusefs.mount.tables.open_handles import DirHandle, OpenHandles
@@ -36,7 +37,7 @@ from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.opening import Opening
 from fusefs.mount.tree.references import NodeReferences
-from fusefs.mount.tree.validity import EntryParam, NameValidity, PageValidity
+from fusefs.mount.tree.validity import EntryParam, NameValidity
 from fusefs.store.layout import is_stores_own
 
 _DOTS = (b".", b"..")
@@ -70,7 +71,7 @@ class ReaddirEntry(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Listings:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only, and WouldWait.
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only.
 
     is_shared    directories may change behind the mount at any time
     shows_trash  `.trashd` is in the root's listing too
@@ -78,7 +79,7 @@ class Listings:
     """
 
     _lock: TablesLock
-    _nodes: InodeTable
+    _nodes: Tables
     _cache: DaemonCache
     _directories: DirectoryFds
     _handles: OpenHandles
@@ -91,7 +92,6 @@ class Listings:
     _recalls: CachedReplies
     _lookups: LookupOperations
     _opening: Opening
-    _pages: PageValidity
     _: KW_ONLY
     is_shared: bool
     shows_trash: bool
@@ -118,12 +118,12 @@ class Listings:
         opening = self._access.as_caller(caller, (by_mode_of(self._lock, dir_fd),), (node,))
         fd = Fd(opening.call(os.open, dir_fd.path(), TO_READ))
         try:
-            is_unchanged = not self.is_shared or self._pages.are_right(node, self._lock.call(look_at, fd))
+            is_unchanged = not self.is_shared or self._nodes.pages_are_right(node, self._lock.call(look_at, fd))
         except BaseException:
             self._lock.call(fd.close)
             raise
         listing = DirHandle(node, Dirents(fd), is_unchanged=is_unchanged)
-        return self._handles.add(node, fd, caller.uid, listing=listing)
+        return self._handles.add_listing(fd, caller.uid, listing)
 
     def recall_opendir(self, nodeid: int, caller: Caller) -> int | None:
         """A handle of a directory whose entries are remembered: it need not be opened. None: it must be."""
@@ -131,7 +131,7 @@ class Listings:
         if node is None or node.last is not None or not self.is_checked or self._cache.listing(node) is None:
             return None
         self._opening.make_room(caller.uid)
-        return self._handles.add_late(node, caller.uid, DirHandle(node, None, is_unchanged=not self.is_shared))
+        return self._handles.add_late(caller.uid, DirHandle(node, None, is_unchanged=not self.is_shared))
 
     def _entries(self, listing: DirHandle) -> Dirents:
         """Where to read them."""
@@ -144,13 +144,11 @@ class Listings:
 
     def releasedir(self, fh: int) -> None:
         """Close a handle of a directory."""
-        listing = self._handles.listing(fh)
+        listing = self._handles.remove_listing(fh)
         listing.close()
         if not listing.is_late:
             self._opening.release(fh)
-            return
-        self._handles.remove_late(fh)
-        if listing.entries is not None:
+        elif listing.entries is not None:
             self._lock.call(listing.entries.fd.close)
 
     def advance(self, fh: int, offset: int) -> bool:
@@ -164,8 +162,7 @@ class Listings:
         """Read what comes next from a slow filesystem, so that `read` won't wait; nothing on the loop's own thread."""
         listing = self._handles.listing(fh)
         listing.batches = ()
-        self._lock.enter(listing.node.source[0])
-        if self._lock.is_home:
+        if not self._lock.is_slow:
             listing.at = -1
             return
         node = listing.node
@@ -261,7 +258,6 @@ class Listings:
         timeout_s = 0 if self._validity.are_fickle_in(node, fd) else self._cache.lifetime_s
         hides, dev, is_trash = self.hides_stores(node), node.source[0], trashd_dir.holds_trash(self._nodes, node)
         unlooked = frozenset() if self.looks_at_all else self._submounts.names
-        unsteady = self._cache.unsteady
         soon_s, node_of = time.monotonic() + _SOON_S, self._nodes.get
         began_ns = n = n_looked = 0
         try:
@@ -283,7 +279,7 @@ class Listings:
                     found = learn(source_key(seen, handle), seen, node, name)
                     if is_trash:
                         self._stored.add(found)
-                    is_steady = (not unsteady and seen.dev == dev) or self._lookups.is_steady(found.source)
+                    is_steady = self._lookups.is_steady(found) if seen.dev != dev else not found.is_unsteady
                     known = EntryParam(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, None, is_steady)
                     yield ReaddirEntry(name, known, ino, kind, following, found)
                     n_looked += 1
@@ -324,8 +320,8 @@ class Listings:
                 source = source_key(seen, handle)
                 left_s = batch.look.left_s(source, named=(listing.node, name))
                 if left_s:
-                    nodeid = self._nodes.learn(source, seen, listing.node, name).nodeid
-                    return EntryParam(nodeid, seen, left_s, None, source not in self._cache.unsteady)
+                    node = self._nodes.learn(source, seen, listing.node, name)
+                    return EntryParam(node.nodeid, seen, left_s, None, not node.is_unsteady)
         return None
 
     def told(self, fh: int, listed: ReaddirEntry, *, is_taken: bool) -> None:

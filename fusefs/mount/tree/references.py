@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fusefs.core.fuse_protocol import FORGET_ONE, Request
-from fusefs.core.inode_table import InodeTable, Node
+from fusefs.mount.native._core import Node, Tables
+from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.validity import EntryParam
 
@@ -24,10 +25,11 @@ class KnowsNodes(Protocol):
 class NodeReferences:
     """Those to the nodes of one mount. To be used with the tables' lock."""
 
-    def __init__(self, lock: TablesLock, nodes: InodeTable, tables: Sequence[KnowsNodes]) -> None:
+    def __init__(self, lock: TablesLock, nodes: Tables, cache: DaemonCache, tables: Sequence[KnowsNodes]) -> None:
         """tables: told in this order when a node has ended"""
         self._lock = lock
         self._nodes = nodes
+        self._cache = cache
         self._tables = tables
         self._forget_many: Callable[[Request], None] | None = None
 
@@ -68,6 +70,8 @@ class NodeReferences:
 
     def _forget(self, node: Node, n: int) -> None:
         if self._nodes.forget(node, n):
+            if node.is_passed:
+                self._cache.changed(node.source)  # a look made meanwhile has seen what may be old
             for table in self._tables:
                 table.drop(node)
 

@@ -9,13 +9,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import Node
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller, is_capable, keeps_group
 from fusefs.linux.statx import look_at
 from fusefs.linux.thread_credentials import call_as, in_group, in_no_group
-from fusefs.mount.tables.open_handles import OpenHandles
+from fusefs.mount.native._core import Node
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.act_as import by_owner_alone
 from fusefs.mount.tree.node_access import NodeAccess
@@ -26,7 +25,6 @@ class SetidBits:
     """Those of one mount's files. To be used with the tables' lock."""
 
     _lock: TablesLock
-    _handles: OpenHandles
     _access: NodeAccess
 
     def take(self, node: Node, fd: Fd, caller: Caller) -> None:
@@ -41,7 +39,7 @@ class SetidBits:
         is_group_kept = not seen.mode & stat.S_IXGRP and keeps_group(caller, seen.uid, seen.gid)
         if not seen.mode & (stat.S_ISUID if is_group_kept else stat.S_ISUID | stat.S_ISGID):
             return
-        if not self._handles.has_writer(node):
+        if not node.has_writer:
             gid = seen.gid if is_group_kept else None
             self._access.as_caller(caller, (by_owner_alone(seen),), (node,), gid=gid).call(os.chown, fd.path(), -1, -1)
             return
@@ -56,7 +54,7 @@ class SetidBits:
         """
         before = stat.S_IMODE(self._lock.call(look_at, fd).mode)
         return mode | stat.S_ISUID | stat.S_ISGID == before | stat.S_ISUID | stat.S_ISGID and (
-            not mode & ~before and self._handles.has_writer(node)
+            not mode & ~before and node.has_writer
         )
 
 

@@ -19,54 +19,43 @@ from zlib import crc32
 
 from fusefs.core.errors import NoStore, TrashdError, Untrusted
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import ROOTS, InodeTable, Node, NodeId, NodeZone
-from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, join, user_store
+from fusefs.core.nodeids import ROOTS, NodeId, NodeZone
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import look_at
 from fusefs.linux.thread_credentials import ThreadCredentials, call_as
+from fusefs.mount.native._core import Node, Tables
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.layout import DROP, Store, UserFolder, is_stores_own, open_own_store, open_store
+from fusefs.store.layout import DROP, Store, UserFolder, open_own_store, open_store
 from fusefs.store.make_folder import make_proven, make_user
 from fusefs.store.make_store import make_store, name_for_new
 from fusefs.store.store_maker import makes_common
 from fusefs.store.user_folders import open_user
 
-_HOLD_TRASH = frozenset([DROP, *(state.value.encode() for state in State)])
 _DROPS = 0x6000_0000_0000_0000
-"""The lowest nodeid of a link; beyond any that core.inode_table gives, which counts its own up from half of that."""
+"""The lowest nodeid of a link; beyond any that the table of nodes gives, which counts its own up from half of that."""
 _UID_BITS, _DIGEST_BITS = 32, 29
 _DROPS_END = _DROPS + (1 << _UID_BITS + _DIGEST_BITS)
 _PRIVATE = 0o077
 _LINK = stat.S_IFLNK | 0o777
 
 
-def zone_in(above: NodeZone, name: bytes) -> NodeZone:
-    """Where lies what has a name in a directory that lies there.
-
-    A store further down counts as well: a volume has one where the highest can't take a directory.
-    """
-    if above is NodeZone.OUTSIDE:
-        return NodeZone.STORE if name.startswith(STORE) and is_stores_own(name) else above
-    return NodeZone.TRASH if name in _HOLD_TRASH else above
-
-
-def is_below(nodes: InodeTable, node: Node) -> bool:
+def is_below(nodes: Tables, node: Node) -> bool:
     """Whether a node is a store or lies in one: what commands do there, they do behind the mount."""
-    return nodes.zone_of(node) is not NodeZone.OUTSIDE
+    return nodes.zone_of(node) != NodeZone.OUTSIDE
 
 
-def holds_trash(nodes: InodeTable, directory: Node) -> bool:
+def holds_trash(nodes: Tables, directory: Node) -> bool:
     """Whether what lies in this directory is in a container or a drop folder: a reaper works there behind the mount."""
-    return nodes.zone_of(directory) is NodeZone.TRASH
+    return nodes.zone_of(directory) == NodeZone.TRASH
 
 
-def is_drop_folder(nodes: InodeTable, directory: Node) -> bool:
+def is_drop_folder(nodes: Tables, directory: Node) -> bool:
     """Whether a directory is a user's drop folder, in whatever store."""
     above = directory.parent
-    return directory.name == DROP and above is not None and nodes.zone_of(above) is NodeZone.STORE
+    return directory.name == DROP and above is not None and nodes.zone_of(above) == NodeZone.STORE
 
 
 def hides_stores(directory: Node, *, shows_trash: bool) -> bool:
@@ -100,7 +89,7 @@ def user_of(nodeid: int) -> int | None:
 class StoredNodes:
     """What the kernel was told of since the last `take` that lies in stores. Touched as the tables are."""
 
-    def __init__(self, nodes: InodeTable) -> None:
+    def __init__(self, nodes: Tables) -> None:
         """nodes: of which it is told"""
         self._nodes = nodes
         self.tell: Callable[[], object] = lambda: None

@@ -21,11 +21,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import ROOTS, InodeTable, Node, NodeId, NodeZone
 from fusefs.core.names import STORE
+from fusefs.core.nodeids import ROOTS, NodeId, NodeZone
 from fusefs.linux.casefold import folds_case
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import forget_attributes
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import Freshness
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.trashd_dir import is_below
@@ -39,8 +40,6 @@ in an orphan, and be reaped behind the mount."""
 _MOMENT_S = 0.01
 """For attributes of a directory whose name is not believed: the kernel asks for them again after each look at a name,
 and before each step of a renameat2 that checks permissions."""
-_RACY_NS = 2_000_000_000
-"""As old as the slowest clock of a filesystem; another machine's may be off by more, and is then not believed."""
 
 
 class EntryParam(NamedTuple):
@@ -72,7 +71,7 @@ class NameValidity:
     The store's names change behind the mount; and where letter case does not matter, one name is many.
     """
 
-    def __init__(self, nodes: InodeTable, lock: TablesLock) -> None:
+    def __init__(self, nodes: Tables, lock: TablesLock) -> None:
         """Begin with nothing known."""
         self._nodes = nodes
         self._lock = lock
@@ -93,25 +92,24 @@ class NameValidity:
             folds = self._lock.call(folds_case, fd)
             if folds is not None:
                 known[device] = folds
+            if device == self._nodes.root.dev:
+                self._nodes.is_case_sensitive = folds is False
         return folds is not False
 
 
 class AttrTimeouts:
-    """What one mount's kernel was told of directories. Touched on any thread."""
+    """For how long one mount's kernel believes attributes. To be used with the tables' lock."""
 
-    def __init__(self) -> None:
-        self._device = -1
-        # What either of `lifetimes` and `changed` does first, the other one sees: no lock is needed.
-        self._told: set[int] = set()
-        self._changed_s: dict[int, float] = {}
+    def __init__(self, nodes: Tables) -> None:
+        self._nodes = nodes
 
     def connect(self, device: int) -> None:
         """Have the session: /dev/fuse, which stays its owner's. Before that nothing lasts."""
-        self._device = device
+        self._nodes.device = device
 
     def lifetimes(self, known: EntryParam) -> tuple[float, float]:
-        """For how long the kernel may believe what a name means, and what its attributes are, in the answer that
-        goes out now; seconds."""
+        """For how long the kernel may believe what a name means, and what its attributes are, in the reply that is
+        sent now; seconds."""
         _nodeid, attributes, timeout_s, _proof, is_steady, is_fickle = known
         if not is_steady or attributes.gives_rights():
             return timeout_s, 0
@@ -125,18 +123,17 @@ class AttrTimeouts:
         return timeout_s, timeout_s
 
     def _lasts(self, nodeid: int) -> bool:
-        self._told.add(nodeid)
-        changed_s = self._changed_s.get(nodeid)
-        if self._device >= 0 and (changed_s is None or time.monotonic() - changed_s >= _SHORT_S):
-            return True
-        self._told.discard(nodeid)
-        return False
+        node = self._nodes.get(nodeid)
+        if node is None:
+            return False
+        is_settled = not node.changed_s or time.monotonic() - node.changed_s >= _SHORT_S
+        node.is_lasting = self._nodes.device >= 0 and is_settled
+        return node.is_lasting
 
     def changed(self, directory: Node) -> None:
-        """Something in a directory, or of itself, has changed; the answer to that must not have gone out yet."""
-        nodeid = directory.nodeid
-        self._changed_s[nodeid] = time.monotonic()
-        self.renew_those((nodeid,))
+        """Something in a directory, or of itself, has changed; the reply to that must not have been sent yet."""
+        directory.changed_s = time.monotonic()
+        self.renew_those((directory,))
 
     def moved(self, node: Node) -> None:
         """A node has another name: its time of change is new, and its parent."""
@@ -146,55 +143,22 @@ class AttrTimeouts:
             self.renew(node)
 
     def renew(self, node: Node) -> None:
-        """What was told of any node is void, and what it is told while this is under way."""
+        """What the kernel was sent of any node is void, and what is under way to it."""
         node.is_told, node.told_until_s = False, 0.0
-        if self._device >= 0:
-            forget_attributes(self._device, node.nodeid)
+        if self._nodes.device >= 0:
+            forget_attributes(self._nodes.device, node.nodeid)
 
     def renew_all(self) -> None:
-        """What was told of any directory is void."""
-        self.renew_those(list(self._told))
+        """What the kernel was sent of any directory is void."""
+        self.renew_those(self._nodes.lasting())
 
-    def renew_in_trash(self, nodes: InodeTable) -> None:
-        """What was told of directories is void in which a reaper may have worked behind the mount."""
-        known = [(nodeid, nodes.get(nodeid)) for nodeid in list(self._told)]
-        self.renew_those([nodeid for nodeid, node in known if node and nodes.zone_of(node) is NodeZone.TRASH])
+    def renew_in_trash(self) -> None:
+        """What the kernel was sent of directories is void in which a reaper may have worked behind the mount."""
+        self.renew_those(node for node in self._nodes.lasting() if self._nodes.zone_of(node) == NodeZone.TRASH)
 
-    def renew_those(self, nodeids: Iterable[int]) -> None:
-        """What was told of these is void, as far as they are directories of which something lasting was told."""
-        for nodeid in nodeids:
-            if nodeid in self._told:
-                self._told.discard(nodeid)
-                forget_attributes(self._device, nodeid)
-
-    def drop(self, node: Node) -> None:
-        """A node has ended."""
-        self._told.discard(node.nodeid)
-        self._changed_s.pop(node.nodeid, None)
-
-
-class PageValidity:
-    """What files and directories were when they were opened last: whether the kernel's pages of them are still right.
-
-    They are, where others change a file or the names in a directory behind the mount, if its times and size are those
-    of the last open, and had been so for a while then: clocks of filesystems tick slowly, and what is written in the
-    same tick can't be told apart.
-    """
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._seen: dict[Node, tuple[int, int, int]] = {}
-
-    def are_right(self, node: Node, seen: Attributes) -> bool:
-        """Whether the kernel's pages of a file or directory are, that was just opened and looked at."""
-        version = (seen.mtime_ns, seen.ctime_ns, seen.size)
-        are_right = self._seen.get(node) == version
-        if time.time_ns() - max(seen.mtime_ns, seen.ctime_ns) > _RACY_NS:
-            self._seen[node] = version
-        else:
-            self.drop(node)
-        return are_right
-
-    def drop(self, node: Node) -> None:
-        """Its node has ended."""
-        self._seen.pop(node, None)
+    def renew_those(self, nodes: Iterable[Node]) -> None:
+        """What the kernel was sent of these is void, as far as they are directories whose attributes last."""
+        for node in nodes:
+            if node.is_lasting:
+                node.is_lasting = False
+                forget_attributes(self._nodes.device, node.nodeid)

@@ -1,23 +1,24 @@
 """The tree of a mount: its tables and the operations on them, built and passed on; it knows nothing of what calls it.
 
 All operations are synchronous, so that nothing happens between finding a node and counting its reference (I8), and
-raise OSError only. They run on the loop's own thread, or under the tables' lock in another: all that asks the backing
-filesystem goes through that lock.
+raise OSError only. They run under the tables' lock, and all that asks the backing filesystem lets go of it.
 """
 
 from __future__ import annotations
 
-from fusefs.core.inode_table import InodeTable, source_key
 from fusefs.core.mount_counters import Gauges
+from fusefs.core.nodeids import source_key
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import StatxReaders, look_at
+from fusefs.linux.syscalls import handle_of
 from fusefs.linux.xattrs import are_for_all
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache
-from fusefs.mount.tables.directory_fds import DirectoryFds
+from fusefs.mount.tables.directory_fds import DirectoryFds, have_handles
 from fusefs.mount.tables.estale_retries import EstaleRetries
-from fusefs.mount.tables.open_handles import OpenHandles, n_for_clients, n_spare, shares_of
+from fusefs.mount.tables.open_handles import OpenHandles, n_for_clients, n_handles, n_spare
 from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -32,12 +33,15 @@ from fusefs.mount.tree.name_operations import NameOperations
 from fusefs.mount.tree.no_opendir import UnopenedListings
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.opening import Opening
-from fusefs.mount.tree.passthrough import OpenMode, Passthrough
+from fusefs.mount.tree.passthrough import Passthrough
 from fusefs.mount.tree.readdir import Listings
 from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.setid_bits import SetidBits
-from fusefs.mount.tree.validity import AttrTimeouts, NameValidity, PageValidity
+from fusefs.mount.tree.validity import AttrTimeouts, NameValidity
 from fusefs.mount.tree.xattr_operations import XattrOperations
+
+_RACY_NS = 2_000_000_000
+"""As old as the slowest clock of a filesystem; another machine's may be off by more, and is then not believed."""
 
 
 class Vfs:
@@ -78,40 +82,34 @@ class Vfs:
         self.stats = stats
 
         # What is known, which the tables' lock protects.
-        n_fds = n_for_clients(max_fds)
-        self.cache = DaemonCache(lock, stats, cache_bytes, timeout_s)
-        self.retries = EstaleRetries(lock)
-        self.directories = DirectoryFds(root, n_fds, lock, self.retries)
-        root_source = source_key(seen, self.directories.handle_of(root))
-        self.nodes = InodeTable(root_source, seen, trashd_dir.zone_in)
-        self.handles = OpenHandles(lock, shares_of(max_fds, is_for_all=is_checked))
+        source = source_key(seen, handle_of(root) if have_handles(root) else b"")
+        self.nodes = Tables(
+            source, seen, root=root, n_fds=n_for_clients(max_fds), n_handles=n_handles(max_fds), is_for_all=is_checked,
+            is_shared=is_shared, racy_ns=_RACY_NS,
+        )  # fmt: skip
+        self.cache = DaemonCache(lock, self.nodes, stats, cache_bytes, timeout_s)
+        self.retries = EstaleRetries(lock, self.nodes)
+        self.directories = DirectoryFds(root, self.nodes, lock, self.retries)
+        self.handles = OpenHandles(self.nodes)
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
         self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
         validity = NameValidity(self.nodes, lock)
-        self._pages = pages = PageValidity()
-        self.timeouts = AttrTimeouts()
-        self.passthrough = Passthrough(lock, self.cache, root, is_shared=is_shared)
+        self.timeouts = AttrTimeouts(self.nodes)
+        self.passthrough = Passthrough(lock, self.nodes, root)
         drops = trashd_dir.DropLinks(Kernel(), root)
         self.stored = trashd_dir.StoredNodes(self.nodes)
+        lock.submounts.tell = self._wait_at
 
         # How an operation gets at it.
-        # Last what has fds: closing them may take its time, and the nodeid may be another's then.
-        tables = (self.prefetch, pages, self.timeouts, self.passthrough, self.directories, self.retries)
-        self.references = NodeReferences(lock, self.nodes, tables)
-        self.access = NodeAccess(
-            lock, self.nodes, self.directories, self.handles, self.cache, self.timeouts, is_shared=is_shared
-        )
+        self.references = NodeReferences(lock, self.nodes, self.cache, (self.prefetch, self.retries))
+        self.access = NodeAccess(lock, self.nodes, self.directories, self.cache, self.timeouts, is_shared=is_shared)
         lookers = StatxReaders(asks=not Kernel().answers_at_once(root))
-        self.reader = InodeReader(lock, self.nodes, self.directories, self.handles, lookers, is_shared=is_shared)
-        self.opening = Opening(
-            lock, self.nodes, self.handles, self.directories, self.passthrough, self.references, self.access, n_fds
-        )
-        bits = SetidBits(lock, self.handles, self.access)
+        self.reader = InodeReader(lock, self.nodes, self.directories, lookers, is_shared=is_shared)
+        self.opening = Opening(lock, self.nodes, self.cache, self.passthrough, self.references, self.access)
+        bits = SetidBits(lock, self.access)
 
         # What is done: both front ends call these.
-        self.recalls = CachedReplies(
-            self.nodes, self.cache, self.directories, self.retries, self.prefetch, self.references
-        )
+        self.recalls = CachedReplies(self.nodes, self.cache, self.retries, self.prefetch, self.references)
         self.lookups = LookupOperations(
             lock, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
             drops, self.stored, self.access, self.references, self.reader,
@@ -126,7 +124,7 @@ class Vfs:
             self.opening, bits,
         )  # fmt: skip
         self.files = FileOperations(
-            lock, self.cache, self.handles, self.retries, self.passthrough, self.timeouts, pages, self.access,
+            lock, self.nodes, self.cache, self.handles, self.retries, self.passthrough, self.timeouts, self.access,
             self.opening, is_shared=is_shared, is_flushed=is_flushed,
         )  # fmt: skip
         self.xattrs = XattrOperations(
@@ -135,51 +133,58 @@ class Vfs:
         )  # fmt: skip
         self.listings = Listings(
             lock, self.nodes, self.cache, self.directories, self.handles, self.prefetch, validity, self.stored,
-            self.access, self.references, self.reader, self.recalls, self.lookups, self.opening, pages,
+            self.access, self.references, self.reader, self.recalls, self.lookups, self.opening,
             is_shared=is_shared, shows_trash=shows_trash, is_checked=is_checked,
         )  # fmt: skip
         self.unopened = UnopenedListings(lock, self.cache, self.directories, self.access, self.listings)
 
     def native_parts(self) -> dict[str, object]:
-        """What the native core works on (native/core.h): tables that are changed in place, and methods."""
-        lock, nodes = self.lock, self.nodes
+        """What the native core works on, and calls (native/core.h)."""
+        lock = self.lock
         return {
-            "lock": lock, "turns": lock.mutex, "submounts": lock.submounts, "counters": self.stats,
-            "nodes": nodes, "by_nodeid": nodes._by_nodeid, "by_source": nodes._by_source, "learn": nodes.learn,
-            "zone_of": nodes.zone_of,
-            "open_directories": self.directories._open, "used": self.directories._open.move_to_end,
-            "open_files": self.handles._fds,
-            "mapped": self.passthrough._mapped,
-            "metadata": self.cache.metadata, "forget": self.cache._forget, "unsteady": self.cache.unsteady,
-            "timeouts": self.timeouts, "told": self.timeouts._told, "changed_s": self.timeouts._changed_s,
-            "folding": lock.submounts.folding,
-            "retries": self.retries._retries, "told_stale": self.retries.add,
-            "meets": self.lookups.is_steady,
-            "make_room": self.opening.make_room, "opened": self.opening.opened,
-            "handles": self.handles._nodes, "openers": self.handles._openers, "executed": self.handles._executed,
-            "to_append": self.handles._to_append, "shares": self.handles.shares,
-            "shares_of_uids": self.handles.shares._of_uids,
-            "directories": self.directories, "passthrough": self.passthrough, "modes": self.passthrough._modes,
-            "passing_writers": self.passthrough._writers, "passed_by": self.cache.passed_by,
-            "writers_of": self.passthrough._writers_of.of, "OpenMode": OpenMode,
-            "queues": self.prefetch._queues, "pages": self._pages._seen, "unused": self.references.not_taken,
-            "lost": self.names._lost, "moved": self.names._moved, "keeps_pages": self.files.keeps_pages,
+            "lock": lock, "mutex_of": lock.mutex, "counters": self.stats, "nodes": self.nodes, "latency": lock.latency,
+            "took": lock.took, "forget": self._forget, "unused": self._end_unused, "told_stale": self._add_retry,
+            "refused": self._refuse,
         }  # fmt: skip
+
+    # What the native core calls when it has let the tables go.
+
+    def _forget(self, node: Node | None, directory: Node | None, name: bytes) -> None:
+        with self.lock:
+            names = () if directory is None else ((directory, name),)
+            self.cache.forget(() if node is None else (node.source,), names)
+
+    def _end_unused(self, node: Node) -> None:
+        with self.lock.held():
+            self.references.not_taken(node)
+
+    def _refuse(self, node: Node, number: int, fd: int) -> None:
+        with self.lock:
+            self.passthrough.refused(node, number, fd)
+
+    def _add_retry(self, pid: int) -> None:
+        with self.lock:
+            self.retries.add(pid)
+
+    def _wait_at(self) -> None:
+        with self.lock.held():
+            self.nodes.wait_at(b"".join(name + b"\0" for name in self.lock.submounts.names))
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
         with self.lock:
-            self.handles.close()
+            self.nodes.close()
             self.directories.close()
             self.retries.close()
 
     def gauges(self) -> Gauges:
         """How much there is at the moment."""
         with self.lock:
+            self.cache.see_idle()
             return Gauges(
                 n_nodes=len(self.nodes),
                 n_handles=len(self.handles),
-                n_directory_fds=len(self.directories),
+                n_directory_fds=self.nodes.n_directories,
                 n_cached=len(self.cache),
                 cache_bytes=self.cache.used_bytes(),
                 cache_size_bytes=self.cache.size_bytes,

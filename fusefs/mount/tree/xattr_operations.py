@@ -9,12 +9,12 @@ from dataclasses import KW_ONLY, dataclass
 
 from fusefs.core.common_xattrs import ACLS, CAPABILITY, LABEL, NAMES, UNSUPPORTED, is_asked_of_all
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import InodeTable, Node
 from fusefs.linux.capabilities import Capability
 from fusefs.linux.fuse_caller import Caller, is_capable
 from fusefs.linux.statx import look_at
 from fusefs.linux.thread_credentials import ITSELF, NO_ID, call_as
 from fusefs.linux.xattrs import get_at, get_of, is_selinux_enabled
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.prefetch import Prefetch
@@ -43,7 +43,7 @@ class XattrOperations:
     """
 
     _lock: TablesLock
-    _nodes: InodeTable
+    _nodes: Tables
     _cache: DaemonCache
     _directories: DirectoryFds
     _prefetch: Prefetch
@@ -77,12 +77,9 @@ class XattrOperations:
         self._require(name)
         node = self._access.node(nodeid)
         uid = self._told_as(caller)
-        if self._lock.is_home:
+        with self._cache.looking() as look:
             answer = self._ask(node, name, caller, uid)
-        else:
-            with self._cache.looking() as look:
-                answer = self._ask(node, name, caller, uid)
-                self._learn(look, node, name, answer, uid)
+            self._learn(look, node, name, answer, uid)
         if answer in UNSUPPORTED:
             self._note_refusal(node, name)
             return errno.EOPNOTSUPP  # the other one would mean all that there are
@@ -119,15 +116,16 @@ class XattrOperations:
 
     def _find_by_name(self, node: Node, name: bytes) -> bytes | int | None:
         """The value of one by the node's name in its directory, in a third of the calls; None: that is not certain."""
-        if node.parent is None or node.n_open or self.is_shared:
+        directory, n_changes = node.parent, self._nodes.n_changes
+        if directory is None or node.n_open or self.is_shared:
             return None
-        dir_fd, own_name = self._directories.fd_of(node.parent), node.name
+        dir_fd, own_name = self._directories.fd_of(directory), node.name
         value = self._lock.call(get_at, dir_fd, own_name, name)
         try:
             is_it = node.is_seen_in(self._lock.look(look_at, dir_fd, own_name))
         except OSError:
             return None  # moved behind the mount
-        return value if is_it else None
+        return value if is_it and not directory.has_changed(n_changes) else None
 
     def recall(self, nodeid: int, name: bytes, caller: Caller) -> bytes | int | None:
         """The value of one, or an errno, from memory; None: not known."""
@@ -151,7 +149,7 @@ class XattrOperations:
     def _ask_on(self, node: Node, name: bytes, uid: int) -> None:
         """Have one fetched with those of what is listed beside it, which is asked for next, as the daemon is told."""
         if self._lock.is_slow and self._cache.is_kept and not uid:
-            fd = None if node.parent is None else self._directories.fd_if_open(node.parent)
+            fd = None if node.parent is None else self._nodes.directory_fd(node.parent)
             self._prefetch.asked_xattr(name, node, fd)
 
     def recall_names(self, nodeid: int, caller: Caller) -> list[bytes] | None:

@@ -1,27 +1,22 @@
-"""The native core: its module, where it was built (hatch_build.py), and the parts of a mount that it works on."""
+"""The native core of a mount: the parts that it works on."""
 
 from __future__ import annotations
 
 import os
-from importlib import import_module
-from types import ModuleType
-from typing import Final
 
 from fusefs.core.fuse_protocol import Opcode
-from fusefs.core.inode_attributes import Attributes
-from fusefs.core.inode_table import TOP, Node, NodeZone
 from fusefs.core.latency import QUICK_NS
 from fusefs.linux import syscalls
 from fusefs.linux.capabilities import at_rest, with_effective
 from fusefs.linux.fd import Fd
-from fusefs.linux.fuse_ring import Answering, FuseRing
+from fusefs.linux.fuse_ring import FuseRing
 from fusefs.linux.xattrs import has_getxattrat, is_selinux_enabled
+from fusefs.mount.native._core import Core, CoreDevice, CoreRing
 from fusefs.mount.places.counters import CELL_OF, LAYOUT
-from fusefs.mount.requests.device_readers import Device
 from fusefs.mount.requests.failures import errno_of
 from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
 from fusefs.mount.requests.ring_servers import Later
-from fusefs.mount.tables.tables_lock import Turn
+from fusefs.mount.tree.act_as import NOBODY
 from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
@@ -36,42 +31,29 @@ _OPERATIONS = {
     Opcode.READDIRPLUS: "readdir",
 }  # fmt: skip
 """What it answers, and where that is counted."""
-_NOT_BUILT: Final = (
-    "it was not built when trashd was installed: apt install trashd-mount, or install trashd anew with gcc and "
-    "python3-dev, and without TRASHD_NATIVE=0"
-)
 
 
-def load() -> ModuleType | str:
-    """The module, or why there is none."""
-    try:
-        return import_module("fusefs.mount.native._core")
-    except ModuleNotFoundError:
-        return _NOT_BUILT
-    except ImportError as error:
-        return f"it can't be loaded: {error}"
-
-
-def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests) -> NativeCore:
+def native_core(vfs: Vfs, requests: FuseRequests, wake: Fd) -> NativeCore:
     """What reads a mount's requests, and answers the commonest: none where the filesystem has no file handles.
 
-    module  of load()
+    wake  an eventfd: see HeldUpWatch
     """
     answers = bool(vfs.directories.handle_of(vfs.root))  # a node is known by its handle
-    core = module.Core(
+    with vfs.lock:
+        root_dev = vfs.nodes.root.dev
+    nobody = vfs.passthrough.writers_of.of(root_dev, vfs.root, NOBODY)
+    core = Core(
         parts=vfs.native_parts() | requests.native_parts() | {
-            "fails": errno_of, "writers": {}, "never": 0.0, "nameless": b"", "outside": NodeZone.OUTSIDE,
-            "Attributes": Attributes, "EntryParam": EntryParam, "Node": Node,
-            "OpenedFile": OpenedFile, "Fd": Fd,
+            "fails": errno_of, "EntryParam": EntryParam, "OpenedFile": OpenedFile,
         },
         cells=vfs.stats.cells,
+        rests=vfs.stats.rests,
         cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()} if answers else {},
         layout=LAYOUT,
         device=requests.device,
+        wake_fd=wake,
         root_fd=vfs.root,
-        n_fds=vfs.opening.n_fds,
-        top=TOP,
-        root_dev=vfs.nodes.root.dev,
+        root_dev=root_dev,
         statx_flags=0 if vfs.reader.asks else syscalls.AT_STATX_DONT_SYNC,
         is_shared=vfs.reader.is_shared,
         tells_xattrs=vfs.xattrs.are_told_alike and has_getxattrat(),
@@ -80,38 +62,34 @@ def native_core(module: ModuleType, vfs: Vfs, requests: FuseRequests) -> NativeC
         hides_trash=not vfs.listings.shows_trash,
         lifetime_s=vfs.cache.lifetime_s,
         quick_ns=QUICK_NS,
+        nobody_uid=nobody.uid,
+        nobody_gid=nobody.gid,
         at_rest=at_rest(),
         no_capabilities=with_effective(0),
     )  # fmt: skip
 
     if answers:
         vfs.references.forget_by(core.forget)
-    return NativeCore(module, core, vfs, requests, answers=answers)
+    return NativeCore(core, requests, answers=answers)
 
 
 class NativeCore:
     """What reads the requests of one mount and answers the commonest, for each thread."""
 
-    def __init__(self, module: ModuleType, core: object, vfs: Vfs, requests: FuseRequests, *, answers: bool) -> None:
+    def __init__(self, core: Core, requests: FuseRequests, *, answers: bool) -> None:
         """answers: else it leaves all of them to Python"""
-        self._module, self._core, self._vfs, self._requests = module, core, vfs, requests
+        self.core, self._requests = core, requests
         self.answers = answers
 
-    def for_ring(self, ring: FuseRing, turn: Turn, later: Later) -> Answering:
+    def for_ring(self, ring: FuseRing, later: Later) -> CoreRing:
         """For a thread's ring. later: answers what takes several steps"""
-        self._vfs.lock.sharers.append(turn)
-        answering: Answering = self._module.CoreRing(self._core, ring, turn, later, ring.fileno(), ring.layout())
-        return answering
+        return CoreRing(self.core, ring, later, ring.fileno(), ring.layout())
 
-    def for_device(self, rest_ms: int, reader: RequestReader, turn: Turn, wake: Fd) -> Device:
+    def for_device(self, rest_ms: int, reader: RequestReader, wake: Fd) -> CoreDevice:
         """For a thread that reads /dev/fuse.
 
         rest_ms  how long what has come may wait: beside a ring no client waits for it
         wake     ends its waiting when it can be read
         """
         requests = self._requests
-        self._vfs.lock.sharers.append(turn)
-        device: Device = self._module.CoreDevice(
-            self._core, turn, requests.answer_later, requests.lose_answer, reader.to, int(wake), rest_ms
-        )
-        return device
+        return CoreDevice(self.core, requests.answer_later, requests.lose_answer, reader.to, int(wake), rest_ms)

@@ -1,0 +1,398 @@
+/* The nodes that the kernel knows: each nodeid means one incarnation of one inode, as long as the kernel has it.
+ *
+ * A node exists iff the kernel holds references to it, a handle of it is open, or it is the root (I7); its nodeid is
+ * not given to anything else meanwhile (I9). No system call is made here. */
+#include "core.h"
+
+#include <stdio.h>
+
+static const uint64_t ROOT = 1, PRIVATE = 1ull << 62, TOP = 1ull << 62, NEVER = UINT64_MAX;
+enum { N_BUCKETS_FIRST = 64 };
+
+/* A partial table is worse than none: --replace brings the mount back. */
+void *allocate(void *old, size_t n_bytes) {
+    void *memory = old == NULL ? calloc(1, n_bytes) : realloc(old, n_bytes);
+    if (memory == NULL) {
+        fputs("trashd: no memory for the tables of the mount\n", stderr);
+        _exit(70);
+    }
+    return memory;
+}
+
+/* The two hash tables. */
+
+static uint64_t hash_of(const Source *source) {
+    uint64_t hash = source->dev * 0x9E3779B97F4A7C15u;
+    if (!source->n_handle)
+        return (hash ^ source->ino) * 0x9E3779B97F4A7C15u;
+    for (uint32_t at = 0; at < source->n_handle; at++)
+        hash = (hash ^ (unsigned char)source->handle[at]) * 0x100000001B3u;
+    return hash * 0x9E3779B97F4A7C15u;
+}
+
+Source source_of_node(const Node *node) {
+    return (Source){node->dev, node->ino, node->btime_ns, node->handle, node->n_handle};
+}
+
+static Node **at_nodeid(const Tables *t, uint64_t nodeid) {
+    return &t->by_nodeid[nodeid * 0x9E3779B97F4A7C15u >> 32 & (t->n_buckets - 1)];
+}
+
+static Node **at_source(const Tables *t, const Source *source) {
+    return &t->by_source[hash_of(source) >> 32 & (t->n_buckets - 1)];
+}
+
+static void enter_nodeid(Tables *t, Node *node) {
+    Node **head = at_nodeid(t, node->nodeid);
+    node->next_by_nodeid = *head, *head = node;
+}
+
+static void enter_source(Tables *t, Node *node) {
+    Source source = source_of_node(node);
+    Node **head = at_source(t, &source);
+    node->next_by_source = *head, *head = node;
+}
+
+static void leave_nodeid(Tables *t, Node *node) {
+    Node **at = at_nodeid(t, node->nodeid);
+    while (*at != node)
+        at = &(*at)->next_by_nodeid;
+    *at = node->next_by_nodeid;
+}
+
+static void leave_source(Tables *t, Node *node) {
+    if (!node->is_live)
+        return;
+    node->is_live = false;
+    Source source = source_of_node(node);
+    Node **at = at_source(t, &source);
+    while (*at != node)
+        at = &(*at)->next_by_source;
+    *at = node->next_by_source;
+}
+
+static void grow(Tables *t) {
+    uint64_t n_before = t->n_buckets;
+    Node **nodeids = t->by_nodeid, **sources = t->by_source;
+    t->n_buckets = n_before ? 2 * n_before : N_BUCKETS_FIRST;
+    t->by_nodeid = allocate(NULL, t->n_buckets * sizeof *nodeids);
+    t->by_source = allocate(NULL, t->n_buckets * sizeof *sources);
+    for (uint64_t at = 0; at < n_before; at++) {
+        for (Node *node = nodeids[at], *next; node != NULL; node = next) {
+            next = node->next_by_nodeid;
+            enter_nodeid(t, node);
+        }
+        for (Node *node = sources[at], *next; node != NULL; node = next) {
+            next = node->next_by_source;
+            enter_source(t, node);
+        }
+    }
+    free(nodeids);
+    free(sources);
+}
+
+/* The node that the kernel means by a nodeid; NULL: none. */
+Node *node_of(const Tables *t, uint64_t nodeid) {
+    if (nodeid == ROOT || nodeid == TOP)
+        return nodeid == ROOT ? (t->hides_root ? NULL : t->root) : t->has_top ? t->root : NULL;
+    Node *node = *at_nodeid(t, nodeid);
+    while (node != NULL && node->nodeid != nodeid)
+        node = node->next_by_nodeid;
+    return node;
+}
+
+/* The live node of an incarnation; NULL: none. */
+Node *find_node(const Tables *t, const Source *source) {
+    Node *node = *at_source(t, source);
+    for (; node != NULL; node = node->next_by_source) {
+        if (node->dev != source->dev || node->n_handle != source->n_handle)
+            continue;
+        if (source->n_handle ? !memcmp(node->handle, source->handle, source->n_handle)
+                             : node->ino == source->ino && node->btime_ns == source->btime_ns)
+            break;
+    }
+    return node;
+}
+
+/* Uses: by the table, by names of other nodes, by requests and by Python. Memory alone hangs on them. */
+
+Node *node_take(Node *node) {
+    __atomic_add_fetch(&node->n_uses, 1, __ATOMIC_RELAXED);
+    return node;
+}
+
+static void set_name(NodeName *at, Node *parent, const char *name) {
+    NodeName before = *at;
+    *at = (NodeName){parent == NULL ? NULL : node_take(parent), NULL};
+    if (name != NULL)
+        at->name = strcpy(allocate(NULL, strlen(name) + 1), name);
+    free(before.name);
+    if (before.parent != NULL)
+        node_put(before.parent);
+}
+
+static void forget_others(Node *node) {
+    for (int at = 0; node->others != NULL && at < N_OTHERS_MAX; at++)
+        set_name(&node->others[at], NULL, NULL);
+    free(node->others);
+    node->others = NULL;
+}
+
+void node_put(Node *node) {
+    while (node != NULL && !__atomic_sub_fetch(&node->n_uses, 1, __ATOMIC_ACQ_REL)) { /* a deep tree needs no deep stack */
+        Node *parent = node->at.parent;
+        forget_others(node);
+        free(node->at.name);
+        free(node->last);
+        free(node);
+        node = parent;
+    }
+}
+
+static Node *new_node(Tables *t, uint64_t nodeid, const Source *source, bool is_directory) {
+    Node *node = allocate(NULL, sizeof *node + source->n_handle);
+    node->nodeid = nodeid;
+    node->number = ++t->n_made;
+    node->dev = source->dev, node->ino = source->ino, node->btime_ns = source->btime_ns;
+    node->is_directory = is_directory;
+    node->is_live = node->is_listed = true;
+    node->epoch = NEVER;
+    node->n_uses = 1;
+    node->page_size = node->writer = -1;
+    node->n_handle = source->n_handle;
+    if (source->n_handle)
+        memcpy(node->handle, source->handle, source->n_handle);
+    if (++t->n_nodes > t->n_buckets)
+        grow(t);
+    enter_nodeid(t, node);
+    enter_source(t, node);
+    return node;
+}
+
+static uint64_t free_nodeid(Tables *t, const Source *source) {
+    uint64_t ino = source->ino;
+    if (source->dev == t->root_dev && ino > ROOT && ino < PRIVATE && node_of(t, ino) == NULL)
+        return ino;
+    return PRIVATE + ++t->n_private;
+}
+
+void tables_make(Tables *t, const Source *root, int root_fd) {
+    grow(t);
+    t->root_dev = root->dev;
+    t->root = new_node(t, ROOT, root, true);
+    t->root->dir_fd = fd_new(root_fd, -1, 0);
+    t->device = -1;
+}
+
+/* Whether clients know the root by TOP; it is found by ROOT all the same, until that is hidden. */
+void show_top(Tables *t, bool is_shown) {
+    leave_nodeid(t, t->root);
+    t->root->nodeid = is_shown ? TOP : ROOT;
+    enter_nodeid(t, t->root);
+    t->has_top = true;
+}
+
+void tables_free(Tables *t) {
+    close_tables(t);
+    free(t->root->dir_fd); /* which is its owner's */
+    for (uint64_t at = 0; at < t->n_buckets; at++)
+        for (Node *node = t->by_nodeid[at], *next; node != NULL; node = next) {
+            next = node->next_by_nodeid;
+            node_put(node);
+        }
+    free(t->by_nodeid);
+    free(t->by_source);
+    free(t->handles);
+    free(t->waiting);
+    free(t->shares);
+}
+
+/* Where a node lies. */
+
+/* A store further down counts as well: a volume has one where the highest can't take a directory. */
+static Zone zone_in(Zone above, const char *name) {
+    static const char *const hold_trash[] = {"drop", "stage", "orphans", "reaping", "restoring", "quarantine"};
+    if (above == OUTSIDE)
+        return is_stores_own(name) ? STORE : OUTSIDE;
+    for (size_t at = 0; at < sizeof hold_trash / sizeof *hold_trash; at++)
+        if (!strcmp(name, hold_trash[at]))
+            return TRASH;
+    return above;
+}
+
+/* It costs no more the deeper a node lies, but for the first time in an epoch. */
+Zone zone_of(Tables *t, Node *node) {
+    if (node->epoch == t->epoch)
+        return node->zone;
+    size_t n = 0;
+    Node *at = node;
+    for (; at->epoch != t->epoch && at->at.parent != NULL; at = at->at.parent)
+        n++;
+    at->epoch = t->epoch; /* the root, or what has no name (any more): it lies where it lay */
+    Zone zone = at->zone;
+    Node **late = n ? allocate(NULL, n * sizeof *late) : NULL;
+    at = node;
+    for (size_t number = 0; number < n; number++, at = at->at.parent)
+        late[number] = at;
+    t->n_zoned += n;
+    while (n--) {
+        late[n]->zone = zone = zone_in(zone, late[n]->at.name);
+        late[n]->epoch = t->epoch;
+    }
+    free(late);
+    return zone;
+}
+
+/* A place has changed: if its zone has, so has that of all that is known in it, and a new epoch begins. */
+static void settle_zone(Tables *t, Node *node) {
+    if (node->epoch != t->epoch)
+        return; /* nor was anything in it asked for in this epoch, which would have asked for this one */
+    Zone before = node->zone;
+    node->epoch = NEVER;
+    if (zone_of(t, node) != before && node->is_directory)
+        t->epoch++;
+}
+
+/* Names. */
+
+static bool is_named(const NodeName *at, const Node *parent, const char *name) {
+    return at->parent == parent && at->name != NULL && !strcmp(at->name, name);
+}
+
+bool is_at(const Node *node, const Node *parent, const char *name) { return is_named(&node->at, parent, name); }
+
+/* A node has no name any more, and lies where it lay, with all that is known in it. */
+static void lose_name(Tables *t, Node *node) {
+    zone_of(t, node);
+    set_name(&node->at, NULL, NULL);
+    forget_others(node);
+}
+
+/* If a node lies above its new parent by what is known, that was moved behind the mount: cut it off there. */
+static void cut_off_above(Tables *t, Node *node, Node *parent) {
+    for (Node *at = parent; at->at.parent != NULL; at = at->at.parent)
+        if (at->at.parent == node) {
+            lose_name(t, at);
+            return;
+        }
+}
+
+static void remember_other(Node *node) {
+    if (node->at.parent == NULL)
+        return;
+    if (node->others == NULL)
+        node->others = allocate(NULL, N_OTHERS_MAX * sizeof *node->others);
+    set_name(&node->others[N_OTHERS_MAX - 1], NULL, NULL);
+    memmove(node->others + 1, node->others, (N_OTHERS_MAX - 1) * sizeof *node->others);
+    node->others[0] = node->at;
+    node->at = (NodeName){NULL, NULL};
+}
+
+/* A node has this name now. is_linked: beside those that it had */
+void put_name(Tables *t, Node *node, Node *parent, const char *name, bool is_linked) {
+    if (is_named(&node->at, parent, name) || parent == node) /* the latter: a mount of it in itself */
+        return;
+    bool is_elsewhere = node->at.parent != parent;
+    if (is_linked) {
+        remember_other(node);
+        for (int at = 0; node->others != NULL && at < N_OTHERS_MAX; at++)
+            if (is_named(&node->others[at], parent, name))
+                set_name(&node->others[at], NULL, NULL);
+    } else
+        forget_others(node);
+    if (node->is_directory && is_elsewhere)
+        cut_off_above(t, node, parent);
+    set_name(&node->at, parent, name);
+    settle_zone(t, node);
+}
+
+/* A node has not this name any more. */
+void take_away_name(Tables *t, Node *node, Node *parent, const char *name) {
+    NodeName *other = NULL;
+    for (int at = 0; node->others != NULL && at < N_OTHERS_MAX; at++)
+        if (is_named(&node->others[at], parent, name))
+            set_name(&node->others[at], NULL, NULL);
+        else if (other == NULL && node->others[at].parent != NULL)
+            other = &node->others[at];
+    if (!is_named(&node->at, parent, name))
+        return;
+    if (other == NULL) {
+        lose_name(t, node);
+        return;
+    }
+    set_name(&node->at, NULL, NULL);
+    node->at = *other;
+    *other = (NodeName){NULL, NULL};
+    settle_zone(t, node);
+}
+
+/* A node has another name instead of one. */
+void move_node(Tables *t, Node *node, Node *old_parent, const char *old, Node *new_parent, const char *new) {
+    if (!node->is_directory)
+        take_away_name(t, node, old_parent, old);
+    put_name(t, node, new_parent, new, !node->is_directory);
+}
+
+/* The beginning and end of nodes. */
+
+/* The node of what was just seen under a name, a new one if need be; not counted yet. */
+Node *learn_node(Tables *t, const Source *source, bool is_directory, bool is_linked, Node *parent, const char *name) {
+    Node *node = find_node(t, source);
+    if (node == NULL) {
+        node = new_node(t, free_nodeid(t, source), source, is_directory);
+        set_name(&node->at, parent, name);
+    } else if (node != t->root)
+        put_name(t, node, parent, name, is_linked && !node->is_directory);
+    return node;
+}
+
+/* Whether a node has a private number only because the kernel had not yet let go of what had its own before: what was
+ * deleted, and is not in use, is forgotten at once; the message is on its way. */
+bool lacks_its_number(const Tables *t, const Node *node) {
+    if (node->nodeid == node->ino || node->dev != t->root_dev || node->nlookup > 1)
+        return false;
+    Node *before = node_of(t, node->ino);
+    return before == NULL || (before->last != NULL && !before->n_open);
+}
+
+/* Give a node its own number after all, if that is free by now; the kernel must not know it yet. */
+void renumber(Tables *t, Node *node) {
+    if (!node->is_listed || !lacks_its_number(t, node) || node_of(t, node->ino) != NULL)
+        return;
+    leave_nodeid(t, node);
+    node->nodeid = node->ino;
+    enter_nodeid(t, node);
+}
+
+/* End a node that the kernel does not refer to. Returns whether it has ended; the caller has a use of it. */
+bool drop_unused(Tables *t, Node *node) {
+    if (node->nlookup || node->n_open || node == t->root)
+        return false;
+    if (node->is_listed) {
+        node->is_listed = node->is_lasting = false;
+        leave_nodeid(t, node);
+        leave_source(t, node);
+        drop_directory_fd(t, node);
+        t->n_nodes--;
+        node_put(node);
+    }
+    return true;
+}
+
+/* The kernel lets go of n references. Returns whether the node has ended. */
+bool forget_node(Tables *t, Node *node, uint64_t n) {
+    node->nlookup -= n < node->nlookup ? n : node->nlookup;
+    return drop_unused(t, node);
+}
+
+/* Its last link went, and it is not open: a request for it is answered with what it was.
+ *
+ * What gets its inode number, even its handle, from now on is another inode. */
+void detach_node(Tables *t, Node *node, const Seen *seen) {
+    if (node->last == NULL)
+        node->last = allocate(NULL, sizeof *node->last);
+    *node->last = *seen;
+    node->last->nlink = 0;
+    lose_name(t, node);
+    leave_source(t, node);
+}

@@ -1,0 +1,130 @@
+/* The lock around the tables: held between system calls, and by nobody while a call to the backing filesystem waits.
+ *
+ * Threads of Python's have it with the interpreter's lock; they let the latter go before they wait for this one. The
+ * core's requests have it without the interpreter's lock, for a microsecond or two. */
+#include "core.h"
+
+enum { N_TRIES = 200 };
+
+void tables_lock(TablesMutex *lock) {
+    /* To sleep and to be woken takes longer than most have it. */
+    for (int at = 0; at < N_TRIES; at++) {
+        if (!pthread_mutex_trylock(&lock->mutex))
+            return;
+        __builtin_ia32_pause();
+    }
+    pthread_mutex_lock(&lock->mutex);
+}
+
+void tables_unlock(TablesMutex *lock) { pthread_mutex_unlock(&lock->mutex); }
+
+/* Calls to the backing filesystem follow. */
+void calls_begin(Request *request) { tables_unlock(request->core->mutex); }
+
+/* They are done. */
+void calls_end(Request *request) { tables_lock(request->core->mutex); }
+
+/* What others change meanwhile. */
+
+void change_begins(Node *node) { node->n_changing++; }
+
+void change_ends(Tables *t, Node *node) {
+    node->n_changing--;
+    node->changed_at = ++t->n_changes;
+}
+
+/* Whether a node, or what is in it, has changed since some number of changes. */
+bool has_changed(const Node *node, uint64_t since) { return node->n_changing || node->changed_at > since; }
+
+/* Something about a node was changed, and nothing that was seen of it before is to be believed. */
+void note_change(Request *request, Node *node) {
+    request->n_changes_before = node->changed_at = ++request->core->tables->n_changes; /* its own count for nothing */
+}
+
+/* Calls that change names in a directory, or in two, follow. */
+void changes_begin(Request *request, Node *node, Node *other) {
+    change_begins(node);
+    change_begins(other);
+    calls_begin(request);
+}
+
+/* They are done. */
+void changes_end(Request *request, Node *node, Node *other) {
+    calls_end(request);
+    node->n_changing--;
+    other->n_changing--;
+    note_change(request, node);
+    note_change(request, other);
+}
+
+/* Whether another request has changed a node, or what is in it, since this one began. */
+bool is_changed(const Request *request, const Node *node) { return has_changed(node, request->n_changes_before); }
+
+/* The type. */
+
+static PyObject *lock_acquire(TablesMutex *self, PyObject *Py_UNUSED(nothing)) {
+    if (pthread_mutex_trylock(&self->mutex)) {
+        PyThreadState *released = PyEval_SaveThread();
+        tables_lock(self);
+        PyEval_RestoreThread(released);
+    }
+    holds_tables = true;
+    Py_RETURN_NONE;
+}
+
+static PyObject *lock_release(TablesMutex *self, PyObject *Py_UNUSED(nothing)) {
+    holds_tables = false;
+    tables_unlock(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *lock_is_held(TablesMutex *Py_UNUSED(self), void *Py_UNUSED(which)) {
+    return PyBool_FromLong(holds_tables);
+}
+
+static PyObject *lock_is_slow(TablesMutex *self, void *Py_UNUSED(which)) {
+    return PyBool_FromLong(__atomic_load_n(&self->is_slow, __ATOMIC_RELAXED));
+}
+
+static int lock_set_slow(TablesMutex *self, PyObject *value, void *Py_UNUSED(which)) {
+    int is_slow = value == NULL ? 0 : PyObject_IsTrue(value);
+    __atomic_store_n(&self->is_slow, is_slow > 0, __ATOMIC_RELAXED);
+    return is_slow < 0 ? -1 : 0;
+}
+
+static PyObject *lock_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
+    if (!PyArg_ParseTuple(args, ""))
+        return NULL;
+    TablesMutex *self = (TablesMutex *)PyType_GenericAlloc(type, 0);
+    if (self != NULL)
+        pthread_mutex_init(&self->mutex, NULL);
+    return (PyObject *)self;
+}
+
+static void lock_free(TablesMutex *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    pthread_mutex_destroy(&self->mutex);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef lock_methods[] = {
+    {"acquire", (PyCFunction)lock_acquire, METH_NOARGS, "Have the tables."},
+    {"release", (PyCFunction)lock_release, METH_NOARGS, "Let others have them."},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef lock_getset[] = {
+    {"is_held", (getter)lock_is_held, NULL, "Whether the calling thread has the tables.", NULL},
+    {"is_slow", (getter)lock_is_slow, (setter)lock_set_slow, "Whether the backing filesystem is slow.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot lock_slots[] = {
+    {Py_tp_doc, "The lock around the tables."}, {Py_tp_new, lock_new},          {Py_tp_dealloc, lock_free},
+    {Py_tp_methods, lock_methods},              {Py_tp_getset, lock_getset}, {0, NULL},
+};
+PyType_Spec tables_mutex_spec = {
+    .name = "fusefs.mount.native._core.TablesMutex",
+    .basicsize = sizeof(TablesMutex),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = lock_slots,
+};
