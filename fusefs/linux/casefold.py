@@ -1,4 +1,4 @@
-"""Whether a filesystem takes `FOO` for `foo`: then a missing name can begin to exist without having been made."""
+"""Whether a directory takes `FOO` for `foo`: then a missing name can begin to exist without having been made."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import os
 import struct
 from contextlib import suppress
+from typing import Final, NamedTuple
 
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
@@ -28,6 +29,9 @@ _FLAGGED = frozenset({_EXT, _F2FS, _TMPFS, _OVERLAY})
 _INCOMPATIBLE, _INCOMPATIBLE_AT, _EXT4_CASEFOLD = struct.Struct("<I"), 1024 + 0x60, 0x20000
 """s_feature_incompat of an ext4 superblock."""
 
+_TMPFS_FEATURE: Final = "/sys/fs/tmpfs/features/casefold"
+"""Of a kernel since Linux 6.13 that has it."""
+
 _FS_IOC_GETFLAGS = 0x80086601
 _FLAGS = struct.Struct("=I4x")
 _FS_CASEFOLD_FL = 0x40000000
@@ -38,32 +42,52 @@ _XFS_FSOP_GEOM_FLAGS_DIRV2CI = 1 << 12
 _N_TRIED = 256
 
 
-def folds_case(dir_fd: int) -> bool | None:
-    """Whether directories of a filesystem may find names by other spellings too; None: a directory can't tell.
+class CaseFolding(NamedTuple):
+    """Whether names in a directory have other spellings.
 
-    An ext4 filesystem has a feature for it. Its superblock is root's to read; to others, and on other filesystems where
-    directories have a flag of their own, the flag of this one tells.
+    folds      None: the directory can't tell
+    is_common  all directories of its filesystem are alike
+    """
 
-    dir_fd  of any directory of it; O_PATH will do
+    folds: bool | None
+    is_common: bool
+
+
+def case_folding(dir_fd: int) -> CaseFolding:
+    """Find out whether a directory, and others of its filesystem, find a name by other spellings too.
+
+    dir_fd  of a directory; O_PATH will do
     Cost    a few calls that don't wait; where nothing tells, a part of the directory is read, and two names looked up
     """
-    kind = 0
+    is_flagged = False
     try:
         kind = syscalls.statfs_type(dir_fd)
         if kind in _EXACT or kind in _FOLDING:
-            return kind in _FOLDING
-        if kind == _EXT:
-            with suppress(OSError):
-                return has_feature(_device_of(dir_fd))
+            return CaseFolding(kind in _FOLDING, is_common=True)
+        is_flagged = kind in _FLAGGED
+        if is_flagged and not _may_have_flag(kind, dir_fd):
+            return CaseFolding(folds=False, is_common=True)
         with Fd(os.open(b"/proc/self/fd/%d" % dir_fd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-            if kind in _FLAGGED:
-                return bool(_asked(fd, _FS_IOC_GETFLAGS, _FLAGS) & _FS_CASEFOLD_FL)
+            if is_flagged:
+                flags = _asked(fd, _FS_IOC_GETFLAGS, _FLAGS)
+                return CaseFolding(bool(flags & _FS_CASEFOLD_FL), is_common=False)
             if kind == _XFS:
-                return bool(_asked(fd, _XFS_IOC_FSGEOMETRY_V1, _XFS_GEOMETRY) & _XFS_FSOP_GEOM_FLAGS_DIRV2CI)
-            return _finds_another_spelling(fd)
+                flags = _asked(fd, _XFS_IOC_FSGEOMETRY_V1, _XFS_GEOMETRY)
+                return CaseFolding(bool(flags & _XFS_FSOP_GEOM_FLAGS_DIRV2CI), is_common=True)
+            return CaseFolding(_finds_another_spelling(fd), is_common=True)
     except OSError as error:
         # A kernel without flags here (tmpfs until 6.6) has no folding here either; else it may only be searched.
-        return False if error.errno == errno.ENOTTY and kind in _FLAGGED else None
+        return CaseFolding(False if is_flagged and error.errno == errno.ENOTTY else None, is_common=False)
+
+
+def _may_have_flag(kind: int, dir_fd: int) -> bool:
+    """Whether a directory of a filesystem can have the flag. The superblock of an ext4 filesystem is root's to read."""
+    if kind == _TMPFS:
+        return os.path.exists(_TMPFS_FEATURE)
+    if kind == _EXT:
+        with suppress(OSError):
+            return has_feature(_device_of(dir_fd))
+    return True
 
 
 def _device_of(dir_fd: int) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux import casefold, syscalls
-from fusefs.linux.casefold import folds_case, has_feature
+from fusefs.linux.casefold import case_folding, has_feature
 from fusefs.linux.fd import Fd
 from tests.support.fuse_bad_rename import lying_volume
 from tests.support.fuse_casefold import folding_volume
@@ -37,7 +37,7 @@ def top() -> Iterator[Path]:
 
 def asked(path: Path) -> bool | None:
     with Fd(os.open(path, os.O_PATH)) as fd:
-        return folds_case(fd)
+        return case_folding(fd).folds
 
 
 def other_kernel(patch: pytest.MonkeyPatch, kind: int, answer: int | OSError) -> None:
@@ -115,7 +115,8 @@ def test_a_filesystem_without_statfs_tells_nothing(top: Path, monkeypatch: pytes
     assert asked(top) is None
 
 
-def test_a_directory_that_may_only_be_searched_tells_nothing(top: Path) -> None:
+def test_a_directory_that_may_only_be_searched_tells_nothing(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(casefold, "_TMPFS_FEATURE", os.fspath(top))
     (top / "passage").mkdir(0o711)
     (top / "passage").chmod(0o711)
     assert as_user(OTHER, partial(asked, top / "passage")) is None

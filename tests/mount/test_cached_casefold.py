@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fusefs.core.nodeids import ROOT
-from fusefs.linux import syscalls
+from fusefs.linux import casefold, syscalls
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import trashd_mount
 from tests.support.fuse_casefold import folding_volume
@@ -37,14 +37,17 @@ def test_each_spelling_is_found_as_below(backing: str) -> None:
 
 @pytest.fixture
 def folding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vfs]:
-    """A tree whose directories say that they fold, as this kernel has none that does."""
+    """A tree whose directories say that they fold, all but `exact`, as this kernel has none that does."""
 
-    def ioctl(_fd: int, _request: int, buffer: bytearray) -> None:
-        buffer[:4] = CASEFOLD_FL.to_bytes(4, "little")
+    def ioctl(fd: int, _request: int, buffer: bytearray) -> None:
+        folds = os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) != "exact"
+        buffer[:4] = (CASEFOLD_FL if folds else 0).to_bytes(4, "little")
 
     with tmpfs_volume() as top:
         (top / "known").write_bytes(b"content")
+        (top / "exact").mkdir()
         monkeypatch.setattr(syscalls, "ioctl", ioctl)
+        monkeypatch.setattr(casefold, "_TMPFS_FEATURE", os.fspath(top))
         with vfs_at(top, timeout_s=3600) as vfs:
             yield vfs
 
@@ -58,6 +61,14 @@ def test_a_name_is_asked_for_each_time_where_names_fold(folding: Vfs) -> None:
     """Of `known` unlinked as `KNOWN` the kernel would not learn."""
     assert folding.lookups.lookup(ROOT, b"known", ME).timeout_s == 0
     assert folding.names.mkdir(ROOT, b"made", 0o755, ME).timeout_s == 0
+
+
+def test_each_directory_s_own_flag_counts(folding: Vfs) -> None:
+    exact = folding.lookups.lookup(ROOT, b"exact", ME).nodeid
+    for _ in range(2):
+        assert folding.lookups.lookup(exact, b"absent", ME).timeout_s
+        with pytest.raises(FileNotFoundError):
+            folding.lookups.lookup(ROOT, b"absent", ME)
 
 
 def test_a_listing_makes_no_name_known_where_names_fold(folding: Vfs) -> None:

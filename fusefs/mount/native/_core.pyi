@@ -24,6 +24,7 @@ class Node:
     n_open: int
     is_told: bool
     is_lasting: bool
+    is_case_sensitive: bool
     told_until_s: float
     changed_s: float
     @property

@@ -140,6 +140,7 @@ struct Node {
     bool is_directory, is_live, is_listed; /* it can be found by its source; by its nodeid */
     bool is_told;    /* the kernel was sent its attributes since they were made void: the reply may be on its way */
     bool is_lasting; /* the kernel was sent attributes of this directory that it believes for long */
+    bool is_case_sensitive; /* this directory, as far as that is known */
     bool is_mapped;  /* it was open for reading and writing past us, and may be mapped yet */
     uint32_t n_handle;
     char handle[];

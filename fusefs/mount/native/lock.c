@@ -6,12 +6,18 @@
 
 enum { N_TRIES = 200 };
 
+static inline void pause_briefly(void) {
+#if defined __x86_64__ || defined __i386__
+    __builtin_ia32_pause();
+#endif
+}
+
 void tables_lock(TablesMutex *lock) {
     /* To sleep and to be woken takes longer than most have it. */
     for (int at = 0; at < N_TRIES; at++) {
         if (!pthread_mutex_trylock(&lock->mutex))
             return;
-        __builtin_ia32_pause();
+        pause_briefly();
     }
     pthread_mutex_lock(&lock->mutex);
 }

@@ -157,7 +157,7 @@ static int set_count(NodeObject *self, PyObject *value, void *which) {
     return 0;
 }
 
-enum { IS_DIRECTORY, IS_TOLD, IS_LASTING, IS_UNSTEADY, IS_PASSED, HAS_WRITER, MAY_MAP, IS_EXECUTED };
+enum { IS_DIRECTORY, IS_TOLD, IS_LASTING, IS_UNSTEADY, IS_PASSED, HAS_WRITER, MAY_MAP, IS_EXECUTED, IS_EXACT };
 
 static PyObject *get_flag(NodeObject *self, void *which) {
     WITH_TABLES();
@@ -169,13 +169,17 @@ static PyObject *get_flag(NodeObject *self, void *which) {
         is_executed |= handle->is_executed;
     }
     const bool values[] = {node->is_directory, node->is_told, node->is_lasting, is_unsteady(node),
-                           node->backing != NULL || node->is_mapped, has_writer, may_map, is_executed};
+                           node->backing != NULL || node->is_mapped, has_writer, may_map, is_executed,
+                           node->is_case_sensitive};
     return PyBool_FromLong(values[(intptr_t)which]);
 }
 
 static int set_flag(NodeObject *self, PyObject *value, void *which) {
     int is_it = value == NULL ? 0 : PyObject_IsTrue(value);
-    *((intptr_t)which == IS_TOLD ? &self->node->is_told : &self->node->is_lasting) = is_it > 0;
+    Node *node = self->node;
+    *((intptr_t)which == IS_TOLD      ? &node->is_told
+      : (intptr_t)which == IS_LASTING ? &node->is_lasting
+                                      : &node->is_case_sensitive) = is_it > 0;
     return is_it < 0 ? -1 : 0;
 }
 
@@ -272,6 +276,7 @@ static PyGetSetDef node_getset[] = {
     {"is_directory", (getter)get_flag, NULL, "Whether it is a directory.", (void *)IS_DIRECTORY},
     {"is_told", (getter)get_flag, (setter)set_flag, "Whether the kernel was sent its attributes since they were made void: the reply may still be on its way.", (void *)IS_TOLD},
     {"is_lasting", (getter)get_flag, (setter)set_flag, "Whether the kernel was sent attributes of this directory that it believes for long.", (void *)IS_LASTING},
+    {"is_case_sensitive", (getter)get_flag, (setter)set_flag, "Whether letter case matters in this directory, as far as that is known.", (void *)IS_EXACT},
     {"told_until_s", (getter)get_time, (setter)set_time, "Until when the kernel may believe its name and attributes; 0: unknown, or not at all.", (void *)TOLD_UNTIL},
     {"changed_s", (getter)get_time, (setter)set_time, "When a name in it was changed; 0: never.", (void *)CHANGED},
     {"is_unsteady", (getter)get_flag, NULL, "Whether it may be written past us: its attributes may not be believed.", (void *)IS_UNSTEADY},

@@ -47,7 +47,8 @@ bool is_outside(Core *core, Node *node) { return zone_of(core->tables, node) == 
 
 /* Whether a directory is on the volume's own filesystem, outside of all stores, and its letter case matters. */
 static bool is_plain(Core *core, Node *directory) {
-    return core->tables->is_case_sensitive && directory->dev == core->root_dev && is_outside(core, directory);
+    return (core->tables->is_case_sensitive || directory->is_case_sensitive) && directory->dev == core->root_dev &&
+           is_outside(core, directory);
 }
 
 /* Whether a name may be a store's own. */

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.names import STORE
 from fusefs.core.nodeids import ROOTS, NodeId, NodeZone
-from fusefs.linux.casefold import folds_case
+from fusefs.linux.casefold import case_folding
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import forget_attributes
 from fusefs.mount.native._core import Node, Tables
@@ -82,18 +82,19 @@ class NameValidity:
 
     def are_fickle_in(self, directory: Node, fd: Fd) -> bool:
         """Whether no name in a directory may be remembered. fd: of it"""
-        return is_below(self._nodes, directory) or self._may_fold(directory.source[0], fd)
+        return is_below(self._nodes, directory) or self._may_fold(directory, fd)
 
-    def _may_fold(self, device: int, fd: Fd) -> bool:
-        """Whether a name may have other spellings in the filesystem of a device. fd: of a directory of it"""
-        known = self._lock.submounts.folding
-        folds = known.get(device)
-        if folds is None:
-            folds = self._lock.call(folds_case, fd)
-            if folds is not None:
-                known[device] = folds
+    def _may_fold(self, directory: Node, fd: Fd) -> bool:
+        """Whether a name in a directory may have other spellings. fd: of it"""
+        known, device = self._lock.submounts.folding, directory.source[0]
+        if directory.is_case_sensitive or device in known:
+            return not directory.is_case_sensitive and known[device]
+        folds, is_common = self._lock.call(case_folding, fd)
+        if folds is not None and is_common:
+            known[device] = folds
             if device == self._nodes.root.dev:
-                self._nodes.is_case_sensitive = folds is False
+                self._nodes.is_case_sensitive = not folds
+        directory.is_case_sensitive = folds is False
         return folds is not False
 
 
