@@ -47,15 +47,14 @@ def crowd(n_threads: int = N_THREADS) -> Iterator[Crowd]:
         yield crowd
     finally:
         crowd.goes_on.set()
-        assert until(lambda: not crowd.pool.at_work())
+        assert until(lambda: not crowd.pool.n_under_way())
 
 
 def test_one_user_has_half_at_most_and_all_of_his_are_done_in_their_order() -> None:
     with crowd() as many:
         assert all(many.ask(ONE, *range(1, 101)))
-        n = len(many.pool.at_work())
+        n = many.pool.n_under_way()
         assert 0 < n <= N_THREADS / 2
-        assert many.pool.is_full(ONE)
         many.goes_on.set()
         assert many.have_begun(100)
         assert sorted(many.begun) == list(range(1, 101))
@@ -67,16 +66,7 @@ def test_whoever_comes_later_has_one_too() -> None:
         for uid in range(N_USERS):
             many.ask((uid, 1), *range(1 + 100 * uid, 51 + 100 * uid))
         assert until(lambda: len({number // 100 for number in many.begun}) == N_USERS)
-        assert len(many.pool.at_work()) <= N_THREADS
-
-
-def test_what_is_done_elsewhere_counts_and_its_end_is_others_turn() -> None:
-    with crowd(2) as many:
-        many.pool.count(ONE, 1)
-        assert all(many.ask(ONE, 1, 2))
-        assert not many.begun
-        many.pool.count(ONE, -1)
-        assert many.have_begun(1)
+        assert many.pool.n_under_way() <= N_THREADS
 
 
 def test_who_waits_for_his_turn_may_leave() -> None:

@@ -5,7 +5,7 @@ thread, of these or of the rings, is in the same request as before, and is held 
 from then on. The request goes on; the thread that serves it replies, and ends, as it is not the reader any more. While
 no request comes, the watch sleeps.
 
-Source  docs/decisions/0021-stand-ins.md
+Source  docs/decisions/0061-one-mutex.md
 """
 
 from __future__ import annotations

@@ -52,7 +52,6 @@ class ThreadPool:
         """Begin with none. n_threads: that may be at work at a time"""
         self._n_max = n_threads
         self._mutex = threading.Lock()
-        self._at_work: set[PoolTask] = set()
         self._n_under_way: Counter[Key] = Counter()
         self._parked: defaultdict[Key, dict[int, PoolTask]] = defaultdict(dict)
         self._n_parked_bytes: Counter[Key] = Counter()
@@ -71,11 +70,6 @@ class ThreadPool:
             self._n_parked_bytes[task.key] += task.n_bytes
             return True
 
-    def is_full(self, key: Key) -> bool:
-        """Whether something that is done elsewhere had better wait for its turn here."""
-        with self._mutex:
-            return key in self._parked or not self._has_room(key)
-
     def parked(self, unique: int) -> PoolTask | None:
         """A request that still waits for its turn; None: it does not."""
         with self._mutex:
@@ -91,17 +85,10 @@ class ThreadPool:
             self._take(self._parked[key][unique])
             return True
 
-    def count(self, key: Key, n: int) -> None:
-        """So many more of a user's are under way, in other threads than these."""
+    def n_under_way(self) -> int:
+        """How many requests threads are at."""
         with self._mutex:
-            self._count(key, n)
-            while (task := self._next()) is not None and self._begin(task):
-                self._take(task)
-
-    def at_work(self) -> set[PoolTask]:
-        """What is being done now."""
-        with self._mutex:
-            return set(self._at_work)
+            return self._n_under_way.total()
 
     def _has_room(self, key: Key) -> bool:
         n_left = self._n_max - self._n_under_way.total()
@@ -120,7 +107,6 @@ class ThreadPool:
         return True
 
     def _note(self, task: PoolTask) -> None:
-        self._at_work.add(task)
         self._count(task.key, 1)
 
     def _count(self, key: Key, n: int) -> None:
@@ -156,7 +142,6 @@ class ThreadPool:
                 task.act(has_waited)
             finally:
                 with self._mutex:
-                    self._at_work.discard(task)
                     self._count(task.key, -1)
                     following = self._next()
                     if following is None:

@@ -128,7 +128,8 @@ class OpenHandles:
 
     def remove_listing(self, fh: int) -> DirHandle:
         """What a directory's handle has read; that of one which was not open is no more."""
-        listing = self._listings.pop(fh)
+        listing = self.listing(fh)
+        del self._listings[fh]
         if listing.is_late:
             self._nodes.add_to_share(listing.opener, -1)
         return listing
