@@ -166,8 +166,8 @@ def serve(
         except ImportError as error:
             if error.name != "fusefs.mount.native._core":
                 raise
-            hint = "apt install trashd-mount; or install trashd again with gcc and python3-dev"
-            raise Refused(f"mounting needs {error.name}, which can't be loaded ({error})", hint) from error
+            hint = "apt install trashd-mount; or reinstall it with gcc and python3-dev, and without TRASHD_NATIVE=0"
+            raise Refused(f"the C part of the mount was not built, or can't be loaded: {error}", hint) from error
 
         if source == target and options.coherence is Coherence.EXCLUSIVE:
             _warn_of_other_ways(target)

@@ -3,7 +3,7 @@
 What has to wait goes to a thread, which answers it; where the backing filesystem is slow, what is cached is answered at
 once.
 
-Source  docs/decisions/0014-direct-requests.md, 0021-stand-ins.md
+Source  docs/decisions/0014-direct-requests.md, 0061-one-mutex.md
 """
 
 from __future__ import annotations
