@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from enum import Enum
 from functools import cache
+from inspect import cleandoc
 from types import GenericAlias, NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -108,6 +109,9 @@ def schema() -> dict[str, Any]:
     """The schema of all commands, and of errors."""
     objects = {one: _struct(one) for several in printed().values() for one in several}
     references, components = msgspec.json.schema_components(list(objects.values()), ref_template="#/$defs/{name}")
+    for component in components.values():
+        if "description" in component:
+            component["description"] = cleandoc(component["description"])  # msgspec before 0.23 leaves it indented
     by_object = dict(zip(objects, references, strict=True))
     commands = {
         definition_of(command): _any_of([by_object[one] for one in several]) for command, several in printed().items()
