@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.core.printable_names import shell_word
 from fusefs.core.record import quote
-from fusefs.core.service_status import Status, VolumeStatus, volume_status
+from fusefs.core.service_status import Status, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir
 from fusefs.service.status_file import write_status
 from tests.cli.test_undo import in_a_shell
@@ -254,7 +254,7 @@ def view_of_who_takes_names(volume: Path) -> str:
 
 def view_status(volume: Path) -> str:
     evil = os.fsdecode(ALL).encode("utf-8", "replace").decode()
-    told = [volume_status(raw(path)) for path in victims(volume)]
+    told = [VolumeStatus(path=quote(raw(path))) for path in victims(volume)]
     told.append(VolumeStatus(path=quote(b"/" + ALL), why=evil, filesystem=evil))
     now_ns = time.time_ns()
     status = Status(
