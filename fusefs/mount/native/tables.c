@@ -125,8 +125,8 @@ void notify_attributes(const Tables *t, const Node *node) {
 /* Something in a directory, or of itself, has changed, as AttrTimeouts.changed. */
 void changed(Tables *t, Node *node) {
     node->changed_s = (double)now_ns() / 1e9;
-    if (node->is_lasting) {
-        node->is_lasting = false;
+    if (node->is_lasting || node->is_told) {
+        node->is_lasting = node->is_told = false;
         notify_attributes(t, node);
     }
 }
