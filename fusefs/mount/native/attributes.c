@@ -72,7 +72,7 @@ int do_setattr(Request *request) {
         if (is_changed) {
             bool is_steady = !is_unsteady(known.node);
             note_change(request, known.node);
-            known.node->is_told |= is_steady;
+            known.node->is_told |= is_steady && !known.node->is_directory;
             forget_cached(request, known.node, NULL);
             result = error ? -error : put_attr(request, known.node, &seen, is_steady);
         }

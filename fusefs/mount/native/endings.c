@@ -34,8 +34,8 @@ void move(Request *request, const Seen *seen, const Place *old, const Place *new
         return;
     move_node(t, node, old->node, old->name, new->node, new->name);
     if (node->is_directory)
-        changed(t, node);
-    else if (node->is_told)
+        node->changed_s = (double)now_ns() / 1e9;
+    if (node->is_directory || node->is_told)
         renew(t, node);
 }
 

@@ -74,7 +74,7 @@ static void tell_known(Listing *listing, const Listed *listed) {
     bool is_steady = listed->seen.dev == core->root_dev && !is_unsteady(node); /* of what is mounted there Python knows */
     double name_s = is_stores(listed->found->name) ? 0 : core->lifetime_s;
     double believed_s = put_entry_for(request, request->answer + listing->n, node, &listed->seen, is_steady, name_s);
-    counted(node, false);
+    counted(node, node->is_directory);
     node->told_until_s = node->n_open ? 0 : listing->now_s + believed_s;
     put_dirent(listing, listed->found, node->nodeid, listed->seen.mode >> 12);
     node_put(node);

@@ -117,7 +117,7 @@ int do_getattr(Request *request) {
         calls_end(request);
         tell_took(request, &timed, 1);
         if (!error) {
-            known.node->is_told |= !is_unsteady(known.node);
+            known.node->is_told |= !known.node->is_directory && !is_unsteady(known.node);
             result = put_attr(request, known.node, &seen, !is_unsteady(known.node));
         }
     }

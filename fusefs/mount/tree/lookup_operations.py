@@ -159,7 +159,7 @@ class LookupOperations:
                 return EntryParam(node.nodeid, seen, 0, is_fickle=True)
             look.learn_attributes(node.source, seen)
             is_steady = not node.is_unsteady
-            node.is_told |= is_steady
+            node.is_told |= is_steady and not node.is_directory
             return EntryParam(node.nodeid, seen, self._cache.lifetime_s, look.proof(node.source, named=None), is_steady)
         finally:
             look.end()

@@ -344,6 +344,7 @@ class Listings:
         """
         if is_taken:
             node.nlookup += 1
+            node.is_told |= node.is_directory
             node.told_until_s = 0 if node.n_open else told_until_s
         else:
             self._references.not_taken(node)
