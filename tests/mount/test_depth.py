@@ -108,7 +108,7 @@ def everything(vfs: Vfs, directory: int) -> list[int]:
     step(Names(vfs).unlink, known(b"c"), b"f", ME)
     step(Names(vfs).rmdir, directory, b"c", ME)
     step(Names(vfs).unlink, directory, b"o", ME)
-    step(vfs.references.forget, directory, 1)
+    step(Names(vfs).forget, directory, 1)
     return found
 
 

@@ -19,7 +19,6 @@ import pytest
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
-from fusefs.mount.requests.fuse_operations import PART
 from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
 from tests.support.acls import ACCESS
 from tests.support.fake_dev_fuse import FuseReply, Later, a_broken, a_real
@@ -75,7 +74,7 @@ OTHER = 28
 """A request that is left for libfuse."""
 LATER = {
     "FSYNCDIR": (Opcode.FSYNCDIR, bytes(16)),
-    "BATCH_FORGET": (Opcode.BATCH_FORGET, struct.pack("=II", 2 * PART, 0) + bytes(16 * 2 * PART)),
+    "BATCH_FORGET": (Opcode.BATCH_FORGET, struct.pack("=II", 128, 0) + bytes(16 * 128)),
 }
 """What runs in a task of its own."""
 
@@ -305,7 +304,7 @@ def test_references_are_counted_as_the_kernel_counts_them() -> None:
         assert len(vfs.nodes) == 1
 
 
-@pytest.mark.parametrize("n_forgotten", [PART, PART + 1, 20_000])
+@pytest.mark.parametrize("n_forgotten", [1, 512, 513, 20_000])
 def test_many_are_forgotten_without_an_answer(n_forgotten: int) -> None:
     with a_real() as (kernel, vfs, path):
         (path / "a").touch()

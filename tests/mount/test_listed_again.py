@@ -20,7 +20,7 @@ from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USE
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount
 from tests.support.open_files import held
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.vfs_without_mount import vfs_at
+from tests.support.vfs_without_mount import Names, vfs_at
 
 pytestmark = [
     pytest.mark.needs("root", "fuse", "loop"),
@@ -189,5 +189,5 @@ def test_what_is_not_believed_for_much_longer_is_told_again(listed: Listed, monk
 def test_what_is_forgotten_is_told_again(listed: Listed) -> None:
     assert listed.tell()
     (node,) = (node for node in listed.vfs.nodes if node is not listed.vfs.nodes.root)
-    listed.vfs.references.forget(node.nodeid, 1)
+    Names(listed.vfs).forget(node.nodeid, 1)
     assert listed.tell()

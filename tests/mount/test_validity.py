@@ -197,7 +197,7 @@ def test_reading_a_link_makes_answers_void(tree: Tree) -> None:
 
 def test_a_node_that_has_ended_is_nobodys(tree: Tree) -> None:
     sub = tree.vfs.access.node(tree.sub)
-    tree.vfs.references.forget(tree.sub, 1)
+    Names(tree.vfs).forget(tree.sub, 1)
     tree.vfs.timeouts.changed(sub)
     assert tree.device.voided() == []
 

@@ -486,7 +486,6 @@ void lose(Request *request, const Seen *seen, const Place *place);
 void move(Request *request, const Seen *seen, const Place *old, const Place *new);
 void come_back(Request *request);
 void end_unused(Request *request, Node *node);
-PyObject *core_forget(Core *core, PyObject *pairs);
 
 /* endings.c, lookups.c, names.c, files.c, listings.c: the operations */
 int do_forget(Request *request);
@@ -517,6 +516,7 @@ enum { BODY_BYTES_MAX = 1 << 20 }; /* of an answer: there is room for no more */
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
 int answer(Worker *worker, const Incoming *incoming);
 PyObject *core_do(Core *core, PyObject *args);
+void tell_unused(Request *request);
 bool ask_folds(Request *request, Node *directory, int fd);
 bool ask_device(Request *request, uint64_t dev);
 void put_head(char *to, uint64_t unique, int result);
