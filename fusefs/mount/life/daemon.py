@@ -167,8 +167,6 @@ class _MountDaemon:
         pool = ThreadPool(_n_threads())
         requests = FuseRequests(vfs, device, pool, opens_directories=not wanted & InitFlag.NO_OPENDIR_SUPPORT)
         core = native_core(vfs, requests, self._watch.wake)
-        if not core.answers:
-            states.limit(FastPath.ENGINE, "Python answers requests: this filesystem has no file handles")
         if rings is not None:
             try:
                 rings.begin(requests, core.for_ring)
