@@ -299,7 +299,7 @@ def attr(ino: int, attributes: Attributes) -> bytes:
 
 
 def statx(ino: int, attributes: Attributes) -> bytes:
-    """The same with its time of birth."""
+    """The body of a reply with what a node is and when it was made, which may not be believed."""
     message = statx_answer()
     put_statx(message, ino, attributes, 0)
     return bytes(message[ANSWER_HEAD_SIZE:])
