@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -378,19 +377,16 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
         os.write(device, struct.pack("=IiQ", 16 + len(init_out), 0, unique) + init_out)
         name = "there" if flags == "<" else "new"
         (path / "there").touch()
-        backing_for, answer = vfs.passthrough.backing_for, vfs.names.answer
+        part = vfs.files if flags == "<" else vfs.names
+        do = part.answer
 
-        def abort_meanwhile(*args: Any) -> int:
-            _libc.umount2(os.fsencode(point), MNT_FORCE)
-            return backing_for(*args)
-
-        def abort_a_create(request: wire.Request) -> bytes:
-            if wire.read_head(request)[1] == Opcode.CREATE:
+        def answer_and_abort(request: bytes) -> bytes:
+            reply = do(request)
+            if wire.read_head(request)[1] in (Opcode.OPEN, Opcode.CREATE):
                 _libc.umount2(os.fsencode(point), MNT_FORCE)
-            return answer(request)
+            return reply
 
-        monkeypatch.setattr(vfs.passthrough, "backing_for", abort_meanwhile)
-        monkeypatch.setattr(vfs.names, "answer", abort_a_create)
+        monkeypatch.setattr(part, "answer", answer_and_abort)
         client = subprocess.Popen(["sh", "-c", f"true {flags}{point}/{name}"], stderr=subprocess.DEVNULL)
         with suppress(OSError):  # the connection is gone
             while client.poll() is None:

@@ -15,20 +15,44 @@ typedef struct {
     uint32_t n_own;    /* bytes of its own part */
     uint32_t n_strings, n_names; /* that follow; and how many of these are names of entries, which come first */
     bool never_waits;  /* it is done at once, even if the backing filesystem is slow */
+    bool is_long; /* it takes its time on any filesystem: a worker of Python's does it */
 } Handler;
 
 static const Handler handlers[] = {
-    [1] = {do_lookup, 0, 1, 1},      [2] = {do_forget, 8, .never_waits = true},
-    [3] = {do_getattr, 16},          [4] = {do_setattr, 88},
-    [5] = {do_readlink, 0},          [6] = {do_symlink, 0, 2, 1},
-    [8] = {do_mknod, 16, 1, 1},      [9] = {do_mkdir, 8, 1, 1},
-    [10] = {do_unlink, 0, 1, 1},     [11] = {do_rmdir, 0, 1, 1},
-    [12] = {do_rename, 8, 2, 2},     [13] = {do_link, 8, 1, 1},
-    [14] = {do_open, 8},             [18] = {do_release, 24},
-    [22] = {do_getxattr, 8, 1},      [23] = {do_listxattr, 8},
-    [35] = {do_create, 16, 1, 1},    [42] = {do_batch_forget, 8, .never_waits = true},
-    [44] = {do_readdirplus, 40},     [45] = {do_rename2, 16, 2, 2},
+    [1] = {do_lookup, 0, 1, 1},
+    [2] = {do_forget, 8, .never_waits = true},
+    [3] = {do_getattr, 16},
+    [4] = {do_setattr, 88},
+    [5] = {do_readlink, 0},
+    [6] = {do_symlink, 0, 2, 1},
+    [8] = {do_mknod, 16, 1, 1},
+    [9] = {do_mkdir, 8, 1, 1},
+    [10] = {do_unlink, 0, 1, 1},
+    [11] = {do_rmdir, 0, 1, 1},
+    [12] = {do_rename, 8, 2, 2},
+    [13] = {do_link, 8, 1, 1},
+    [14] = {do_open, 8},
+    [15] = {do_read, 20},
+    [16] = {do_write, 40},
+    [17] = {do_statfs, 0},
+    [18] = {do_release, 8},
+    [20] = {do_fsync, 16, .is_long = true},
+    [21] = {do_setxattr, 8},
+    [22] = {do_getxattr, 8, 1},
+    [23] = {do_listxattr, 8},
+    [24] = {do_removexattr, 0, 1},
+    [25] = {do_flush, 8},
+    [34] = {do_access, 8},
+    [35] = {do_create, 16, 1, 1},
+    [42] = {do_batch_forget, 8, .never_waits = true},
+    [43] = {do_fallocate, 32, .is_long = true},
+    [44] = {do_readdirplus, 40},
+    [45] = {do_rename2, 16, 2, 2},
+    [46] = {do_lseek, 20},
+    [47] = {do_copy_file_range, 56, .is_long = true},
     [51] = {do_tmpfile, 16},
+    [52] = {do_statx, 0},
+    [53] = {do_copy_file_range_64, 56, .is_long = true},
 };
 enum { N_HANDLERS = sizeof handlers / sizeof *handlers };
 
@@ -232,7 +256,8 @@ int answer(Worker *worker, const Incoming *incoming) {
     if (!is_ours(core, head.opcode, &n_own))
         return NOT_OURS;
     const Handler *handler = &handlers[head.opcode];
-    if ((!handler->never_waits && __atomic_load_n(&worker->hands_out, __ATOMIC_RELAXED)) || head.size < sizeof head + n_own + incoming->n_payload ||
+    bool is_elsewhere = handler->is_long || (!handler->never_waits && __atomic_load_n(&worker->hands_out, __ATOMIC_RELAXED));
+    if (is_elsewhere || head.size < sizeof head + n_own + incoming->n_payload ||
         !is_well_formed(handler, incoming->payload, incoming->n_payload))
         return NOT_OURS;
     Request request = {
@@ -244,6 +269,8 @@ int answer(Worker *worker, const Incoming *incoming) {
     tables_lock(core->mutex);
     request.n_changes_before = core->tables->n_changes;
     int result = handler->never_waits || is_at_rest(&request) ? handler->act(&request) : NOT_OURS;
+    if (result == -EAGAIN) /* it would wait for another process */
+        result = NOT_OURS;
     tables_unlock(core->mutex);
     if (result > NOT_OURS && result != LATER)
         count(core, head.opcode, now_ns() - request.began_ns, result < 0 && result != NO_ANSWER);

@@ -171,6 +171,7 @@ int open_directory(Core *core, Node *directory, Fd **fd) {
         *fd = NULL;
         if (!error && (*fd = directory_fd(t, node)) == NULL) {
             tables_unlock(core->mutex);
+            close_fds(); /* those of directories that made room */
             error = open_node(core, node, &seen, &number);
             tables_lock(core->mutex);
             if (!error)
@@ -200,7 +201,7 @@ int reach(Core *core, Known *known, Seen *seen, int *fd) {
     return open_node(core, known->node, seen, fd);
 }
 
-/* An fd of a node for Python, which has the tables. */
+/* An fd of a node for Python, which has the tables, or works on them alone. */
 PyObject *core_hold(Core *core, PyObject *object) {
     Node *node = node_from(object);
     Seen seen;
@@ -209,14 +210,16 @@ PyObject *core_hold(Core *core, PyObject *object) {
         return NULL;
     Known known = way_to(core->tables, node);
     PyThreadState *released = PyEval_SaveThread();
-    tables_unlock(core->mutex);
+    if (holds_tables)
+        tables_unlock(core->mutex);
     int error = reach(core, &known, &seen, &number);
     tables_lock(core->mutex);
     Fd *fd = error ? NULL : number < 0 ? fd_take(known.fd) : fd_new(number, -1, 0);
     close_known(&known);
     tables_unlock(core->mutex); /* the interpreter's lock comes first */
     PyEval_RestoreThread(released);
-    wait_for_tables(core->mutex);
+    if (holds_tables)
+        wait_for_tables(core->mutex);
     if (!error)
         return fd_object(fd);
     errno = error;

@@ -85,7 +85,7 @@ class FuseRequests:
         opens_directories  else the kernel is told at its first question to do that without us
         """
         self._nodes = vfs.nodes
-        self._opening = vfs.opening
+        self._files = vfs.files
         self._retries = vfs.retries
         self._lock = vfs.lock
         self._stats = vfs.stats
@@ -364,7 +364,7 @@ class FuseRequests:
             self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
-        self._lock.run_untimed(self._opening.release, fh)
+        self._lock.run_untimed(self._files.release, fh)
 
 
 def _sort(act: OpcodeHandler, opcode: int, request: Request) -> WaitClass:

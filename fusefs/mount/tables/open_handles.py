@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import itertools
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 
 from fusefs.core.packed_entries import Dirent, PackedEntries
 from fusefs.linux.fd import Fd
@@ -16,11 +14,6 @@ from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import CacheFill
 from fusefs.mount.tables.prefetch import PrefetchBatch, PrefetchQueue
 
-FOR_EXECUTION = 0x20
-"""Of the flags of OPEN: the file is a program, and its handle stays for as long as it runs.
-
-Source  include/linux/fs.h, __FMODE_EXEC
-"""
 _NO_FD = 1 << 32
 """More than any fd."""
 _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
@@ -149,9 +142,3 @@ class OpenHandles:
         if listing is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return listing
-
-
-def write_anywhere(fd: Fd) -> None:
-    """An fd that was opened to append: not all that is written by its handle is. A file that may only grow keeps it."""
-    with suppress(PermissionError):
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_APPEND)

@@ -31,11 +31,10 @@ from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import trashd_dir
 from fusefs.mount.tree.act_as import by_mode_of
 from fusefs.mount.tree.cached_replies import CachedReplies
-from fusefs.mount.tree.file_operations import sync
+from fusefs.mount.tree.file_operations import FileOperations, sync
 from fusefs.mount.tree.inode_reader import InodeReader
 from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.node_access import NodeAccess
-from fusefs.mount.tree.opening import Opening
 from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.validity import EntryParam, NameValidity
 from fusefs.store.layout import is_stores_own
@@ -91,7 +90,7 @@ class Listings:
     _reader: InodeReader
     _recalls: CachedReplies
     _lookups: LookupOperations
-    _opening: Opening
+    _files: FileOperations
     _: KW_ONLY
     is_shared: bool
     shows_trash: bool
@@ -113,7 +112,7 @@ class Listings:
         node = self._access.node(nodeid)
         if node.last is not None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-        self._opening.make_room(caller.uid)
+        self._make_room(caller.uid)
         dir_fd = self._directories.fd_of(node)
         opening = self._access.as_caller(caller, (by_mode_of(self._lock, dir_fd),), (node,))
         fd = Fd(opening.call(os.open, dir_fd.path(), TO_READ))
@@ -130,8 +129,13 @@ class Listings:
         node = self._nodes.get(nodeid)
         if node is None or node.last is not None or not self.is_checked or self._cache.listing(node) is None:
             return None
-        self._opening.make_room(caller.uid)
+        self._make_room(caller.uid)
         return self._handles.add_late(caller.uid, DirHandle(node, None, is_unchanged=not self.is_shared))
+
+    def _make_room(self, opener: int) -> None:
+        """Before a handle of a uid's: directories' fds give way. Raises  OSError EMFILE: the opener has its share"""
+        if not self._nodes.make_room(opener):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _entries(self, listing: DirHandle) -> Dirents:
         """Where to read them."""
@@ -147,7 +151,7 @@ class Listings:
         listing = self._handles.remove_listing(fh)
         listing.close()
         if not listing.is_late:
-            self._opening.release(fh)
+            self._files.release(fh)
         elif listing.entries is not None:
             self._lock.call(listing.entries.fd.close)
 
@@ -231,8 +235,11 @@ class Listings:
                 listing.n_passed = len(listing.gathered)
             elif not self._is_not_remembered(listing):
                 listing.look.learn_listing(listing.node, listing.gathered)
-                with suppress(OSError):
-                    self._lookups.known(listing.node)  # so that it is remembered, too, with its new time of access
+                with (
+                    suppress(OSError),
+                    self._cache.looking() as look,
+                ):  # it is remembered, too, with its new time of access
+                    look.learn_attributes(listing.node.source, self._lock.call(look_at, self._entries(listing).fd))
             if not entries or listing.gathered.n_bytes > self._cache.largest_bytes:
                 listing.close()
         return entries

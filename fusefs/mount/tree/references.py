@@ -48,11 +48,6 @@ class NodeReferences:
             for table in self._tables:
                 table.drop(node)
 
-    def released(self, node: Node) -> None:
-        """A handle of a node was released."""
-        if not node.nlookup:
-            self.not_taken(node)
-
 
 def _stale() -> OSError:
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
