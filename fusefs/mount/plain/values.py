@@ -23,8 +23,6 @@ def entry_of(known: EntryParam, node: Node | None, timeouts: AttrTimeouts) -> En
     The kernel makes file handles of the nodeid and the generation: so that a handle never means a later inode of that
     number, each incarnation has a generation of its own.
     """
-    if known.proof is not None:
-        known = known._replace(timeout_s=known.proof.left_s(), proof=None)
     entry = EntryAttributes()
     field: Any = entry
     if not known.nodeid:

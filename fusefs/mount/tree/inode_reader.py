@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.linux.fd import Fd
 from fusefs.linux.statx import StatxReaders
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -42,12 +41,6 @@ class InodeReader:
         if found is None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         return found
-
-    def identify_made(self, fd: Fd) -> tuple[Attributes, bytes]:
-        """The attributes and the file handle of what was just made, by its own fd."""
-        lock = self._lock
-        seen, handle = lock.look(self._lookers.looker.peek, fd)
-        return seen, self._directories.lasting(handle)
 
     def identifying(self) -> Callable[[int, bytes], tuple[Attributes, bytes]]:
         """A function as `identify`, for many names; `lock.took` must be told."""

@@ -27,7 +27,6 @@ from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.act_as import RequestCaller
 from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.inode_reader import InodeReader
-from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.trashd_dir import DropLinks, StoredNodes, is_drop, is_drop_folder, user_of
 from fusefs.mount.tree.validity import AttrTimeouts, NameValidity
@@ -50,7 +49,6 @@ class NameOperations:
     _drops: DropLinks
     _access: NodeAccess
     _reader: InodeReader
-    _lookups: LookupOperations
     adoption: DropAdoption
 
     def answer(self, request: Request) -> bytes:
@@ -77,7 +75,7 @@ class NameOperations:
         with self._cache.looking() as look:
             reply = self._do(request, held)
             directory = self._nodes.get(parent)
-            if self._lock.is_slow and directory is not None:
+            if look is not None and directory is not None:
                 self._learn(request, directory, reply, look)
         return reply
 
@@ -98,8 +96,8 @@ class NameOperations:
         (name,) = wire.names(request)
         directory, fd = self._access.directory(parent)
         if is_drop(directory, name):
-            known = self._lookups.drop(caller.uid, caller)
-            return wire.entry(known.nodeid, known.nodeid, known.attributes, 0, 0)
+            seen = self._lock.call(self._drops.look, caller.uid, caller)
+            return wire.entry(seen.ino, seen.ino, seen, 0, 0)
         if parent == ROOT and name == TOP_NAME and self._nodes.root.nodeid == TOP:  # asked by mount/life/root_inode.py
             self._nodes.root.nlookup += 1
             return wire.entry(TOP, TOP, self._lock.call(look_at, fd), 0, 0)
@@ -148,7 +146,7 @@ class NameOperations:
         with self._cache.looking() as look:
             target = self._do(request)
             node = self._nodes.get(nodeid)
-            if node is not None:
+            if look is not None and node is not None:
                 look.learn_target(node.source, target)
         return target
 

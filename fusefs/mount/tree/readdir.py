@@ -33,7 +33,6 @@ from fusefs.mount.tree.act_as import by_mode_of
 from fusefs.mount.tree.cached_replies import CachedReplies
 from fusefs.mount.tree.file_operations import FileOperations, sync
 from fusefs.mount.tree.inode_reader import InodeReader
-from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.validity import EntryParam, NameValidity
@@ -89,7 +88,6 @@ class Listings:
     _references: NodeReferences
     _reader: InodeReader
     _recalls: CachedReplies
-    _lookups: LookupOperations
     _files: FileOperations
     _: KW_ONLY
     is_shared: bool
@@ -195,7 +193,7 @@ class Listings:
         """Have the entries ready that follow an offset: enough to fetch attributes of some while others are told."""
         if offset == 0:
             listing.close()
-            listing.look = self._cache.looking()
+            listing.look = self._cache.looking_ahead()
             listing.gathered = PackedEntries()
             listing.recalled, listing.n_passed = self._cache.listing(listing.node), 0
             listing.ready, listing.is_complete, listing.n_new = (), False, 0
@@ -235,10 +233,7 @@ class Listings:
                 listing.n_passed = len(listing.gathered)
             elif not self._is_not_remembered(listing):
                 listing.look.learn_listing(listing.node, listing.gathered)
-                with (
-                    suppress(OSError),
-                    self._cache.looking() as look,
-                ):  # it is remembered, too, with its new time of access
+                with suppress(OSError), self._cache.looking_ahead() as look:  # it is cached, too, with its new atime
                     look.learn_attributes(listing.node.source, self._lock.call(look_at, self._entries(listing).fd))
             if not entries or listing.gathered.n_bytes > self._cache.largest_bytes:
                 listing.close()
@@ -286,8 +281,8 @@ class Listings:
                     found = learn(source_key(seen, handle), seen, node, name)
                     if is_trash:
                         self._stored.add(found)
-                    is_steady = self._lookups.is_steady(found) if seen.dev != dev else not found.is_unsteady
-                    known = EntryParam(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, None, is_steady)
+                    is_steady = not found.is_unsteady and (seen.dev == dev or self._submounts.are_asked(seen.dev))
+                    known = EntryParam(found.nodeid, seen, 0 if is_stores_own(name) else timeout_s, is_steady)
                     yield ReaddirEntry(name, known, ino, kind, following, found)
                     n_looked += 1
                 n += 1
@@ -328,7 +323,7 @@ class Listings:
                 left_s = batch.look.left_s(source, named=(listing.node, name))
                 if left_s:
                     node = self._nodes.learn(source, seen, listing.node, name)
-                    return EntryParam(node.nodeid, seen, left_s, None, not node.is_unsteady)
+                    return EntryParam(node.nodeid, seen, left_s, not node.is_unsteady)
         return None
 
     def told(self, fh: int, listed: ReaddirEntry, *, is_taken: bool) -> None:

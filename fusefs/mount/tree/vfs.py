@@ -28,7 +28,6 @@ from fusefs.mount.tree.cached_replies import CachedReplies
 from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.file_operations import FileOperations
 from fusefs.mount.tree.inode_reader import InodeReader
-from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.make_core import make_core
 from fusefs.mount.tree.name_operations import NameOperations
 from fusefs.mount.tree.no_opendir import UnopenedListings
@@ -108,7 +107,6 @@ class Vfs:
 
         # What is done: both front ends call these.
         self.recalls = CachedReplies(self.nodes, self.cache, self.retries, self.prefetch, self.references)
-        self.lookups = LookupOperations(lock, self.nodes, self.cache, drops, self.access, self.reader)
         for_all = are_for_all(root)
         self.core = make_core(
             lock, self.nodes, stats, self.directories, self._calls(validity),
@@ -118,7 +116,7 @@ class Vfs:
         self.directories.core = self.core
         self.names = NameOperations(
             lock, self.core, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
-            self.timeouts, self.stored, drops, self.access, self.reader, self.lookups,
+            self.timeouts, self.stored, drops, self.access, self.reader,
             DropAdoption(lock, self.nodes, self.directories, self.access, Kernel()),
         )  # fmt: skip
         self.files = FileOperations(lock, self.core, self.nodes, self.cache, self.retries, drops)
@@ -128,7 +126,7 @@ class Vfs:
         )  # fmt: skip
         self.listings = Listings(
             lock, self.nodes, self.cache, self.directories, self.handles, self.prefetch, validity, self.stored,
-            self.access, self.references, self.reader, self.recalls, self.lookups, self.files,
+            self.access, self.references, self.reader, self.recalls, self.files,
             is_shared=is_shared, shows_trash=shows_trash, is_checked=is_checked,
         )  # fmt: skip
         self.unopened = UnopenedListings(lock, self.cache, self.directories, self.access, self.listings)
@@ -145,7 +143,7 @@ class Vfs:
     def _calls(self, validity: NameValidity) -> dict[str, object]:
         return {
             "forget": self._forget, "unused": self._end_unused, "told_stale": self._add_retry, "refused": self._refuse,
-            "folds": validity.may_fold, "meets": self.lookups.are_asked, "stored": self._note_stored,
+            "folds": validity.may_fold, "meets": self.lock.submounts.are_asked, "stored": self._note_stored,
             "came_back": self._come_back,
         }  # fmt: skip
 
