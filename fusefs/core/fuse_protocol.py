@@ -6,11 +6,11 @@ Source  linux/fuse.h, version 7.31 and later: fuse_in_header, fuse_out_header, f
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from fusefs.core.inode_attributes import Attributes
 
@@ -22,7 +22,8 @@ Answer = bytearray | bytes | int
 _NANO = 1_000_000_000
 _ANSWER_HEAD = Struct("=IiQ")
 REQUEST_HEAD_SIZE: Final = 40
-read_head: Final[Callable[[Request], tuple[int, ...]]] = Struct("=IIQQIII4x").unpack_from
+_REQUEST_HEAD = Struct("=IIQQIII4x")
+read_head: Final[Callable[[Request], tuple[int, ...]]] = _REQUEST_HEAD.unpack_from
 """Of a request: its size, opcode and number, the nodeid that it is about, the caller's uid, gid and pid."""
 put_number: Final = Struct("=Q").pack_into
 """Make an answer that of a request, by writing its number there:"""
@@ -41,6 +42,7 @@ _TIME = "qI4x"
 _STATX = Struct("=QI20x" + "II8xIIIHxxQQQ8x" + 4 * _TIME + "II120x")
 """fuse_statx_out without what we don't tell: attributes, and a device, which is the kernel's."""
 _STATX_BASIC, _STATX_BTIME = 0x7FF, 0x800
+_DIRENT = Struct("=QQII")
 _DIRENT_PLUS = "=QQQQII" + _ATTRIBUTES + "QQII{}s"
 """With a name's bytes, padded to a multiple of eight."""
 _NO_ATTRIBUTES = (0,) * 21
@@ -48,6 +50,19 @@ _OPEN = Struct("=QIi")
 _WRITTEN = Struct("=I4x")
 _BATCH_FORGET_IN = Struct("=I4x")
 FORGET_ONE = Struct("=QQ")
+
+
+class Listed(NamedTuple):
+    """An entry of a listing's reply: fuse_dirent, and fuse_entry_out, whose nodeid is 0 if there is but the name."""
+
+    name: bytes
+    ino: int
+    offset: int
+    kind: int
+    nodeid: int
+    attributes: Attributes
+    entry_s: float
+    attr_s: float
 
 
 class Opcode(IntEnum):
@@ -110,7 +125,7 @@ RENAME2_IN: Final = Struct("=QI4x")
 OPEN_IN: Final = Struct("=I4x")
 CREATE_IN: Final = Struct("=III4x")
 HANDLE_IN: Final = Struct("=Q")
-READ_IN: Final = Struct("=QQI")
+READ_IN: Final = Struct("=QQI20x")
 FSYNC_IN: Final = Struct("=QI4x")
 FSYNC_DATA_ONLY: Final = 1
 WRITE_IN: Final = Struct("=QQI12xI4x")
@@ -204,6 +219,12 @@ def read_in(request: Request) -> tuple[int, int, int]:
     """Of READ and READDIRPLUS: the handle, the offset, and how many bytes a reply's body may have."""
     fh, offset, size = READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
     return fh, offset, min(size, _BODY_BYTES_MAX)
+
+
+def readdirplus_request(fh: int, offset: int, size: int, nodeid: int = 0) -> bytes:
+    """READDIRPLUS, as the kernel sends it: of a handle, or of a nodeid without one."""
+    head = _REQUEST_HEAD.pack(REQUEST_HEAD_SIZE + READ_IN.size, Opcode.READDIRPLUS, 0, nodeid, 0, 0, 0)
+    return head + READ_IN.pack(fh, offset, size)
 
 
 def answer(body_size: int = 0) -> bytearray:
@@ -329,6 +350,30 @@ def direntplus(
         nodeid, 0, seconds, attr_seconds, ns, attr_ns, *_attributes(ino, attributes),
         ino, offset, len(name), attributes.mode >> 12, name,
     )  # fmt: skip
+
+
+def direntplus_size(name: bytes) -> int:
+    """Bytes of a reply that an entry of a listing takes."""
+    return _ENTRY.size + _DIRENT.size + (len(name) + 7 & ~7)
+
+
+def direntplus_in(reply: bytes) -> Iterator[Listed]:
+    """The entries of a listing's reply."""
+    at = 0
+    while at < len(reply):
+        nodeid, _generation, entry_s, attr_s, entry_ns, attr_ns, ino, *fields = _ENTRY.unpack_from(reply, at)
+        size, blocks, *times, mode, nlink, uid, gid, rdev, blksize = fields
+        atime_ns, mtime_ns, ctime_ns = (s * _NANO + ns for s, ns in zip(times[:3], times[3:], strict=True))
+        dirent_ino, offset, n_name, kind = _DIRENT.unpack_from(reply, at + _ENTRY.size)
+        name_at = at + _ENTRY.size + _DIRENT.size
+        name = reply[name_at : name_at + n_name]
+        attributes = Attributes(
+            0, ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, 0
+        )
+        yield Listed(
+            name, dirent_ino, offset, kind, nodeid, attributes, entry_s + entry_ns / _NANO, attr_s + attr_ns / _NANO
+        )
+        at += direntplus_size(name)
 
 
 def dirent_alone(name: bytes, offset: int, ino: int, kind: int) -> bytes:

@@ -41,7 +41,6 @@ KIB_A_CLIENT = 100
 GONE = {*DAEMON_GONE, errno.EIO, errno.ENOENT, errno.EINTR}
 SIDE_BY_SIDE = pytest.mark.takes_engine
 NOT_KNOWN = pytest.param(False, id="never looked at", marks=SIDE_BY_SIDE)
-BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
 OPTIONS = ("coherence=exclusive", "backing=slow")
 _NUMBERS = itertools.count()
 
@@ -58,7 +57,6 @@ class Slow(NamedTuple):
 def slow_mount(
     *,
     expect_end: bool = False,
-    has_uring: bool = True,
     limit_s: float = 90,
     command: tuple[str, ...] = (TRASHD,),
 ) -> Iterator[Slow]:
@@ -72,7 +70,6 @@ def slow_mount(
             OPTIONS,
             limit_s=limit_s,
             expect_end=expect_end,
-            has_uring=has_uring,
             command=command,
         ) as mounted:
             try:
@@ -145,10 +142,9 @@ def test_a_file_that_hangs_keeps_nobody_else_waiting_in_its_directory(slow: Slow
         assert ends(client) == 0
 
 
-@BOTH_WAYS
-def test_a_listing_with_a_name_that_hangs_tells_all_names(*, has_uring: bool) -> None:
+def test_a_listing_with_a_name_that_hangs_tells_all_names() -> None:
     """Plain ones at once; with attributes, when the hung one has been given up for the others' sake."""
-    with slow_mount(has_uring=has_uring) as slow:
+    with slow_mount() as slow:
         slow.volume.hang("stuck-33")
         in_time(lambda: len(os.listdir(slow.top / "stuck")) == N_FILES or os._exit(1))
         others = [slow.top / f"stuck/stuck-{i}" for i in range(N_FILES) if i != 33]
@@ -289,9 +285,8 @@ def fetch_ahead(slow: Slow) -> None:
     slow.volume.wait_until_hung()
 
 
-@BOTH_WAYS
-def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more(*, has_uring: bool) -> None:
-    with slow_mount(expect_end=True, has_uring=has_uring) as slow:
+def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more() -> None:
+    with slow_mount(expect_end=True) as slow:
         fetch_ahead(slow)
         done = trashd("umount", slow.top)
         assert done.code == 0, done.err
@@ -301,9 +296,8 @@ def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more(*, has_uring: b
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@BOTH_WAYS
-def test_a_signal_ends_it_while_what_it_fetches_hangs(number: signal.Signals, *, has_uring: bool) -> None:
-    with slow_mount(expect_end=True, has_uring=has_uring) as slow:
+def test_a_signal_ends_it_while_what_it_fetches_hangs(number: signal.Signals) -> None:
+    with slow_mount(expect_end=True) as slow:
         fetch_ahead(slow)
         os.kill(slow.mounted.pid, number)
         assert number == signal.SIGKILL or until(lambda: mount_of(slow.top) is None, LIMIT_S)

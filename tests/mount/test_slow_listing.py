@@ -31,7 +31,6 @@ N_LATE = 512  # two batches that are fetched ahead: for what is late, the daemon
 N_IN_FLIGHT = 64
 LIMIT_S = 60.0
 EXCLUSIVE, SLOW = "coherence=exclusive", "backing=slow"
-BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
 
 
 class Listed:
@@ -69,7 +68,6 @@ def listed(
     n: int = N,
     delay_us: int = 100,
     n_directories: int = 1,
-    has_uring: bool = True,
     xattrs: Xattrs = Xattrs.ALL,
     limit_s: float = 90,
 ) -> Iterator[Listed]:
@@ -81,7 +79,7 @@ def listed(
         point = source.with_name("mounted")
         with (
             slow_volume(source, delay_us=delay_us, ttl_s=1000, xattrs=xattrs, limit_s=limit_s + 10) as volume,
-            trashd_mount(volume.path, point, [EXCLUSIVE, *options], limit_s=limit_s, has_uring=has_uring) as mounted,
+            trashd_mount(volume.path, point, [EXCLUSIVE, *options], limit_s=limit_s) as mounted,
         ):
             os.lstat(point / "flat")
             yield Listed(volume, mounted)
@@ -104,9 +102,8 @@ def test_names_alone_ask_for_no_attributes(words: list[str]) -> None:
 
 @pytest.mark.parametrize("xattrs", [Xattrs.ALL, Xattrs.NONE], ids=["xattrs", "no xattrs"])
 @pytest.mark.parametrize("words", [["-l"], ["-lU"], ["-l", "--color=always"], ["-s"]], ids=" ".join)
-@BOTH_WAYS
-def test_attributes_are_asked_for_once_for_each_entry(words: list[str], *, xattrs: Xattrs, has_uring: bool) -> None:
-    with listed(SLOW, xattrs=xattrs, has_uring=has_uring) as one:
+def test_attributes_are_asked_for_once_for_each_entry(words: list[str], *, xattrs: Xattrs) -> None:
+    with listed(SLOW, xattrs=xattrs) as one:
         before = one.asked()
         assert len(ls(*words, one.top)) == N + 1
         first = one.asked()
@@ -129,9 +126,8 @@ def test_who_wants_names_and_then_attributes_has_them_once() -> None:
 
 
 @pytest.mark.parametrize("n_in_flight", [1, 8, N_IN_FLIGHT])
-@BOTH_WAYS
-def test_no_more_are_in_flight_than_allowed(n_in_flight: int, *, has_uring: bool) -> None:
-    with listed(SLOW, f"in_flight={n_in_flight}", n=4 * N, has_uring=has_uring) as one:
+def test_no_more_are_in_flight_than_allowed(n_in_flight: int) -> None:
+    with listed(SLOW, f"in_flight={n_in_flight}", n=4 * N) as one:
         one.volume.forget_max()
         with os.scandir(one.top) as entries:
             for number, entry in enumerate(entries):
@@ -181,9 +177,8 @@ def test_two_who_list_at_a_time_are_both_told_all() -> None:
         assert one.asked() - before < 3 * N + N_SPARE
 
 
-@BOTH_WAYS
-def test_many_directories_at_a_time_are_listed_whole(*, has_uring: bool) -> None:
-    with listed(SLOW, n=200, n_directories=12, has_uring=has_uring) as one, ThreadPoolExecutor(8) as pool:
+def test_many_directories_at_a_time_are_listed_whole() -> None:
+    with listed(SLOW, n=200, n_directories=12) as one, ThreadPoolExecutor(8) as pool:
         directories = [path for path in one.mounted.path.iterdir() if path.name.startswith("flat")]
         assert len(directories) == 12
         for found in pool.map(lambda path: ls("-l", path), directories):
@@ -246,9 +241,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["by io_uring", "by threads"])
-def listed_for_all(request: pytest.FixtureRequest) -> Iterator[Listed]:
-    with listed(SLOW, n=0, has_uring=request.param, limit_s=SHARED_LIMIT_S) as one:
+@pytest.fixture(scope="module")
+def listed_for_all() -> Iterator[Listed]:
+    with listed(SLOW, n=0, limit_s=SHARED_LIMIT_S) as one:
         yield one
 
 
@@ -282,10 +277,9 @@ def lists_for_ever(top: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", [[EXCLUSIVE], [EXCLUSIVE, "cache_size=8K"], [EXCLUSIVE, "timeout=0"]], ids=str)
-@BOTH_WAYS
-def test_who_changed_something_sees_it_however_many_look(options: Sequence[str], *, has_uring: bool) -> None:
+def test_who_changed_something_sees_it_however_many_look(options: Sequence[str]) -> None:
     """What was fetched before a change, and comes after it, is not believed: by no client."""
-    with listed(SLOW, *options, n=150, delay_us=1000, has_uring=has_uring) as one:
+    with listed(SLOW, *options, n=150, delay_us=1000) as one:
         with workers([lambda: lists_for_ever(one.top)] * 2):
             for i in range(10):
                 path = one.top / f"f{i}"

@@ -46,7 +46,6 @@ PLAIN = acl((USER_OBJ, 6, NOBODY), (GROUP_OBJ, 0, NOBODY), (OTHER, 0, NOBODY))
 GRANTS = acl((USER_OBJ, 6, NOBODY), (USER, 6, 1234), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY))
 _300_USERS = ((USER, 4, uid) for uid in range(300))
 LONG = acl((USER_OBJ, 6, NOBODY), *_300_USERS, (GROUP_OBJ, 4, NOBODY), (MASK, 4, NOBODY), (OTHER, 0, NOBODY))
-BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
 
 
 class Served:
@@ -79,7 +78,6 @@ def served(
     n: int = N,
     xattrs: Xattrs = Xattrs.ALL,
     ttl_s: float = 1000,
-    has_uring: bool = True,
     limit_s: float = 90,
 ) -> Iterator[Served]:
     with tmpfs_volume(options=["nr_inodes=50000"]) as source:
@@ -88,7 +86,7 @@ def served(
         own = ["coherence=exclusive", "backing=slow", *options]
         with (
             slow_volume(source, delay_us=100, ttl_s=ttl_s, xattrs=xattrs, limit_s=limit_s + 10) as volume,
-            trashd_mount(volume.path, point, own, limit_s=limit_s, has_uring=has_uring) as mounted,
+            trashd_mount(volume.path, point, own, limit_s=limit_s) as mounted,
         ):
             yield Served(volume, mounted, "flat")
 
@@ -123,11 +121,8 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("ttl_s", [0, 1000])
-@BOTH_WAYS
-def test_the_second_time_nothing_is_asked_though_the_kernel_has_forgotten_all(
-    command: str, ttl_s: float, *, has_uring: bool
-) -> None:
-    with served(n=N_FEW, ttl_s=ttl_s, has_uring=has_uring) as one:
+def test_the_second_time_nothing_is_asked_though_the_kernel_has_forgotten_all(command: str, ttl_s: float) -> None:
+    with served(n=N_FEW, ttl_s=ttl_s) as one:
         first = run(COMMANDS[command], one.top)
         before = one.rests()
         one.drop_all()
@@ -138,9 +133,8 @@ def test_the_second_time_nothing_is_asked_though_the_kernel_has_forgotten_all(
         assert first == run(COMMANDS[command], one.backing)
 
 
-@BOTH_WAYS
-def test_each_is_asked_for_once(*, has_uring: bool) -> None:
-    with served(has_uring=has_uring) as one:
+def test_each_is_asked_for_once() -> None:
+    with served() as one:
         before = one.rests()
         run(COMMANDS["ls -l"], one.top)
         asked = one.asked_since(before)
@@ -198,10 +192,9 @@ def test_few_are_waited_for_one_by_one_though_the_attributes_are_remembered() ->
 
 @pytest.mark.parametrize("xattrs", [Xattrs.NONE, Xattrs.UNKNOWN, Xattrs.DIRECTORIES, Xattrs.FILES])
 @pytest.mark.parametrize("command", ["ls -l", "getfacl", "getfattr", "rsync -X"])
-@BOTH_WAYS
-def test_who_has_none_is_asked_once(xattrs: Xattrs, command: str, *, has_uring: bool) -> None:
+def test_who_has_none_is_asked_once(xattrs: Xattrs, command: str) -> None:
     """Or once of a file, and once of a directory."""
-    with served(n=N_FEW, xattrs=xattrs, has_uring=has_uring) as one:
+    with served(n=N_FEW, xattrs=xattrs) as one:
         for _ in range(2):
             before = one.rests()
             told = run(COMMANDS[command], one.top)
@@ -330,10 +323,9 @@ def lists_for_ever(top: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["cache_size=8K"]], ids=str)
-@BOTH_WAYS
-def test_who_changed_one_sees_it_however_many_look(options: list[str], *, has_uring: bool) -> None:
+def test_who_changed_one_sees_it_however_many_look(options: list[str]) -> None:
     """What was fetched before a change, and comes after it, is not believed: by no client."""
-    with served(*options, n=150, has_uring=has_uring) as one:
+    with served(*options, n=150) as one:
         path = one.top / "f7"
         with workers([lambda: lists_for_ever(one.top)] * 2 + [lambda: sets_for_ever(one.top / "f8")]):
             for i in range(25):

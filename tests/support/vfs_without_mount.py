@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from fusefs.core import fuse_protocol as wire
 from fusefs.core.nodeids import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.mount.places.counters import Counters
+from fusefs.mount.requests.native_core import native_core
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
 
@@ -33,10 +35,18 @@ def vfs_at(
     with Fd(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         lock = TablesLock(is_slow=is_slow)
         vfs = Vfs(root, lock, Counters.in_memory(), max_fds=max_fds, timeout_s=timeout_s, is_shared=is_shared)
+        native_core(vfs, None, -1)
         try:
             yield vfs
         finally:
             vfs.close()
+
+
+def entries(vfs: Vfs, nodeid: int, offset: int = 0, *, fh: int = 0, room: int = 4096) -> list[wire.Listed]:
+    """The entries of a reply to READDIRPLUS."""
+    request = wire.readdirplus_request(fh, offset, room, nodeid)
+    with vfs.lock:
+        return list(wire.direntplus_in(vfs.listings.readdirplus(nodeid, request)))
 
 
 def move_into_drop(volume: Path, path: Path, kernel: Kernel) -> None:

@@ -7,6 +7,8 @@ from fusefs.linux.fd import CountedFd
 from fusefs.linux.fuse_ring import FuseRing
 from fusefs.linux.io_uring import RingLayout
 from fusefs.mount.requests.ring_servers import Later
+from fusefs.mount.tables.daemon_cache import SeenByName
+from fusefs.mount.tables.prefetch import PrefetchBatch
 
 def counted_fd(fd: int, /) -> CountedFd: ...
 def close_unused() -> None: ...
@@ -68,6 +70,7 @@ class Tables:
     passes: bool
     is_caching: bool
     is_case_sensitive: bool
+    lists_all: bool
     def __init__(
         self,
         source: SourceKey,
@@ -130,6 +133,21 @@ class Tables:
     def drop_unused(self, node: Node, /) -> bool: ...
     def detach(self, node: Node, last: Attributes, /) -> None: ...
 
+class Prefetcher:
+    def add(
+        self,
+        batch: PrefetchBatch,
+        fd: int,
+        names: list[bytes],
+        xattrs: tuple[int, int],
+        has_handles: bool,
+        queue: int,
+        n_at_a_time: int,
+        /,
+    ) -> bool: ...
+    def results(self) -> list[tuple[PrefetchBatch, bytes, SeenByName | None]]: ...
+    def end(self) -> None: ...
+
 class Core:
     def __init__(
         self,
@@ -156,6 +174,7 @@ class Core:
         no_capabilities: bytes,
     ) -> None: ...
     def forget(self, forgotten: Request, /) -> None: ...
+    def do(self, request: bytes, /) -> bytes: ...
     def sleep(self) -> None: ...
 
 class CoreRing:

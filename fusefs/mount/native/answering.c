@@ -219,6 +219,47 @@ int answer(Worker *worker, const Incoming *incoming) {
     return result;
 }
 
+/* Have a request done for Python, wherever it comes from. Returns the body of the reply. */
+PyObject *core_do(Core *core, PyObject *message) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(message, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    struct head head;
+    uint32_t n_own = 0;
+    int result = -EIO;
+    char *reply = allocate(NULL, BODY_BYTES_MAX);
+    if ((size_t)view.len >= sizeof head) {
+        memcpy(&head, view.buf, sizeof head);
+        if (is_ours(core, head.opcode, &n_own) && (size_t)view.len >= sizeof head + n_own) {
+            Request request = {
+                .core = core, .opcode = head.opcode, .uid = head.uid, .gid = head.gid, .pid = head.pid,
+                .unique = head.unique, .nodeid = head.nodeid, .own = (const char *)view.buf + sizeof head,
+                .payload = (const char *)view.buf + sizeof head + n_own, .answer = reply,
+                .n_payload = (uint32_t)((size_t)view.len - sizeof head - n_own),
+            };
+            PyThreadState *released = PyEval_SaveThread();
+            tables_lock(core->mutex);
+            request.n_changes_before = core->tables->n_changes;
+            result = handlers[head.opcode].act(&request);
+            tables_unlock(core->mutex);
+            close_fds();
+            PyEval_RestoreThread(released);
+            tell_python(&request, result);
+            put_uses(&request);
+        }
+    }
+    PyObject *body = NULL;
+    if (result >= 0)
+        body = PyBytes_FromStringAndSize(reply, result);
+    else {
+        errno = result == NOT_OURS ? ENOSYS : -result;
+        PyErr_SetFromErrno(PyExc_OSError);
+    }
+    free(reply);
+    PyBuffer_Release(&view);
+    return body;
+}
+
 /* A thread begins to serve. */
 void worker_begin(Worker *worker, PyObject *core, PyObject *later) {
     worker->core = (Core *)Py_NewRef(core);

@@ -79,7 +79,7 @@ typedef struct {
 
 static inline Source source_of(const Seen *seen) {
     return (Source){seen->dev, seen->ino, seen->btime_ns, (const char *)&seen->handle,
-                    2 * (uint32_t)sizeof(uint32_t) + seen->handle.n_bytes};
+                    seen->handle.n_bytes ? 2 * (uint32_t)sizeof(uint32_t) + seen->handle.n_bytes : 0};
 }
 
 /* Where a node lies: outside of all stores; in one, or it is one; in what a reaper takes from, or it is that. */
@@ -165,6 +165,7 @@ typedef struct {
     bool passes;    /* what is opened is passed through, if it can be */
     bool is_caching; /* something is cached of a slow filesystem, or is being fetched: changes are Python's */
     bool is_case_sensitive; /* the root's filesystem, as far as that is known */
+    bool lists_all; /* no entry of a listing is sent by its name alone */
     char *waiting;  /* names of mount points where a look may have to wait, each ended by a NUL; and one more */
     uint32_t retries[N_RETRIES_MAX]; /* threads that were sent ESTALE just now */
     uint32_t n_retries;
@@ -356,6 +357,7 @@ Node *live_node(const Request *request, uint64_t nodeid);
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place);
 void close_place(Place *place);
 bool is_outside(Core *core, Node *node);
+bool may_cache_names(const Request *request, Node *directory);
 Node *learn(Request *request, const Place *place, const Seen *seen);
 void counted(Node *node, bool is_told);
 void notify_attributes(const Tables *t, const Node *node);
@@ -386,7 +388,8 @@ Timed time_begin(const Core *core);
 void time_end(const Core *core, Timed *timed, int n);
 /* The way to look at names in a directory: where nothing is renamed but through the mount, `is_changed` tells of it. */
 static inline Look *looking(const Request *request) {
-    return request->core->is_shared ? peek : identify;
+    bool has_handles = request->core->tables->root->n_handle;
+    return !has_handles ? look : request->core->is_shared ? peek : identify;
 }
 
 /* acting.c: without the interpreter's lock */
@@ -468,6 +471,7 @@ bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
 int answer(Worker *worker, const Incoming *incoming);
 void put_head(char *to, uint64_t unique, int result);
 int failed(Core *core);
+PyObject *core_do(Core *core, PyObject *message);
 void work_begins(Worker *worker);
 void work_ends(Worker *worker);
 void worker_begin(Worker *worker, PyObject *core, PyObject *later);
@@ -476,5 +480,8 @@ extern PyGetSetDef worker_getset[];
 
 /* ring.c, dev.c: the transports */
 extern PyType_Spec core_ring_spec, core_device_spec;
+
+/* prefetch.c */
+extern PyType_Spec prefetcher_spec;
 
 #endif

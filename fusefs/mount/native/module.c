@@ -1,4 +1,4 @@
-/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TablesMutex, Tables and Node. */
+/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TablesMutex, Tables, Node and Prefetcher. */
 #include "core.h"
 
 #define TAKE(part)                                                                                                     \
@@ -89,6 +89,7 @@ static PyObject *core_sleep(Core *self, PyObject *Py_UNUSED(nothing)) {
 
 static PyMethodDef core_methods[] = {
     {"forget", (PyCFunction)core_forget, METH_O, "The kernel lets go of nodes: of each its nodeid, and how often."},
+    {"do", (PyCFunction)core_do, METH_O, "Have a request done; the body of the reply. Raises  OSError"},
     {"sleep", (PyCFunction)core_sleep, METH_NOARGS, "Have `wake_fd` written to when a request begins."},
     {NULL, NULL, 0, NULL},
 };
@@ -107,7 +108,7 @@ static PyType_Spec core_spec = {
 };
 
 static int begin(PyObject *module) {
-    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &core_device_spec, &tables_mutex_spec};
+    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &core_device_spec, &tables_mutex_spec, &prefetcher_spec};
     for (size_t at = 0; at < sizeof specs / sizeof *specs; at++) {
         PyObject *type = PyType_FromSpec(specs[at]);
         if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0)

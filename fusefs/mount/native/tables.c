@@ -51,6 +51,15 @@ static bool is_plain(Core *core, Node *directory) {
            is_outside(core, directory);
 }
 
+/* Whether names in a directory may be cached: not in stores, nor where one name is many; nor may they be fetched, where
+ * that is slow. */
+bool may_cache_names(const Request *request, Node *directory) {
+    const Core *core = request->core;
+    const Tables *t = core->tables;
+    bool is_exact = directory->is_case_sensitive || (t->is_case_sensitive && directory->dev == core->root_dev);
+    return is_exact && is_outside(request->core, directory) && !__atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED);
+}
+
 /* Whether a name may be a store's own. */
 bool is_stores(const char *name) { return !strncmp(name, STORES, sizeof STORES - 1); }
 

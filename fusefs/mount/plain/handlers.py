@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
@@ -24,8 +23,9 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
 
+from fusefs.core import fuse_protocol as wire
 from fusefs.mount.places.counters import CELL_OF
-from fusefs.mount.plain.values import changes_of, entry_of, file_info, statvfs
+from fusefs.mount.plain.values import changes_of, entry_listed, entry_of, file_info, statvfs
 from fusefs.mount.requests.failures import errno_of
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
@@ -35,8 +35,8 @@ R = TypeVar("R")
 
 _N_OF_USER = 120
 """Requests of a user that workers serve at a time; the others wait."""
-_N_LISTED = 32
-"""Entries that are looked up at a time: what fits into the kernel's buffer is not known here."""
+_LISTED_BYTES = 4096
+"""Of entries that are looked up at a time: what fits into the kernel's buffer is not known here."""
 _N_STEPS, _STEP_S = 50, 0.001
 """A deleted inode that is in use keeps its number for longer than a client wants to wait."""
 
@@ -268,7 +268,8 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_served
     def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        return FileHandleT(self._vfs.listings.opendir(inode, ctx))
+        fh, _flags = self._vfs.listings.opendir(inode, ctx)
+        return FileHandleT(fh)
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """The token is used on trio's thread: pyfuse3 frees its memory when the request is cancelled."""
@@ -280,23 +281,24 @@ class PlainHandlers(pyfuse3.Operations):
                     await self._end("forget", partial(self._forget, left))
                     return
                 start_id = following
-            if len(listed) < _N_LISTED:
+            if not listed:
                 return
 
     def _list(self, fh: int, offset: int) -> list[Listed]:
         """The entries from an offset on: some, of whose nodes the kernel is to have one more reference each."""
-        listed = []
-        for one in itertools.islice(self._vfs.listings.read(fh, offset), _N_LISTED):
-            name, known, _ino, _kind, following, node = one
-            assert known is not None, "names alone are for an engine that can send them"
+        vfs, listed = self._vfs, []
+        reply = vfs.listings.readdirplus(0, wire.readdirplus_request(fh, offset, _LISTED_BYTES))
+        directory, _fd = vfs.nodes.handle(fh)
+        for one in wire.direntplus_in(reply):
+            node = vfs.nodes.get(one.nodeid)
             if node is not None:
-                self._vfs.listings.count(node, 0, is_taken=True)
-            listed.append((name, self._entry(known), following, 0 if node is None else int(node.nodeid)))
+                vfs.stored.seen(directory, node)
+            listed.append((one.name, entry_listed(one, node), one.offset, one.nodeid))
         return listed
 
     @_served
     def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        self._vfs.listings.fsyncdir(fh, data_only=datasync)
+        self._vfs.listings.fsyncdir(0, fh, data_only=datasync)
 
     async def releasedir(self, fh: FileHandleT) -> None:
         await self._end("releasedir", partial(self._vfs.listings.releasedir, fh))

@@ -6,6 +6,8 @@ from typing import Any
 
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, SetattrFields, StatvfsData
 
+from fusefs.core.fuse_protocol import Listed
+from fusefs.core.inode_attributes import Attributes
 from fusefs.mount.native._core import Node
 from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.opening import OpenedFile
@@ -23,17 +25,29 @@ def entry_of(known: EntryParam, node: Node | None, timeouts: AttrTimeouts) -> En
     """
     if known.proof is not None:
         known = known._replace(timeout_s=known.proof.left_s(), proof=None)
-    entry = EntryAttributes()
-    field: Any = entry
     if not known.nodeid:
+        entry = EntryAttributes()
+        field: Any = entry
         field.st_ino, field.entry_timeout = 0, known.timeout_s
         return entry
+    return _entry(shown_number(known), known.attributes, timeouts.lifetimes(known), node)
+
+
+def entry_listed(listed: Listed, node: Node | None) -> EntryAttributes:
+    """The entry of what a listing has; of `.` and `..` the kernel takes the number and the type."""
+    seen = listed.attributes if listed.nodeid else listed.attributes._replace(mode=listed.kind << 12)
+    return _entry(listed.nodeid or listed.ino, seen, (listed.entry_s, listed.attr_s), node)
+
+
+def _entry(number: int, seen: Attributes, lifetimes: tuple[float, float], node: Node | None) -> EntryAttributes:
+    entry = EntryAttributes()
+    field: Any = entry
     (
         _dev, _ino, field.st_mode, field.st_nlink, field.st_uid, field.st_gid, field.st_rdev, field.st_size,
         field.st_blocks, field.st_blksize, field.st_atime_ns, field.st_mtime_ns, field.st_ctime_ns, _btime,
-    ) = known.attributes  # fmt: skip
-    field.st_ino = shown_number(known)  # the nodeid, too; the root's goes without saying
-    field.entry_timeout, field.attr_timeout = timeouts.lifetimes(known)
+    ) = seen  # fmt: skip
+    field.st_ino = number  # the nodeid, too; the root's goes without saying
+    field.entry_timeout, field.attr_timeout = lifetimes
     field.generation = 0 if node is None else hash(node.source) & _GENERATIONS
     return entry
 

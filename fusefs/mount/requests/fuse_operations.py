@@ -23,7 +23,6 @@ from fusefs.mount.requests.failures import NotCached
 from fusefs.mount.tree.act_as import RequestCaller
 from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.opening import OpenedFile
-from fusefs.mount.tree.readdir import ReaddirEntry
 from fusefs.mount.tree.validity import EntryParam, shown_number
 from fusefs.mount.tree.vfs import Vfs
 
@@ -83,7 +82,6 @@ class FuseOperations:
         self._files = vfs.files
         self._opening = vfs.opening
         self._listings = vfs.listings
-        self._unopened = vfs.unopened
         self._lifetimes = vfs.timeouts.lifetimes
         self._lock = vfs.lock
         self._opens_directories = opens_directories
@@ -430,58 +428,19 @@ class FuseOperations:
     def _recall_listing(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
         if not self._opens_directories:
             return errno.ENOSYS
-        return self._listing(_remembered(self._listings.recall_opendir(nodeid, caller)))
+        return self._listing(_remembered(self._listings.opendir_cached(nodeid, caller)))
 
-    def _listing(self, fh: int) -> bytearray:
-        wire.put_opened(self._opened, fh, self._listings.cache_flags(fh))
+    def _listing(self, opened: tuple[int, int]) -> bytearray:
+        wire.put_opened(self._opened, *opened)
         return self._opened
 
     def _readdirplus(self, nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        fh, offset, room = wire.read_in(request)
-        if fh:
-            self._listings.prepare(fh, offset)
-            is_slow = self._lock.is_slow
-            return self._entries(self._listings.read(fh, offset, room), room, fh if is_slow else None)
-        if not self._lock.is_slow:
-            return self._entries(self._unopened.read(nodeid, offset, room), room)
-        found = self._unopened.read_names(nodeid, offset, room)
-        names = (ReaddirEntry(name, None, ino, kind, following, None) for name, ino, following, kind in found)
-        return self._entries(names, room)
-
-    def _entries(self, all_listed: Iterable[ReaddirEntry], room: int, fh: int | None = None) -> bytes:
-        """What is told of entries. fh: of a listing on a slow filesystem, of whose entries more is fetched then"""
-        entries, left = [], room
-        now_s = time.monotonic()
-        for listed in all_listed:
-            entry, lasts_s = self._direntplus(listed)
-            left -= len(entry)
-            if fh is not None:
-                self._listings.told(fh, listed, is_taken=left >= 0)
-            elif listed.node is not None:
-                self._listings.count(listed.node, now_s + lasts_s, is_taken=left >= 0)
-            if left < 0:
-                break
-            entries.append(entry)
-        return b"".join(entries)
+        return self._listings.readdirplus(nodeid, request)
 
     def _fsyncdir(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         fh, flags = wire.FSYNC_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        data_only = bool(flags & wire.FSYNC_DATA_ONLY)
-        if fh:
-            self._listings.fsyncdir(fh, data_only=data_only)
-        else:
-            self._unopened.fsyncdir(nodeid, data_only=data_only)
+        self._listings.fsyncdir(nodeid, fh, data_only=bool(flags & wire.FSYNC_DATA_ONLY))
         return self._done
-
-    def _direntplus(self, listed: ReaddirEntry) -> tuple[bytes, float]:
-        """An entry, and for how long all that it tells may be believed, in seconds."""
-        name, known, ino, kind, offset, node = listed
-        if known is None or node is None:
-            return wire.dirent_alone(name, offset, ino, kind), 0
-        known = self._still(known)
-        entry_s, attr_s = self._lifetimes(known)
-        number = known.nodeid
-        return wire.direntplus(name, offset, number, number, known.attributes, entry_s, attr_s), min(entry_s, attr_s)
 
 
 def _remembered(found: R | None) -> R:

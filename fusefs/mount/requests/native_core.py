@@ -31,26 +31,29 @@ _OPERATIONS = {
     Opcode.READDIRPLUS: "readdir",
 }  # fmt: skip
 """What it answers, and where that is counted."""
+_NO_REQUESTS = {"requests": None, "numbered": None}
 
 
-def native_core(vfs: Vfs, requests: FuseRequests, wake: Fd) -> NativeCore:
-    """What reads a mount's requests, and answers the commonest: none where the filesystem has no file handles.
+def native_core(vfs: Vfs, requests: FuseRequests | None, wake: int) -> NativeCore:
+    """What reads a mount's requests, and answers the commonest: listings alone where there are no file handles.
 
-    wake  an eventfd: see HeldUpWatch
+    requests  None: others read them
+    wake      an eventfd: see HeldUpWatch
     """
     answers = bool(vfs.directories.handle_of(vfs.root))  # a node is known by its handle
+    operations = _OPERATIONS if answers else {Opcode.READDIRPLUS: "readdir"}
     with vfs.lock:
         root_dev = vfs.nodes.root.dev
     nobody = vfs.passthrough.writers_of.of(root_dev, vfs.root, NOBODY)
     core = Core(
-        parts=vfs.native_parts() | requests.native_parts() | {
+        parts=vfs.native_parts() | (_NO_REQUESTS if requests is None else requests.native_parts()) | {
             "fails": errno_of, "EntryParam": EntryParam, "OpenedFile": OpenedFile,
         },
         cells=vfs.stats.cells,
         rests=vfs.stats.rests,
-        cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()} if answers else {},
+        cell_of={int(opcode): CELL_OF[name] for opcode, name in operations.items()},
         layout=LAYOUT,
-        device=requests.device,
+        device=-1 if requests is None else requests.device,
         wake_fd=wake,
         root_fd=vfs.root,
         root_dev=root_dev,
@@ -70,13 +73,14 @@ def native_core(vfs: Vfs, requests: FuseRequests, wake: Fd) -> NativeCore:
 
     if answers:
         vfs.references.forget_by(core.forget)
+    vfs.listings.do = core.do
     return NativeCore(core, requests, answers=answers)
 
 
 class NativeCore:
     """What reads the requests of one mount and answers the commonest, for each thread."""
 
-    def __init__(self, core: Core, requests: FuseRequests, *, answers: bool) -> None:
+    def __init__(self, core: Core, requests: FuseRequests | None, *, answers: bool) -> None:
         """answers: else it leaves all of them to Python"""
         self.core, self._requests = core, requests
         self.answers = answers
@@ -92,4 +96,5 @@ class NativeCore:
         wake     ends its waiting when it can be read
         """
         requests = self._requests
+        assert requests is not None
         return CoreDevice(self.core, requests.answer_later, requests.lose_answer, reader.to, int(wake), rest_ms)

@@ -18,7 +18,7 @@ from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds, have_handles
 from fusefs.mount.tables.estale_retries import EstaleRetries
-from fusefs.mount.tables.open_handles import OpenHandles, n_for_clients, n_handles, n_spare
+from fusefs.mount.tables.open_handles import OpenHandles, n_for_clients, n_handles
 from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -28,13 +28,12 @@ from fusefs.mount.tree.cached_replies import CachedReplies
 from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.file_operations import FileOperations
 from fusefs.mount.tree.inode_reader import InodeReader
+from fusefs.mount.tree.listings import Listings
 from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.name_operations import NameOperations
-from fusefs.mount.tree.no_opendir import UnopenedListings
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.opening import Opening
 from fusefs.mount.tree.passthrough import Passthrough
-from fusefs.mount.tree.readdir import Listings
 from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.setid_bits import SetidBits
 from fusefs.mount.tree.validity import AttrTimeouts, NameValidity
@@ -92,8 +91,10 @@ class Vfs:
         self.directories = DirectoryFds(root, self.nodes, lock, self.retries)
         self.handles = OpenHandles(self.nodes)
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
-        self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
+        self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight)
         validity = NameValidity(self.nodes, lock)
+        if not lock.is_slow:
+            validity.are_fickle_in(self.nodes.root, root)  # C does not find that out itself
         self.timeouts = AttrTimeouts(self.nodes)
         self.passthrough = Passthrough(lock, self.nodes, root)
         drops = trashd_dir.DropLinks(Kernel(), root)
@@ -132,11 +133,10 @@ class Vfs:
             are_shown=shows_xattrs, are_for_all=are_for_all(root), is_shared=is_shared,
         )  # fmt: skip
         self.listings = Listings(
-            lock, self.nodes, self.cache, self.directories, self.handles, self.prefetch, validity, self.stored,
-            self.access, self.references, self.reader, self.recalls, self.lookups, self.opening,
+            lock, self.nodes, self.cache, self.directories, self.prefetch, validity, self.timeouts, self.access,
+            self.recalls, self.lookups, self.opening,
             is_shared=is_shared, shows_trash=shows_trash, is_checked=is_checked,
         )  # fmt: skip
-        self.unopened = UnopenedListings(lock, self.cache, self.directories, self.access, self.listings)
 
     def native_parts(self) -> dict[str, object]:
         """What the native core works on, and calls (native/core.h)."""
@@ -173,6 +173,7 @@ class Vfs:
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
         with self.lock:
+            self.prefetch.close()
             self.nodes.close()
             self.directories.close()
             self.retries.close()
@@ -183,7 +184,7 @@ class Vfs:
             self.cache.see_idle()
             return Gauges(
                 n_nodes=len(self.nodes),
-                n_handles=len(self.handles),
+                n_handles=self.nodes.n_handles + self.listings.n_unopened,
                 n_directory_fds=self.nodes.n_directories,
                 n_cached=len(self.cache),
                 cache_bytes=self.cache.used_bytes(),
