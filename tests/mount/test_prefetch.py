@@ -34,7 +34,7 @@ def top() -> Iterator[Path]:
 
 @pytest.fixture
 def prefetcher() -> Iterator[Prefetcher]:
-    made = Prefetcher()
+    made = Prefetcher(8)
     yield made
     made.end()
 

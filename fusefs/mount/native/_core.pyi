@@ -134,6 +134,7 @@ class Tables:
     def detach(self, node: Node, last: Attributes, /) -> None: ...
 
 class Prefetcher:
+    def __init__(self, n_threads_max: int, /) -> None: ...
     def add(
         self,
         batch: PrefetchBatch,

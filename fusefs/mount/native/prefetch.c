@@ -8,7 +8,6 @@
 #include <sys/xattr.h>
 
 enum {
-    N_THREADS_MAX = 256, /* of all directories together: no request depends on these alone */
     N_WAITING_MAX = 1 << 14,
     STACK_BYTES = 1 << 18,
     REST_S = 10, /* for which a thread waits for the next lookup */
@@ -54,7 +53,7 @@ typedef struct {
     pthread_cond_t has_work, has_results;
     Queue *queues;
     Lookup *results, **last;
-    uint32_t n_waiting, n_results, n_running, n_threads, n_idle;
+    uint32_t n_waiting, n_results, n_running, n_threads, n_threads_max, n_idle;
     bool has_ended;
 } Pool;
 
@@ -169,7 +168,7 @@ static bool begin_thread(Pool *pool) {
     pthread_attr_t attributes;
     pthread_t thread;
     sigset_t all, before;
-    if (pool->n_threads == N_THREADS_MAX)
+    if (pool->n_threads == pool->n_threads_max)
         return true;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
@@ -313,10 +312,12 @@ static PyObject *prefetcher_end(Prefetcher *self, PyObject *Py_UNUSED(nothing)) 
 
 static PyObject *prefetcher_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
     pthread_condattr_t monotonic;
-    Prefetcher *self = PyArg_ParseTuple(args, "") ? (Prefetcher *)PyType_GenericAlloc(type, 0) : NULL;
+    unsigned n_threads_max;
+    Prefetcher *self = PyArg_ParseTuple(args, "I", &n_threads_max) ? (Prefetcher *)PyType_GenericAlloc(type, 0) : NULL;
     if (self == NULL)
         return NULL;
     Pool *pool = self->pool = allocate(NULL, sizeof *pool);
+    pool->n_threads_max = n_threads_max;
     pool->last = &pool->results;
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_condattr_init(&monotonic);
@@ -341,7 +342,7 @@ static PyMethodDef prefetcher_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot prefetcher_slots[] = {
-    {Py_tp_doc, "Looks up many names of a slow filesystem at a time."},
+    {Py_tp_doc, "Looks up many names of a slow filesystem at a time, by so many threads at most."},
     {Py_tp_new, prefetcher_new},
     {Py_tp_dealloc, prefetcher_free},
     {Py_tp_methods, prefetcher_methods},

@@ -26,6 +26,8 @@ from fusefs.store.layout import is_stores_own
 
 _BATCH = 256
 _N_QUEUES = 16
+_N_THREADS_MAX = 256
+"""Of all directories together: no request depends on these alone."""
 _N_KEPT = 2
 """Batches whose results are at hand for the next reply, whatever the cache holds."""
 _NAMES_MAX, _N_TAKEN_MAX = 1 << 17, 1 << 12
@@ -39,11 +41,14 @@ _PATIENCE_S = 2.0
 class Prefetch:
     """The queues of a mount. To be used with the tables' lock."""
 
-    def __init__(self, lock: TablesLock, cache: DaemonCache, wanted: PrefetchXattrs, n_in_flight: int) -> None:
+    def __init__(
+        self, lock: TablesLock, cache: DaemonCache, wanted: PrefetchXattrs, n_in_flight: int, n_fds: int
+    ) -> None:
         """Begin with none.
 
         wanted       what is fetched beside attributes
         n_in_flight  lookups under way at a time, for one queue
+        n_fds        that lookups may have open for a moment
         """
         self._lock = lock
         self._cache = cache
@@ -51,7 +56,7 @@ class Prefetch:
         self._n_in_flight = n_in_flight
         self._queues: dict[Node, PrefetchQueue] = {}
         self._numbers = itertools.count()
-        self._prefetcher = Prefetcher()
+        self._prefetcher = Prefetcher(min(_N_THREADS_MAX, n_fds // 4))
         self._thread: threading.Thread | None = None
 
     @property

@@ -18,7 +18,7 @@ from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds, have_handles
 from fusefs.mount.tables.estale_retries import EstaleRetries
-from fusefs.mount.tables.open_handles import OpenHandles, n_for_clients, n_handles
+from fusefs.mount.tables.open_handles import OpenHandles, n_for_clients, n_handles, n_spare
 from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -91,7 +91,7 @@ class Vfs:
         self.directories = DirectoryFds(root, self.nodes, lock, self.retries)
         self.handles = OpenHandles(self.nodes)
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
-        self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight)
+        self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
         validity = NameValidity(self.nodes, lock)
         if not lock.is_slow:
             validity.are_fickle_in(self.nodes.root, root)  # C does not find that out itself
