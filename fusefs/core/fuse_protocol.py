@@ -207,6 +207,11 @@ def check_name(name: bytes) -> None:
         raise OSError(errno.EINVAL, "not a name of an entry")
 
 
+def request(opcode: Opcode, nodeid: int, caller: tuple[int, int, int], body: bytes) -> bytes:
+    """A whole request. caller: uid, gid, pid"""
+    return _REQUEST_HEAD.pack(REQUEST_HEAD_SIZE + len(body), opcode, 0, nodeid, *caller) + body
+
+
 def forgotten(request: Request) -> Request:
     """Of BATCH_FORGET: who is forgotten, FORGET_ONE.size bytes each."""
     (n,) = _BATCH_FORGET_IN.unpack_from(request, REQUEST_HEAD_SIZE)
@@ -221,10 +226,10 @@ def read_in(request: Request) -> tuple[int, int, int]:
     return fh, offset, min(size, _BODY_BYTES_MAX)
 
 
-def readdirplus_request(fh: int, offset: int, size: int, nodeid: int = 0) -> bytes:
-    """READDIRPLUS, as the kernel sends it: of a handle, or of a nodeid without one."""
-    head = _REQUEST_HEAD.pack(REQUEST_HEAD_SIZE + READ_IN.size, Opcode.READDIRPLUS, 0, nodeid, 0, 0, 0)
-    return head + READ_IN.pack(fh, offset, size)
+def with_handle(request: Request, fh: int) -> bytes:
+    """A request whose numbers begin with a handle, with another one."""
+    at = REQUEST_HEAD_SIZE + HANDLE_IN.size
+    return bytes(request[:REQUEST_HEAD_SIZE]) + HANDLE_IN.pack(fh) + bytes(request[at:])
 
 
 def answer(body_size: int = 0) -> bytearray:
@@ -328,10 +333,21 @@ def put_opened(message: bytearray, fh: int, flags: int, backing_id: int = 0) -> 
     _OPEN.pack_into(message, len(message) - _OPEN.size, fh, flags, backing_id)
 
 
-def handle_in(message: bytearray) -> int:
+def handle_in(message: bytes | bytearray) -> int:
     """The handle in an answer that put_opened was told of."""
     fh: int = _OPEN.unpack_from(message, len(message) - _OPEN.size)[0]
     return fh
+
+
+def opened(fh: int, flags: int) -> bytes:
+    """A handle: the body of fuse_open_out. flags: FOPEN_*"""
+    return _OPEN.pack(fh, flags, 0)
+
+
+def flags_in(body: bytes) -> int:
+    """The flags in fuse_open_out."""
+    flags: int = _OPEN.unpack(body)[1]
+    return flags
 
 
 @lru_cache(maxsize=32)

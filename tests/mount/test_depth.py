@@ -23,7 +23,7 @@ from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import Mounted, fresh_mount
 from tests.support.nested_directories import make_chain, walk_chain
 from tests.support.real_filesystems import tmpfs_volume, volume_of
-from tests.support.vfs_without_mount import Somebody, entries, vfs_at
+from tests.support.vfs_without_mount import Listings, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -99,11 +99,11 @@ def everything(vfs: Vfs, directory: int) -> list[int]:
     step(vfs.names.rename, directory, b"f", known(b"c"), b"f", 0, ME)
     step(vfs.names.rename, directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
     vfs.names.rename(directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
-    step(entries, vfs, directory)
-    listing = step(vfs.listings.opendir, directory, ME)
-    assert isinstance(listing, tuple)
-    step(lambda: entries(vfs, directory, fh=listing[0]))
-    step(vfs.listings.releasedir, listing[0])
+    step(Listings(vfs).entries, directory)
+    fh = step(Listings(vfs).opendir, directory, ME)
+    assert isinstance(fh, int)
+    step(lambda: Listings(vfs).entries(directory, fh=fh))
+    step(Listings(vfs).releasedir, fh)
     step(vfs.names.rmdir, known(b"c"), b"b", ME)
     step(vfs.names.unlink, known(b"c"), b"f", ME)
     step(vfs.names.rmdir, directory, b"c", ME)

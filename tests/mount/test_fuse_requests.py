@@ -408,7 +408,7 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
         assert _libc.mount(b"test", os.fsencode(point), b"fuse", ctypes.c_ulong(0), options) == 0
         stack.callback(unmount, Path(point))
         later = Later()
-        requests, reader = FuseRequests(vfs, device, later, opens_directories=True), RequestReader()
+        requests, reader = FuseRequests(vfs, device, later), RequestReader()
         os.set_blocking(device, True)  # the client asks at once
         unique = struct.unpack_from("=Q", os.read(device, MIB), 8)[0]
         init_out = struct.pack("=IIIIHHIIHHI28x", 7, 31, 0, 0, 12, 9, MIB, 1, 256, 0, 0)

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.nodeids import ROOT
 from fusefs.linux.fd import Fd
+from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.requests.native_core import native_core
@@ -42,11 +44,26 @@ def vfs_at(
             vfs.close()
 
 
-def entries(vfs: Vfs, nodeid: int, offset: int = 0, *, fh: int = 0, room: int = 4096) -> list[wire.Listed]:
-    """The entries of a reply to READDIRPLUS."""
-    request = wire.readdirplus_request(fh, offset, room, nodeid)
-    with vfs.lock:
-        return list(wire.direntplus_in(vfs.listings.readdirplus(nodeid, request)))
+class Listings:
+    """Requests about directories that are read to a vfs, as a kernel makes them."""
+
+    def __init__(self, vfs: Vfs) -> None:
+        self._vfs = vfs
+
+    def _ask(self, opcode: Opcode, nodeid: int, own: bytes, caller: Caller | None = None) -> bytes:
+        ids = (0, 0, os.getpid()) if caller is None else (caller.uid, caller.gid, caller.pid)
+        with self._vfs.lock:
+            return self._vfs.listings.answer(wire.request(opcode, nodeid, ids, own))
+
+    def opendir(self, nodeid: int, caller: Caller) -> int:
+        return wire.handle_in(self._ask(Opcode.OPENDIR, nodeid, bytes(wire.OPEN_IN.size), caller))
+
+    def entries(self, nodeid: int, offset: int = 0, *, fh: int = 0, room: int = 4096) -> list[wire.Listed]:
+        """Those of one reply."""
+        return list(wire.direntplus_in(self._ask(Opcode.READDIRPLUS, nodeid, wire.READ_IN.pack(fh, offset, room))))
+
+    def releasedir(self, fh: int) -> None:
+        self._ask(Opcode.RELEASEDIR, 0, wire.HANDLE_IN.pack(fh) + bytes(16))
 
 
 def move_into_drop(volume: Path, path: Path, kernel: Kernel) -> None:

@@ -165,7 +165,8 @@ class _MountDaemon:
         answer_init(device, init, wanted, has_acls=self._options.default_permissions, stack_depth=stack_depth(vfs.root))
         vfs.timeouts.connect(device)
         pool = ThreadPool(_n_threads())
-        requests = FuseRequests(vfs, device, pool, opens_directories=not wanted & InitFlag.NO_OPENDIR_SUPPORT)
+        vfs.nodes.opens_directories = not wanted & InitFlag.NO_OPENDIR_SUPPORT
+        requests = FuseRequests(vfs, device, pool)
         core = native_core(vfs, requests, self._watch.wake)
         if not core.answers:
             states.limit(FastPath.ENGINE, "Python answers requests: this filesystem has no file handles")

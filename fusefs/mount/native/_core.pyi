@@ -70,6 +70,7 @@ class Tables:
     passes: bool
     is_caching: bool
     is_case_sensitive: bool
+    opens_directories: bool
     lists_all: bool
     def __init__(
         self,

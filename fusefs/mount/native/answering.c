@@ -24,6 +24,7 @@ static const Handler handlers[] = {
     [14] = {do_open, 8, 0},      [18] = {do_release, 24, 0}, [22] = {do_getxattr, 8, 1},
     [23] = {do_listxattr, 8, 0},
     [35] = {do_create, 16, 1},    [42] = {do_batch_forget, 8, 0},
+    [27] = {do_opendir, 8, 0},    [29] = {do_release, 24, 0}, [30] = {do_fsyncdir, 16, 0},
     [44] = {do_readdirplus, 40, 0},
     [45] = {do_rename2, 16, 2},
 };

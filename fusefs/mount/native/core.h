@@ -165,6 +165,7 @@ typedef struct {
     bool passes;    /* what is opened is passed through, if it can be */
     bool is_caching; /* something is cached of a slow filesystem, or is being fetched: changes are Python's */
     bool is_case_sensitive; /* the root's filesystem, as far as that is known */
+    bool opens_directories; /* the kernel does not do that itself */
     bool lists_all; /* no entry of a listing is sent by its name alone */
     char *waiting;  /* names of mount points where a look may have to wait, each ended by a NUL; and one more */
     uint32_t retries[N_RETRIES_MAX]; /* threads that were sent ESTALE just now */
@@ -449,7 +450,9 @@ PyObject *core_forget(Core *core, PyObject *pairs);
 /* endings.c, lookups.c, names.c, files.c, listings.c: the operations */
 int do_forget(Request *request);
 int do_batch_forget(Request *request);
+int do_opendir(Request *request);
 int do_readdirplus(Request *request);
+int do_fsyncdir(Request *request);
 int do_setattr(Request *request);
 int do_lookup(Request *request);
 int do_getattr(Request *request);

@@ -1,4 +1,4 @@
-/* READDIRPLUS: the names in a directory, and what each of them means. */
+/* Directories that are read: OPENDIR, READDIRPLUS, FSYNCDIR; the names, and what each of them means. */
 #include "core.h"
 
 #include <dirent.h>
@@ -9,6 +9,8 @@ enum {
     BLOCK_BYTES_MIN = 512,
     N_STATS = 64, /* names that are looked up in one go; a slow filesystem is noticed after that */
     HEAD_BYTES = ENTRY_BYTES + 24,
+    KEEP_CACHE = 1 << 1, CACHE_DIR = 1 << 3, /* FOPEN_* */
+    DATA_ONLY = 1 << 0, /* of FSYNCDIR */
     REPLY_RATIO = 4, /* an entry of a reply takes at least so many times the bytes of one of getdents64 */
 };
 static const double SOON_S = 1.0; /* by then the process that lists has asked for the rest */
@@ -191,6 +193,20 @@ static int put_from(Listing *listing, uint64_t offset) {
     return error;
 }
 
+/* Have the directory that a request is about, and its fd. Returns 0 or a result. */
+static int find_directory(Request *request, Place *place) {
+    Tables *t = request->core->tables;
+    Node *node = node_of(t, request->nodeid);
+    *place = (Place){0};
+    if (node == NULL || node->last != NULL)
+        return node == NULL ? -ESTALE : -ENOENT;
+    place->fd = directory_fd(t, node);
+    if (place->fd == NULL)
+        return NOT_OURS; /* Python opens it */
+    place->node = node_take(node);
+    return 0;
+}
+
 /* Have the directory of a handle; or of a nodeid, where the kernel sends no OPENDIR. Returns 0 or a result. */
 static int open_listing(Request *request, uint64_t fh, Listing *listing) {
     Tables *t = request->core->tables;
@@ -202,21 +218,24 @@ static int open_listing(Request *request, uint64_t fh, Listing *listing) {
         listing->fd = fd_take(handle->fd);
         return 0;
     }
-    Node *node = node_of(t, request->nodeid);
-    if (node == NULL || node->last != NULL)
-        return node == NULL ? -ESTALE : -ENOENT;
-    Fd *dir_fd = directory_fd(t, node);
-    if (dir_fd == NULL)
-        return NOT_OURS; /* Python opens it */
-    listing->node = node_take(node);
+    Place place;
+    int result = find_directory(request, &place);
+    if (result)
+        return result;
+    listing->node = node_take(place.node);
     calls_begin(request);
-    int fd = openat(dir_fd->number, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), error = errno;
+    int fd = openat(place.fd->number, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), error = errno;
     calls_end(request);
-    fd_put(dir_fd);
+    close_place(&place);
     if (fd < 0)
         return error == ESTALE ? -ENOENT : -error; /* any filesystem says so of a removed directory that is open */
     listing->fd = fd_new(fd, -1, 0);
     return 0;
+}
+
+static void close_listing(Listing *listing) {
+    fd_put(listing->fd);
+    node_put(listing->node);
 }
 
 int do_readdirplus(Request *request) {
@@ -233,7 +252,61 @@ int do_readdirplus(Request *request) {
         int error = put_from(&listing, in.offset);
         result = listing.n ? (int)listing.n : -error; /* what failed behind an entry fails again in the next call */
     }
-    fd_put(listing.fd);
-    node_put(listing.node);
+    close_listing(&listing);
     return result;
+}
+
+int do_fsyncdir(Request *request) {
+    struct {
+        uint64_t fh;
+        uint32_t flags;
+    } in;
+    memcpy(&in, request->own, 12);
+    Listing listing = {.request = request};
+    int result = open_listing(request, in.fh, &listing);
+    if (!result) {
+        calls_begin(request);
+        result = (in.flags & DATA_ONLY ? fdatasync : fsync)(listing.fd->number) < 0 ? -errno : 0;
+        calls_end(request);
+    }
+    close_listing(&listing);
+    return result;
+}
+
+/* The kernel is refused once where it need not ask: it opens directories itself from then on. */
+int do_opendir(Request *request) {
+    Core *core = request->core;
+    Tables *t = core->tables;
+    Place place;
+    Seen seen;
+    int fd = -1, error;
+    if (!t->opens_directories)
+        return -ENOSYS;
+    if (!make_room(t, request->uid))
+        return -EMFILE;
+    int result = find_directory(request, &place);
+    if (result)
+        return result;
+    calls_begin(request);
+    Acting acting = acting_as(request, is_owner(request, place.fd->number));
+    while (acts(&acting, &error)) {
+        fd = openat(place.fd->number, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        error = fd < 0 ? errno : 0;
+    }
+    if (!error && core->is_shared)
+        error = look(fd, "", core->statx_flags, &seen);
+    if (error && fd >= 0)
+        close(fd);
+    calls_end(request);
+    if (!error) {
+        bool is_kept = !core->is_shared || pages_are_right(t, place.node, &seen);
+        uint32_t flags = !is_outside(core, place.node) ? 0 : is_kept ? CACHE_DIR | KEEP_CACHE : CACHE_DIR;
+        uint64_t fh = (uint64_t)fd;
+        open_handle(t, place.node, fd, request->uid, O_RDONLY, NULL, -1);
+        memset(request->answer, 0, OPEN_BYTES);
+        put(request->answer, &fh, sizeof fh);
+        put(request->answer + 8, &flags, sizeof flags);
+    }
+    close_place(&place);
+    return error ? -error : OPEN_BYTES;
 }

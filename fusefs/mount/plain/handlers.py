@@ -24,6 +24,7 @@ import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
 
 from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import Opcode
 from fusefs.mount.places.counters import CELL_OF
 from fusefs.mount.plain.values import changes_of, entry_listed, entry_of, file_info, statvfs
 from fusefs.mount.requests.failures import errno_of
@@ -40,6 +41,7 @@ _LISTED_BYTES = 4096
 _N_STEPS, _STEP_S = 50, 0.001
 """A deleted inode that is in use keeps its number for longer than a client wants to wait."""
 
+_Ids = tuple[int, int, int]
 Listed = tuple[bytes, EntryAttributes, int, int]
 """A name, its attributes, the offset that follows, and the nodeid on which a reference is counted, or 0."""
 
@@ -268,8 +270,11 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_served
     def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        fh, _flags = self._vfs.listings.opendir(inode, ctx)
-        return FileHandleT(fh)
+        reply = self._of_directory(Opcode.OPENDIR, bytes(wire.OPEN_IN.size), inode, (ctx.uid, ctx.gid, ctx.pid))
+        return FileHandleT(wire.handle_in(reply))
+
+    def _of_directory(self, opcode: Opcode, own: bytes, nodeid: int = 0, caller: _Ids = (0, 0, 0)) -> bytes:
+        return self._vfs.listings.answer(wire.request(opcode, nodeid, caller, own))
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """The token is used on trio's thread: pyfuse3 frees its memory when the request is cancelled."""
@@ -287,7 +292,7 @@ class PlainHandlers(pyfuse3.Operations):
     def _list(self, fh: int, offset: int) -> list[Listed]:
         """The entries from an offset on: some, of whose nodes the kernel is to have one more reference each."""
         vfs, listed = self._vfs, []
-        reply = vfs.listings.readdirplus(0, wire.readdirplus_request(fh, offset, _LISTED_BYTES))
+        reply = self._of_directory(Opcode.READDIRPLUS, wire.READ_IN.pack(fh, offset, _LISTED_BYTES))
         directory, _fd = vfs.nodes.handle(fh)
         for one in wire.direntplus_in(reply):
             node = vfs.nodes.get(one.nodeid)
@@ -298,7 +303,8 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_served
     def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        self._vfs.listings.fsyncdir(0, fh, data_only=datasync)
+        self._of_directory(Opcode.FSYNCDIR, wire.FSYNC_IN.pack(fh, wire.FSYNC_DATA_ONLY if datasync else 0))
 
     async def releasedir(self, fh: FileHandleT) -> None:
-        await self._end("releasedir", partial(self._vfs.listings.releasedir, fh))
+        released = partial(self._of_directory, Opcode.RELEASEDIR, wire.HANDLE_IN.pack(fh) + bytes(16))
+        await self._end("releasedir", released)

@@ -16,7 +16,7 @@ from struct import Struct
 from typing import NamedTuple, TypeVar
 
 from fusefs.core import fuse_protocol as wire
-from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
+from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, REQUEST_HEAD_SIZE, Opcode, Request
 from fusefs.linux.fuse_caller import Caller
 from fusefs.mount.places.counters import CELL_OF
 from fusefs.mount.requests.failures import NotCached
@@ -71,8 +71,7 @@ class OpcodeHandler(NamedTuple):
 class FuseOperations:
     """One mount's."""
 
-    def __init__(self, vfs: Vfs, *, opens_directories: bool) -> None:
-        """opens_directories: else the kernel is told at its first question to do that without us."""
+    def __init__(self, vfs: Vfs) -> None:
         self._lookups = vfs.lookups
         self._recalls = vfs.recalls
         self._references = vfs.references
@@ -84,7 +83,6 @@ class FuseOperations:
         self._listings = vfs.listings
         self._lifetimes = vfs.timeouts.lifetimes
         self._lock = vfs.lock
-        self._opens_directories = opens_directories
         self._done = wire.answer()
         self._entry, self._missing, self._missing_s = wire.entry_answer(), wire.entry_answer(), -1.0
         self._attr, self._statx_told = wire.attr_answer(), wire.statx_answer()
@@ -129,9 +127,9 @@ class FuseOperations:
             Opcode.LISTXATTR: ("listxattr", self._listxattr, WaitClass.LOOK),
             Opcode.REMOVEXATTR: ("removexattr", self._removexattr, WaitClass.CHANGE),
             Opcode.OPENDIR: ("opendir", self._opendir, WaitClass.LOOK),
-            Opcode.READDIRPLUS: ("readdir", self._readdirplus, WaitClass.LOOK),
-            Opcode.FSYNCDIR: ("fsyncdir", self._fsyncdir, WaitClass.LONG),
-            Opcode.RELEASEDIR: ("releasedir", partial(self._end, self._listings.releasedir), WaitClass.LOOK),
+            Opcode.READDIRPLUS: ("readdir", self._list, WaitClass.LOOK),
+            Opcode.FSYNCDIR: ("fsyncdir", self._list, WaitClass.LONG),
+            Opcode.RELEASEDIR: ("releasedir", self._list, WaitClass.LOOK),
         }
         return {int(opcode): OpcodeHandler(CELL_OF[name], act, sort) for opcode, (name, act, sort) in acts.items()}
 
@@ -420,27 +418,16 @@ class FuseOperations:
 
     # Listings.
 
-    def _opendir(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        if not self._opens_directories:
-            return errno.ENOSYS
-        return self._listing(self._listings.opendir(nodeid, caller))
+    def _list(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        return self._listings.answer(request)
 
-    def _recall_listing(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        if not self._opens_directories:
-            return errno.ENOSYS
-        return self._listing(_remembered(self._listings.opendir_cached(nodeid, caller)))
-
-    def _listing(self, opened: tuple[int, int]) -> bytearray:
-        wire.put_opened(self._opened, *opened)
+    def _opendir(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        self._opened[ANSWER_HEAD_SIZE:] = self._listings.answer(request)
         return self._opened
 
-    def _readdirplus(self, nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        return self._listings.readdirplus(nodeid, request)
-
-    def _fsyncdir(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        fh, flags = wire.FSYNC_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        self._listings.fsyncdir(nodeid, fh, data_only=bool(flags & wire.FSYNC_DATA_ONLY))
-        return self._done
+    def _recall_listing(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        self._opened[ANSWER_HEAD_SIZE:] = _remembered(self._listings.recall(request))
+        return self._opened
 
 
 def _remembered(found: R | None) -> R:

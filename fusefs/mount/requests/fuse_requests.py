@@ -76,12 +76,11 @@ class _Unfinished(NamedTuple):
 class FuseRequests:
     """One mount's requests."""
 
-    def __init__(self, vfs: Vfs, device: int, pool: ThreadPool, *, opens_directories: bool) -> None:
+    def __init__(self, vfs: Vfs, device: int, pool: ThreadPool) -> None:
         """Begin.
 
-        device             /dev/fuse
-        pool               the threads that do what may wait
-        opens_directories  else the kernel is told at its first question to do that without us
+        device  /dev/fuse
+        pool    the threads that do what may wait
         """
         self._nodes = vfs.nodes
         self._opening = vfs.opening
@@ -91,7 +90,7 @@ class FuseRequests:
         self._pool = pool
         self.device = device
         os.set_blocking(self.device, False)  # the request that is there may be gone when we read
-        self._answers = FuseOperations(vfs, opens_directories=opens_directories)
+        self._answers = FuseOperations(vfs)
         self._acts, self._recalls = self._answers.acts(), self._answers.recalls()
         self._unfinished: deque[_Unfinished] = deque()
 

@@ -28,9 +28,11 @@ _OPERATIONS = {
     Opcode.RMDIR: "rmdir", Opcode.RENAME: "rename", Opcode.RENAME2: "rename", Opcode.OPEN: "open",
     Opcode.RELEASE: "release", Opcode.GETXATTR: "getxattr", Opcode.LISTXATTR: "listxattr",
     Opcode.CREATE: "create",
-    Opcode.READDIRPLUS: "readdir",
+    Opcode.OPENDIR: "opendir", Opcode.READDIRPLUS: "readdir", Opcode.FSYNCDIR: "fsyncdir",
+    Opcode.RELEASEDIR: "releasedir",
 }  # fmt: skip
 """What it answers, and where that is counted."""
+_OF_DIRECTORIES = ("opendir", "readdir", "fsyncdir", "releasedir")
 _NO_REQUESTS = {"requests": None, "numbered": None}
 
 
@@ -41,7 +43,7 @@ def native_core(vfs: Vfs, requests: FuseRequests | None, wake: int) -> NativeCor
     wake      an eventfd: see HeldUpWatch
     """
     answers = bool(vfs.directories.handle_of(vfs.root))  # a node is known by its handle
-    operations = _OPERATIONS if answers else {Opcode.READDIRPLUS: "readdir"}
+    operations = {opcode: name for opcode, name in _OPERATIONS.items() if answers or name in _OF_DIRECTORIES}
     with vfs.lock:
         root_dev = vfs.nodes.root.dev
     nobody = vfs.passthrough.writers_of.of(root_dev, vfs.root, NOBODY)

@@ -13,33 +13,28 @@ Source  docs/decisions/0063-what-the-kernel-caches.md, 0065-slow-filesystems.md
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
 
 from fusefs.core import fuse_protocol as wire
-from fusefs.core.fuse_protocol import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE
+from fusefs.core.fuse_protocol import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, REQUEST_HEAD_SIZE, Opcode
 from fusefs.core.nodeids import source_key
 from fusefs.core.packed_entries import PackedEntries
 from fusefs.linux.fd import Fd
-from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
-from fusefs.linux.statx import look_at
 from fusefs.mount.native._core import Node, Tables, counted_fd
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
-from fusefs.mount.tables.directory_fds import TO_READ, DirectoryFds
+from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.prefetch import Prefetch, PrefetchBatch, PrefetchQueue
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import trashd_dir
-from fusefs.mount.tree.act_as import by_mode_of
 from fusefs.mount.tree.cached_replies import CachedReplies
-from fusefs.mount.tree.file_operations import sync
 from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.opening import Opening
@@ -76,7 +71,7 @@ def why_opened(root: Fd, *, checks_permissions: bool) -> str | None:
 
 
 class SlowListing:
-    """How far a slow directory was read by a handle.
+    """How far a slow directory was read by a handle of ours.
 
     entries      those from the offset `start` on, as far as they were read; or all, from the cache
     is_complete  nothing follows them
@@ -84,13 +79,15 @@ class SlowListing:
     n_requested  of how many of them the attributes were requested
     queue        what is fetched for it; None: nothing may be cached in this directory
     fill         by which all entries are cached at the end; None: they are not read from beginning to end
-    opener       the uid that a handle without an fd counts for; None: the handle has one
-    fd           of a handle without one: opened when something had to be read
+    handle       the tables' handle; 0: the directory was not opened, as all entries were cached
+    fd           without a handle: opened when something had to be read
     """
 
-    def __init__(self, node: Node, opener: int | None = None) -> None:
+    def __init__(self, node: Node, uid: int, handle: int = 0) -> None:
+        """uid: of the caller"""
         self.node = node
-        self.opener = opener
+        self.uid = uid
+        self.handle = handle
         self.fd: Fd | None = None
         self.queue: PrefetchQueue | None = None
         self.fill: CacheFill | None = None
@@ -167,104 +164,101 @@ class Listings:
 
     def __post_init__(self) -> None:
         self.do: Callable[[bytes], bytes]
-        """Core.do, which lists a local directory."""
+        """Core.do"""
         self._slow: dict[int, SlowListing] = {}
         self._numbers = itertools.count(_NO_FD)
 
     @property
     def n_unopened(self) -> int:
-        """Handles without an fd."""
-        return sum(listing.opener is not None for listing in self._slow.values())
+        """Handles of directories that were not opened."""
+        return sum(not listing.handle for listing in self._slow.values())
 
-    # Handles: as fuse_open_out has them, with FOPEN_*.
+    def answer(self, request: wire.Request) -> bytes:
+        """Do a whole request about a directory that is read; the body of its reply."""
+        _size, opcode, _unique, nodeid, uid, _gid, _pid = wire.read_head(request)
+        if opcode == Opcode.OPENDIR:
+            return self._opendir(request, nodeid, uid)
+        (fh,) = wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        listing = self._slow.get(fh)
+        if listing is None:
+            node = self._nodes.handle(fh)[0] if fh else self._reached(self._access.node(nodeid))
+            with self._cache.reads(node.source) if opcode == Opcode.READDIRPLUS else nullcontext():
+                return self._ask(request)
+        match opcode:
+            case Opcode.READDIRPLUS:
+                return self._read(listing, *wire.read_in(request)[1:])
+            case Opcode.RELEASEDIR:
+                self._release(listing, request)
+                del self._slow[fh]
+                return b""
+        if not listing.handle:
+            self._reached(listing.node)
+        return self._ask(wire.with_handle(request, listing.handle))
 
-    def opendir(self, nodeid: int, caller: Caller) -> tuple[int, int]:
-        """A handle of a directory, which is opened as the caller."""
-        node = self._access.node(nodeid)
-        if node.last is not None:
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-        self._opening.make_room(caller.uid)
-        dir_fd = self._directories.fd_of(node)
-        opening = self._access.as_caller(caller, (by_mode_of(self._lock, dir_fd),), (node,))
-        fd = Fd(opening.call(os.open, dir_fd.path(), TO_READ))
-        try:
-            is_unchanged = not self.is_shared or self._nodes.pages_are_right(node, self._lock.call(look_at, fd))
-        except BaseException:
-            self._lock.call(fd.close)
-            raise
-        self._nodes.open_handle(node, fd, caller.uid, os.O_RDONLY, 0, None)
-        return int(fd), self._cache_flags(node, is_unchanged=is_unchanged)
+    def _reached(self, node: Node) -> Node:
+        """A directory of which there is an fd, by which C opens it."""
+        if node.last is None:
+            counted_fd(self._directories.open_to_read(node))
+        return node
 
-    def opendir_cached(self, nodeid: int, caller: Caller) -> tuple[int, int] | None:
-        """A handle of a directory whose entries are cached: it need not be opened. None: it must be."""
+    def _ask(self, request: wire.Request) -> bytes:
+        return self._lock.call(self.do, bytes(request))
+
+    # Handles of slow directories.
+
+    def _opendir(self, request: wire.Request, nodeid: int, uid: int) -> bytes:
+        node = self._reached(self._access.node(nodeid))
+        reply = self._ask(request)
+        if not self._lock.is_slow:
+            return reply
+        return self._opened(SlowListing(node, uid, wire.handle_in(reply)), reply)
+
+    def recall(self, request: wire.Request) -> bytes | None:
+        """The reply to OPENDIR of a directory whose entries are cached: it need not be opened. None: it must be."""
+        _size, _opcode, _unique, nodeid, uid, _gid, _pid = wire.read_head(request)
         node = self._nodes.get(nodeid)
-        if node is None or node.last is not None or not self.is_checked or self._cache.listing(node) is None:
+        if not self._nodes.opens_directories or not self.is_checked:
             return None
-        self._opening.make_room(caller.uid)
-        self._nodes.add_to_share(caller.uid, 1)
+        if node is None or node.last is not None or self._cache.listing(node) is None:
+            return None
+        self._opening.make_room(uid)
+        self._nodes.add_to_share(uid, 1)
+        is_kept = FOPEN_CACHE_DIR if self.is_shared else FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE
+        flags = 0 if trashd_dir.is_below(self._nodes, node) else is_kept
+        return self._opened(SlowListing(node, uid), wire.opened(0, flags))
+
+    def _opened(self, listing: SlowListing, reply: bytes) -> bytes:
         fh = next(self._numbers)
-        self._slow[fh] = SlowListing(node, caller.uid)
-        return fh, self._cache_flags(node, is_unchanged=not self.is_shared)
+        self._slow[fh] = listing
+        return wire.opened(fh, wire.flags_in(reply))
 
-    def _cache_flags(self, node: Node, *, is_unchanged: bool) -> int:
-        if trashd_dir.is_below(self._nodes, node):
-            return 0
-        return FOPEN_CACHE_DIR | (FOPEN_KEEP_CACHE if is_unchanged else 0)
-
-    def fsyncdir(self, nodeid: int, fh: int, *, data_only: bool) -> None:
-        """Make the names of a directory durable. fh: 0: it has no handle"""
-        if fh:
-            fd = self._fd(fh, self._listing(fh))
-        else:
-            fd = counted_fd(self._directories.open_to_read(self._access.node(nodeid)))
-        sync(self._lock, fd, data_only=data_only)
-
-    def releasedir(self, fh: int) -> None:
-        """Close a handle of a directory."""
-        listing = self._listing(fh)
-        self._slow.pop(fh, None)
+    def _release(self, listing: SlowListing, request: wire.Request) -> None:
         listing.end_fill()
-        if listing.opener is None:
-            self._opening.release(fh)
+        if listing.handle:
+            self._ask(wire.with_handle(request, listing.handle))
             return
-        self._nodes.add_to_share(listing.opener, -1)
+        self._nodes.add_to_share(listing.uid, -1)
         if listing.fd is not None:
             self._lock.call(listing.fd.close)
 
-    def _listing(self, fh: int) -> SlowListing:
-        """What was read by a handle. Raises  OSError EBADF: there is no such handle"""
-        listing = self._slow.get(fh)
-        return SlowListing(self._nodes.handle(fh)[0]) if listing is None else listing
-
-    def _fd(self, fh: int, listing: SlowListing) -> Fd:
+    def _fd(self, listing: SlowListing) -> Fd:
         """The fd to read a directory by."""
-        if listing.opener is None:
-            return self._nodes.handle(fh)[1]
+        if listing.handle:
+            return self._nodes.handle(listing.handle)[1]
         return listing.fd or listing.keep(self._directories.open_to_read(listing.node))
 
-    # Entries.
+    # Entries of slow directories.
 
-    def readdirplus(self, nodeid: int, request: wire.Request) -> bytes:
-        """A reply's body: the entries from an offset on."""
-        fh, offset, room = wire.read_in(request)
-        if fh >= _NO_FD or (fh and self._lock.is_slow):
-            listing = self._slow.setdefault(fh, self._listing(fh))
-            return self._read(fh, listing, offset, room)
-        node = self._nodes.handle(fh)[0] if fh else self._access.node(nodeid)
-        counted_fd(self._directories.open_to_read(node))  # C lists what is open
-        with self._cache.reads(node.source):
-            return self._lock.call(self.do, bytes(request))
-
-    def _read(self, fh: int, listing: SlowListing, offset: int, room: int) -> bytes:
-        self._seek(fh, listing, offset)
+    def _read(self, listing: SlowListing, offset: int, room: int) -> bytes:
+        self._seek(listing, offset)
         is_asked = listing.queue is not None and listing.queue.is_asked
         n_wanted = _N_AHEAD if is_asked else _N_REPLY
         while not listing.is_complete and len(listing.entries) - listing.position < n_wanted:
-            self._read_block(fh, listing)
-        batches = self._fetch(fh, listing, listing.queue) if listing.queue is not None and is_asked else ()
+            self._read_block(listing)
+        batches = self._fetch(listing, listing.queue) if listing.queue is not None and is_asked else ()
         return self._reply(listing, batches, room)
 
-    def _seek(self, fh: int, listing: SlowListing, offset: int) -> None:
+    def _seek(self, listing: SlowListing, offset: int) -> None:
         node = listing.node
         if offset and listing.seek(offset):
             return
@@ -275,18 +269,18 @@ class Listings:
         listing.seek(offset)
         if not offset or listing.queue is None:
             listing.queue = self._prefetch.begin(node)
-        if cached is None and self._validity.are_fickle_in(node, self._fd(fh, listing)):
+        if cached is None and self._validity.are_fickle_in(node, self._fd(listing)):
             self._prefetch.drop(node)
             listing.queue = None
         elif cached is None and not offset:
             listing.end_fill()
             listing.fill = self._cache.looking_ahead()
 
-    def _read_block(self, fh: int, listing: SlowListing) -> None:
+    def _read_block(self, listing: SlowListing) -> None:
         node, entries = listing.node, listing.entries
         offset = listing.offset_at(len(entries))
         with self._cache.reads(node.source):
-            block = self._lock.call(Dirents(self._fd(fh, listing)).block, offset)
+            block = self._lock.call(Dirents(self._fd(listing)).block, offset)
         if listing.entries is not entries or listing.offset_at(len(entries)) != offset:
             return  # a request of a killed process was still reading
         entries.extend(block)
@@ -294,20 +288,20 @@ class Listings:
         if block and entries.n_bytes > self._cache.largest_bytes:
             listing.drop_returned()
         elif not block and listing.fill is not None:
-            if not self._validity.are_fickle_in(node, self._fd(fh, listing)):
+            if not self._validity.are_fickle_in(node, self._fd(listing)):
                 listing.fill.learn_listing(node, entries)
                 with suppress(OSError):
                     self._lookups.known(node)  # so that it is cached, too, with its new time of access
             listing.end_fill()
 
-    def _fetch(self, fh: int, listing: SlowListing, queue: PrefetchQueue) -> Sequence[PrefetchBatch]:
+    def _fetch(self, listing: SlowListing, queue: PrefetchQueue) -> Sequence[PrefetchBatch]:
         """Fetch the attributes of what comes next, and wait for those of this reply."""
         entries, first = listing.entries, max(listing.position, listing.n_requested)
         listing.n_requested = max(first, min(len(entries), listing.position + _N_AHEAD))
         new = [entries[number][0] for number in range(first, listing.n_requested)]
         missing = self._prefetch.missing(queue, listing.node, [name for name in new if name not in _DOTS])
         if missing:
-            self._prefetch.fetch(queue, listing.node, self._fd(fh, listing), missing)
+            self._prefetch.fetch(queue, listing.node, self._fd(listing), missing)
         batches = queue.batches()
         end = min(len(entries), listing.position + _N_REPLY)
         names = [entries[number][0] for number in range(listing.position, end)]
