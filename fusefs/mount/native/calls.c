@@ -6,7 +6,6 @@
 #include <sys/sysmacros.h>
 
 #define WANTED (STATX_BASIC_STATS | STATX_BTIME)
-static const int64_t NANO = 1000000000;
 
 /* What a name in a directory is, or what an fd holds if that is "". Returns 0 or an errno. */
 int look(int fd, const char *name, int flags, Seen *seen) {
@@ -27,18 +26,15 @@ int look(int fd, const char *name, int flags, Seen *seen) {
     seen->mtime_s = told.stx_mtime.tv_sec, seen->mtime_ns = told.stx_mtime.tv_nsec;
     seen->ctime_s = told.stx_ctime.tv_sec, seen->ctime_ns = told.stx_ctime.tv_nsec;
     seen->handle.n_bytes = 0;
-    seen->btime_ns = told.stx_mask & STATX_BTIME ? told.stx_btime.tv_sec * NANO + told.stx_btime.tv_nsec : 0;
+    seen->btime_ns = told.stx_mask & STATX_BTIME ? in_ns(told.stx_btime.tv_sec, told.stx_btime.tv_nsec) : 0;
     return 0;
 }
 
-/* The file handle of what was looked at just now; none where there is none to be had. Returns 0 or an errno. */
+/* The file handle of what was looked at just now. Returns 0 or an errno. */
 int handle_of(int fd, const char *name, int flags, Seen *seen) {
     int mount_id;
     seen->handle.n_bytes = HANDLE_BYTES;
-    if (!name_to_handle_at(fd, name, (struct file_handle *)&seen->handle, &mount_id, flags))
-        return 0;
-    seen->handle.n_bytes = 0;
-    return errno == EOPNOTSUPP || errno == EPERM || errno == ENOSYS || errno == EOVERFLOW ? 0 : errno;
+    return name_to_handle_at(fd, name, (struct file_handle *)&seen->handle, &mount_id, flags) < 0 ? errno : 0;
 }
 
 /* What a name is and its file handle: both of one inode, whatever is renamed meanwhile. Returns 0 or an errno. */
