@@ -19,7 +19,7 @@ Request = bytes | memoryview
 Answer = bytearray | bytes | int
 """Complete but for its number; its body alone; an errno."""
 
-_NANO = 1_000_000_000
+NANO = 1_000_000_000
 _ANSWER_HEAD = Struct("=IiQ")
 REQUEST_HEAD_SIZE: Final = 40
 _REQUEST_HEAD = Struct("=IIQQIII4x")
@@ -45,24 +45,12 @@ _STATX_BASIC, _STATX_BTIME = 0x7FF, 0x800
 _DIRENT = Struct("=QQII")
 _DIRENT_PLUS = "=QQQQII" + _ATTRIBUTES + "QQII{}s"
 """With a name's bytes, padded to a multiple of eight."""
+_NUMBER, _ATTRIBUTES_AT = Struct("=Q"), 40
 _NO_ATTRIBUTES = (0,) * 21
 _OPEN = Struct("=QIi")
 _WRITTEN = Struct("=I4x")
 _BATCH_FORGET_IN = Struct("=I4x")
 FORGET_ONE = Struct("=QQ")
-
-
-class Listed(NamedTuple):
-    """An entry of a listing's reply: fuse_dirent, and fuse_entry_out, whose nodeid is 0 if there is but the name."""
-
-    name: bytes
-    ino: int
-    offset: int
-    kind: int
-    nodeid: int
-    attributes: Attributes
-    entry_s: float
-    attr_s: float
 
 
 class Opcode(IntEnum):
@@ -144,6 +132,10 @@ COPY_OUT: Final = Struct("=I4x")
 COPY_64_OUT: Final = Struct("=Q")
 
 
+_BEFORE_NAME: Final[dict[int, Struct]] = {
+    Opcode.LOOKUP: NO_NUMBERS, Opcode.SYMLINK: NO_NUMBERS, Opcode.MKNOD: MKNOD_IN, Opcode.MKDIR: MKDIR_IN,
+    Opcode.CREATE: CREATE_IN, Opcode.LINK: LINK_IN,
+}  # fmt: skip
 _SIZES: Final[dict[int, int]] = {
     opcode: REQUEST_HEAD_SIZE + own.size
     for own, *opcodes in (
@@ -210,6 +202,62 @@ def check_name(name: bytes) -> None:
 def request(opcode: Opcode, nodeid: int, caller: tuple[int, int, int], body: bytes) -> bytes:
     """A whole request. caller: uid, gid, pid"""
     return _REQUEST_HEAD.pack(REQUEST_HEAD_SIZE + len(body), opcode, 0, nodeid, *caller) + body
+
+
+def like(other: Request, opcode: Opcode, body: bytes) -> bytes:
+    """A request of the same caller about the same node."""
+    _size, _opcode, _unique, nodeid, *caller = read_head(other)
+    return request(opcode, nodeid, (caller[0], caller[1], caller[2]), body)
+
+
+def name_of_entry(request: Request) -> bytes:
+    """The name in a request that is replied to with what it means."""
+    at = REQUEST_HEAD_SIZE + _BEFORE_NAME[read_head(request)[1]].size
+    return bytes(request[at:]).partition(b"\0")[0]
+
+
+def with_number(body: bytes, nodeid: int) -> bytes:
+    """A reply that begins with fuse_entry_out, of another nodeid, which is the number that people see, too."""
+    number = _NUMBER.pack(nodeid)
+    return number + body[8:_ATTRIBUTES_AT] + number + body[_ATTRIBUTES_AT + 8 :]
+
+
+class Entry(NamedTuple):
+    """What fuse_entry_out says.
+
+    nodeid          0: nothing has the name
+    name_s, attr_s  for how long it may be believed what the name means, and its attributes
+    """
+
+    nodeid: int
+    name_s: float
+    attr_s: float
+    numbers: tuple[int, ...]
+
+    def attributes_of(self, dev: int, ino: int, btime_ns: int) -> Attributes:
+        """The attributes, with what the kernel is not sent."""
+        (
+            _ino, size, blocks, atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns, mode, nlink, uid, gid, rdev,
+            blksize,
+        ) = self.numbers  # fmt: skip
+        times = (atime_s * NANO + atime_ns, mtime_s * NANO + mtime_ns, ctime_s * NANO + ctime_ns)
+        return Attributes(dev, ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, *times, btime_ns)
+
+
+def read_entry(body: bytes, at: int = 0) -> Entry:
+    """What a reply says of a name."""
+    nodeid, _generation, name_s, attr_s, name_ns, attr_ns, *numbers = _ENTRY.unpack_from(body, at)
+    return Entry(nodeid, name_s + name_ns / NANO, attr_s + attr_ns / NANO, tuple(numbers))
+
+
+class Listed(NamedTuple):
+    """An entry of a listing's reply: fuse_dirent, and fuse_entry_out, whose nodeid is 0 if there is but the name."""
+
+    name: bytes
+    ino: int
+    offset: int
+    kind: int
+    entry: Entry
 
 
 def forgotten(request: Request) -> Request:
@@ -285,8 +333,8 @@ def _attributes(ino: int, attributes: Attributes) -> tuple[int, ...]:
         _dev, _ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, _btime,
     ) = attributes  # fmt: skip
     return (
-        ino, size, blocks, atime_ns // _NANO, mtime_ns // _NANO, ctime_ns // _NANO,
-        atime_ns % _NANO, mtime_ns % _NANO, ctime_ns % _NANO, mode, nlink, uid, gid, rdev & 0xFFFFFFFF, blksize,
+        ino, size, blocks, atime_ns // NANO, mtime_ns // NANO, ctime_ns // NANO,
+        atime_ns % NANO, mtime_ns % NANO, ctime_ns % NANO, mode, nlink, uid, gid, rdev & 0xFFFFFFFF, blksize,
     )  # fmt: skip
 
 
@@ -294,6 +342,13 @@ def put_missing(message: bytearray, entry_s: float) -> None:
     """That nothing has a name: fuse_entry_out without a node."""
     seconds, ns = _timeout(entry_s)
     _ENTRY.pack_into(message, ANSWER_HEAD_SIZE, 0, 0, seconds, 0, ns, 0, *[0] * 15)
+
+
+def entry(nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float) -> bytes:
+    """What a name means: the body of fuse_entry_out; as `put_entry` has it."""
+    message = entry_answer()
+    put_entry(message, nodeid, ino, attributes, entry_s, attr_s)
+    return bytes(message[ANSWER_HEAD_SIZE:])
 
 
 def put_entry(message: bytearray, nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float) -> None:
@@ -323,7 +378,7 @@ def put_statx(message: bytearray, ino: int, attributes: Attributes, attr_s: floa
     _STATX.pack_into(
         message, ANSWER_HEAD_SIZE, *_timeout(attr_s),
         mask, blksize, nlink, uid, gid, mode, ino, size, blocks,
-        *divmod(atime_ns, _NANO), *divmod(btime_ns, _NANO), *divmod(ctime_ns, _NANO), *divmod(mtime_ns, _NANO),
+        *divmod(atime_ns, NANO), *divmod(btime_ns, NANO), *divmod(ctime_ns, NANO), *divmod(mtime_ns, NANO),
         rdev >> 8 & 0xFFF, rdev & 0xFF | rdev >> 12 & 0xFFF00,
     )  # fmt: skip
 
@@ -377,18 +432,10 @@ def direntplus_in(reply: bytes) -> Iterator[Listed]:
     """The entries of a listing's reply."""
     at = 0
     while at < len(reply):
-        nodeid, _generation, entry_s, attr_s, entry_ns, attr_ns, ino, *fields = _ENTRY.unpack_from(reply, at)
-        size, blocks, *times, mode, nlink, uid, gid, rdev, blksize = fields
-        atime_ns, mtime_ns, ctime_ns = (s * _NANO + ns for s, ns in zip(times[:3], times[3:], strict=True))
-        dirent_ino, offset, n_name, kind = _DIRENT.unpack_from(reply, at + _ENTRY.size)
+        ino, offset, n_name, kind = _DIRENT.unpack_from(reply, at + _ENTRY.size)
         name_at = at + _ENTRY.size + _DIRENT.size
         name = reply[name_at : name_at + n_name]
-        attributes = Attributes(
-            0, ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, 0
-        )
-        yield Listed(
-            name, dirent_ino, offset, kind, nodeid, attributes, entry_s + entry_ns / _NANO, attr_s + attr_ns / _NANO
-        )
+        yield Listed(name, ino, offset, kind, read_entry(reply, at))
         at += direntplus_size(name)
 
 
@@ -405,4 +452,4 @@ def put_written(message: bytearray, size: int) -> None:
 @lru_cache(maxsize=64)
 def _timeout(left_s: float) -> tuple[int, int]:
     """In seconds and ns."""
-    return divmod(int(left_s * _NANO), _NANO)
+    return divmod(int(left_s * NANO), NANO)

@@ -149,7 +149,7 @@ def test_what_replaces_a_file_behind_the_mount_is_told_when_names_are_read_again
 
 def is_listed_in_full(vfs: Vfs) -> bool:
     """Whether a listing of the only file sends more than its name, of which the kernel then has a reference."""
-    return any(one.nodeid for one in Listings(vfs).entries(ROOT))
+    return any(one.entry.nodeid for one in Listings(vfs).entries(ROOT))
 
 
 @pytest.fixture(params=[HOUR_S, SECOND_S], ids=["hour", "second"])

@@ -99,7 +99,7 @@ def test_a_filesystem_that_has_become_slow_tells_names_alone() -> None:
             (volume / name).touch()
         found, at = set(), 0
         while more := Listings(vfs).entries(ROOT, at):
-            assert not any(one.nodeid for one in more)
+            assert not any(one.entry.nodeid for one in more)
             found |= {one.name for one in more}
             at = more[-1].offset
         assert found == {b".", b"..", b"a", b"b"}

@@ -168,8 +168,6 @@ class _MountDaemon:
         vfs.nodes.opens_directories = not wanted & InitFlag.NO_OPENDIR_SUPPORT
         requests = FuseRequests(vfs, device, pool)
         core = native_core(vfs, requests, self._watch.wake)
-        if not core.answers:
-            states.limit(FastPath.ENGINE, "Python answers requests: this filesystem has no file handles")
         if rings is not None:
             try:
                 rings.begin(requests, core.for_ring)
@@ -214,7 +212,6 @@ class _MountDaemon:
 
         handlers = PlainHandlers(self._vfs, _n_threads(), has_acls=self._options.default_permissions)
         self._vfs.nodes.lists_all = True
-        native_core(self._vfs, None, -1)
         self._stack.enter_context(session(handlers, self._device))
 
         async def answer() -> None:

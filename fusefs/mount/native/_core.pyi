@@ -6,6 +6,7 @@ from fusefs.core.nodeids import NodeId, SourceKey
 from fusefs.linux.fd import CountedFd
 from fusefs.linux.fuse_ring import FuseRing
 from fusefs.linux.io_uring import RingLayout
+from fusefs.mount.requests.fuse_operations import ReplyInSteps
 from fusefs.mount.requests.ring_servers import Later
 from fusefs.mount.tables.daemon_cache import SeenByName
 from fusefs.mount.tables.prefetch import PrefetchBatch
@@ -72,6 +73,7 @@ class Tables:
     is_case_sensitive: bool
     opens_directories: bool
     lists_all: bool
+    is_trash_renewed: bool
     def __init__(
         self,
         source: SourceKey,
@@ -99,6 +101,7 @@ class Tables:
     def directory_fd(self, node: Node, /) -> CountedFd | None: ...
     def keep_directory_fd(self, node: Node, fd: int, /) -> CountedFd: ...
     def drop_directory_fd(self, node: Node, /) -> None: ...
+    def keep_fd(self, node: Node, fd: int, /) -> None: ...
     def make_room(self, uid: int, /) -> bool: ...
     def may_open(self, uid: int, /) -> bool: ...
     def add_to_share(self, uid: int, n: int, /) -> None: ...
@@ -158,9 +161,7 @@ class Core:
         rests: bytearray,
         cell_of: Mapping[int, int],
         layout: tuple[int, int, int, int, int, int],
-        device: int,
-        wake_fd: int,
-        root_fd: int,
+        mount_fd: int,
         root_dev: int,
         statx_flags: int,
         is_shared: bool,
@@ -175,8 +176,9 @@ class Core:
         at_rest: bytes,
         no_capabilities: bytes,
     ) -> None: ...
+    def connect(self, device: int, wake_fd: int, number: Callable[[Node, bytes], ReplyInSteps], /) -> None: ...
+    def do(self, request: Request, held: int = -1, /) -> bytes: ...
     def forget(self, forgotten: Request, /) -> None: ...
-    def do(self, request: bytes, /) -> bytes: ...
     def sleep(self) -> None: ...
 
 class CoreRing:

@@ -193,35 +193,21 @@ static int put_from(Listing *listing, uint64_t offset) {
     return error;
 }
 
-/* Have the directory that a request is about, and its fd. Returns 0 or a result. */
-static int find_directory(Request *request, Place *place) {
-    Tables *t = request->core->tables;
-    Node *node = node_of(t, request->nodeid);
-    *place = (Place){0};
-    if (node == NULL || node->last != NULL)
-        return node == NULL ? -ESTALE : -ENOENT;
-    place->fd = directory_fd(t, node);
-    if (place->fd == NULL)
-        return NOT_OURS; /* Python opens it */
-    place->node = node_take(node);
-    return 0;
-}
-
 /* Have the directory of a handle; or of a nodeid, where the kernel sends no OPENDIR. Returns 0 or a result. */
 static int open_listing(Request *request, uint64_t fh, Listing *listing) {
     Tables *t = request->core->tables;
     if (fh) {
         const Handle *handle = handle_of_number(t, fh);
         if (handle == NULL)
-            return NOT_OURS;
+            return fh >> 32 ? NOT_OURS : -EBADF; /* a number of Python's */
         listing->node = node_take(handle->node);
         listing->fd = fd_take(handle->fd);
         return 0;
     }
     Place place;
-    int result = find_directory(request, &place);
+    int result = open_place(request, request->nodeid, NULL, &place);
     if (result)
-        return result;
+        return result == -ESTALE && node_of(t, request->nodeid) != NULL ? -ENOENT : result;
     listing->node = node_take(place.node);
     calls_begin(request);
     int fd = openat(place.fd->number, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), error = errno;
@@ -248,7 +234,8 @@ int do_readdirplus(Request *request) {
                        .room = in.size < BODY_BYTES_MAX ? in.size : BODY_BYTES_MAX};
     int result = open_listing(request, in.fh, &listing);
     if (!result) {
-        listing.is_believed = may_cache_names(request, listing.node);
+        bool is_slow = __atomic_load_n(&request->core->mutex->is_slow, __ATOMIC_RELAXED);
+        listing.is_believed = !is_slow && !are_fickle_in(request, listing.node, listing.fd->number);
         int error = put_from(&listing, in.offset);
         result = listing.n ? (int)listing.n : -error; /* what failed behind an entry fails again in the next call */
     }
@@ -284,12 +271,14 @@ int do_opendir(Request *request) {
         return -ENOSYS;
     if (!make_room(t, request->uid))
         return -EMFILE;
-    int result = find_directory(request, &place);
+    int result = open_place(request, request->nodeid, NULL, &place);
     if (result)
         return result;
     calls_begin(request);
-    Acting acting = acting_as(request, is_owner(request, place.fd->number));
-    while (acts(&acting, &error)) {
+    error = look(place.fd->number, "", core->statx_flags, &seen);
+    Need need = by_mode(&seen);
+    Acting acting = acting_by(request, &need, 1);
+    while (!error && acts(&acting, &error)) {
         fd = openat(place.fd->number, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         error = fd < 0 ? errno : 0;
     }
@@ -298,6 +287,7 @@ int do_opendir(Request *request) {
     if (error && fd >= 0)
         close(fd);
     calls_end(request);
+    mistake(request, place.node, error);
     if (!error) {
         bool is_kept = !core->is_shared || pages_are_right(t, place.node, &seen);
         uint32_t flags = !is_outside(core, place.node) ? 0 : is_kept ? CACHE_DIR | KEEP_CACHE : CACHE_DIR;

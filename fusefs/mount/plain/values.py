@@ -6,9 +6,9 @@ from typing import Any
 
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, SetattrFields, StatvfsData
 
-from fusefs.core.fuse_protocol import Listed
+from fusefs.core.fuse_protocol import Entry, Listed, read_entry
 from fusefs.core.inode_attributes import Attributes
-from fusefs.mount.native._core import Node
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam, shown_number
@@ -33,12 +33,6 @@ def entry_of(known: EntryParam, node: Node | None, timeouts: AttrTimeouts) -> En
     return _entry(shown_number(known), known.attributes, timeouts.lifetimes(known), node)
 
 
-def entry_listed(listed: Listed, node: Node | None) -> EntryAttributes:
-    """The entry of what a listing has; of `.` and `..` the kernel takes the number and the type."""
-    seen = listed.attributes if listed.nodeid else listed.attributes._replace(mode=listed.kind << 12)
-    return _entry(listed.nodeid or listed.ino, seen, (listed.entry_s, listed.attr_s), node)
-
-
 def _entry(number: int, seen: Attributes, lifetimes: tuple[float, float], node: Node | None) -> EntryAttributes:
     entry = EntryAttributes()
     field: Any = entry
@@ -50,6 +44,26 @@ def _entry(number: int, seen: Attributes, lifetimes: tuple[float, float], node: 
     field.entry_timeout, field.attr_timeout = lifetimes
     field.generation = 0 if node is None else hash(node.source) & _GENERATIONS
     return entry
+
+
+def entry_in(reply: bytes, nodes: Tables) -> EntryAttributes:
+    """The entry in a reply."""
+    return _entry_said(read_entry(reply), nodes)
+
+
+def entry_listed(listed: Listed, nodes: Tables) -> EntryAttributes:
+    """The entry of what a listing has; of `.` and `..` the kernel takes the number and the type."""
+    if listed.entry.nodeid:
+        return _entry_said(listed.entry, nodes)
+    entry = EntryAttributes()
+    field: Any = entry
+    field.st_ino, field.st_mode = listed.ino, listed.kind << 12
+    return entry
+
+
+def _entry_said(said: Entry, nodes: Tables) -> EntryAttributes:
+    node = nodes.get(said.nodeid) if said.nodeid else None
+    return _entry(said.nodeid, said.attributes_of(0, 0, 0), (said.name_s, said.attr_s), node)
 
 
 def file_info(opened: OpenedFile) -> FileInfo:

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
 from fusefs.linux.fuse_caller import is_killed
+from fusefs.mount.native._core import Node
 from fusefs.mount.requests.failures import NotCached, NotYet, attempt, attempt_step
 from fusefs.mount.requests.fuse_operations import FuseOperations, OpcodeHandler, Reply, ReplyInSteps, WaitClass
 from fusefs.mount.requests.thread_pool import Key, PoolTask, ThreadPool
@@ -94,9 +95,10 @@ class FuseRequests:
         self._acts, self._recalls = self._answers.acts(), self._answers.recalls()
         self._unfinished: deque[_Unfinished] = deque()
 
-    def native_parts(self) -> dict[str, object]:
-        """What the native core works on (core.h)."""
-        return {"requests": self, "numbered": self._answers.number}
+    @property
+    def number(self) -> Callable[[Node, bytes], ReplyInSteps]:
+        """What replies to what has made a node when that has its own number."""
+        return self._answers.number
 
     def answer_read(self, reader: RequestReader, size: int, *, hands_out: bool) -> None:
         """Answer a request that a thread has read from /dev/fuse, or have that done.

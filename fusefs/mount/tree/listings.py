@@ -17,8 +17,8 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 
 from fusefs.core import fuse_protocol as wire
@@ -28,7 +28,7 @@ from fusefs.core.packed_entries import PackedEntries
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
-from fusefs.mount.native._core import Node, Tables, counted_fd
+from fusefs.mount.native._core import Core, Node, Tables
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.prefetch import Prefetch, PrefetchBatch, PrefetchQueue
@@ -36,7 +36,6 @@ from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import trashd_dir
 from fusefs.mount.tree.cached_replies import CachedReplies
 from fusefs.mount.tree.lookup_operations import LookupOperations
-from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.opening import Opening
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam, NameValidity
 from fusefs.store.layout import is_stores_own
@@ -147,13 +146,13 @@ class Listings:
     """
 
     _lock: TablesLock
+    _core: Core
     _nodes: Tables
     _cache: DaemonCache
     _directories: DirectoryFds
     _prefetch: Prefetch
     _validity: NameValidity
     _timeouts: AttrTimeouts
-    _access: NodeAccess
     _cached: CachedReplies
     _lookups: LookupOperations
     _opening: Opening
@@ -163,8 +162,6 @@ class Listings:
     is_checked: bool
 
     def __post_init__(self) -> None:
-        self.do: Callable[[bytes], bytes]
-        """Core.do"""
         self._slow: dict[int, SlowListing] = {}
         self._numbers = itertools.count(_NO_FD)
 
@@ -181,9 +178,11 @@ class Listings:
         (fh,) = wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         listing = self._slow.get(fh)
         if listing is None:
-            node = self._nodes.handle(fh)[0] if fh else self._reached(self._access.node(nodeid))
-            with self._cache.reads(node.source) if opcode == Opcode.READDIRPLUS else nullcontext():
-                return self._ask(request)
+            node = self._nodes.handle(fh)[0] if fh else self._nodes.get(nodeid)
+            if node is None or opcode != Opcode.READDIRPLUS:
+                return self._do(request)
+            with self._cache.reads(node.source):
+                return self._do(request)
         match opcode:
             case Opcode.READDIRPLUS:
                 return self._read(listing, *wire.read_in(request)[1:])
@@ -191,25 +190,17 @@ class Listings:
                 self._release(listing, request)
                 del self._slow[fh]
                 return b""
-        if not listing.handle:
-            self._reached(listing.node)
-        return self._ask(wire.with_handle(request, listing.handle))
+        return self._do(wire.with_handle(request, listing.handle))
 
-    def _reached(self, node: Node) -> Node:
-        """A directory of which there is an fd, by which C opens it."""
-        if node.last is None:
-            counted_fd(self._directories.open_to_read(node))
-        return node
-
-    def _ask(self, request: wire.Request) -> bytes:
-        return self._lock.call(self.do, bytes(request))
+    def _do(self, request: wire.Request) -> bytes:
+        return self._lock.call(self._core.do, request)
 
     # Handles of slow directories.
 
     def _opendir(self, request: wire.Request, nodeid: int, uid: int) -> bytes:
-        node = self._reached(self._access.node(nodeid))
-        reply = self._ask(request)
-        if not self._lock.is_slow:
+        reply = self._do(request)
+        node = self._nodes.get(nodeid)
+        if node is None or not self._lock.is_slow:
             return reply
         return self._opened(SlowListing(node, uid, wire.handle_in(reply)), reply)
 
@@ -235,7 +226,7 @@ class Listings:
     def _release(self, listing: SlowListing, request: wire.Request) -> None:
         listing.end_fill()
         if listing.handle:
-            self._ask(wire.with_handle(request, listing.handle))
+            self._do(wire.with_handle(request, listing.handle))
             return
         self._nodes.add_to_share(listing.uid, -1)
         if listing.fd is not None:
