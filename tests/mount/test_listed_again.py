@@ -21,7 +21,7 @@ from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USE
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount
 from tests.support.open_files import held
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.vfs_without_mount import Listings, vfs_at
+from tests.support.vfs_without_mount import DirectoryRequests, vfs_at
 
 pytestmark = [
     pytest.mark.needs("root", "fuse", "loop"),
@@ -149,7 +149,7 @@ def test_what_replaces_a_file_behind_the_mount_is_told_when_names_are_read_again
 
 def is_listed_in_full(vfs: Vfs) -> bool:
     """Whether a listing of the only file sends more than its name, of which the kernel then has a reference."""
-    return any(one.entry.nodeid for one in Listings(vfs).entries(ROOT))
+    return any(one.entry.nodeid for one in DirectoryRequests(vfs).entries(ROOT))
 
 
 @pytest.fixture(params=[HOUR_S, SECOND_S], ids=["hour", "second"])

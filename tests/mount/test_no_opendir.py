@@ -17,7 +17,7 @@ from fusefs.mount.tree.listings import why_opened
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, until
 from tests.support.open_files import held
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.vfs_without_mount import Listings, vfs_at
+from tests.support.vfs_without_mount import DirectoryRequests, vfs_at
 
 pytestmark = [
     pytest.mark.needs("root", "fuse", "loop"),
@@ -98,7 +98,7 @@ def test_a_filesystem_that_has_become_slow_tells_names_alone() -> None:
         for name in ("a", "b", ".trashd"):
             (volume / name).touch()
         found, at = set(), 0
-        while more := Listings(vfs).entries(ROOT, at):
+        while more := DirectoryRequests(vfs).entries(ROOT, at):
             assert not any(one.entry.nodeid for one in more)
             found |= {one.name for one in more}
             at = more[-1].offset

@@ -20,7 +20,7 @@ from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.oracle_subjects import KEEP, FileAttributes, Handle, Subject, Times, see
-from tests.support.vfs_without_mount import Listings, NameReply, Names, Somebody
+from tests.support.vfs_without_mount import DirectoryRequests, NameReply, Names, Somebody
 
 ROOT = 1
 _MAX_LINKS = 40
@@ -230,16 +230,16 @@ class Player(Subject):
         with self._node(path, follow=True) as nodeid:
             if not stat.S_ISDIR(self._attributes(nodeid).mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            fh = Listings(self.vfs).opendir(nodeid, self._caller)
+            fh = DirectoryRequests(self.vfs).opendir(nodeid, self._caller)
             try:
                 return sorted(self._list(nodeid, fh))
             finally:
-                Listings(self.vfs).releasedir(fh)
+                DirectoryRequests(self.vfs).releasedir(fh)
 
     def _list(self, nodeid: int, fh: int) -> Iterator[bytes]:
         """Names, a few an answer, so that every offset is a place to go on from."""
         offset = 0
-        while listed := Listings(self.vfs).entries(nodeid, offset, fh=fh, room=_ROOM):
+        while listed := DirectoryRequests(self.vfs).entries(nodeid, offset, fh=fh, room=_ROOM):
             for one in listed:
                 offset = one.offset
                 if one.entry.nodeid:

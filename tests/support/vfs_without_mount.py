@@ -109,7 +109,7 @@ def vfs_at(
             vfs.close()
 
 
-class Listings:
+class DirectoryRequests:
     """Requests about directories that are read to a vfs, as a kernel makes them."""
 
     def __init__(self, vfs: Vfs) -> None:
