@@ -6,7 +6,7 @@ Source  linux/fuse.h, version 7.31 and later: fuse_in_header, fuse_out_header, f
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
@@ -50,7 +50,7 @@ _NO_ATTRIBUTES = (0,) * 21
 _OPEN = Struct("=QIi")
 _WRITTEN = Struct("=I4x")
 _BATCH_FORGET_IN = Struct("=I4x")
-FORGET_ONE = Struct("=QQ")
+_FORGET_ONE = Struct("=QQ")
 
 
 class Opcode(IntEnum):
@@ -97,6 +97,14 @@ class Opcode(IntEnum):
     COPY_FILE_RANGE_64 = 53
 
 
+NAMES: Final = frozenset({
+    Opcode.LOOKUP, Opcode.READLINK, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR,
+    Opcode.RENAME, Opcode.RENAME2, Opcode.LINK, Opcode.CREATE, Opcode.TMPFILE,
+})  # fmt: skip
+"""Requests about names, and about what is named."""
+XATTRS: Final = frozenset({Opcode.SETXATTR, Opcode.GETXATTR, Opcode.LISTXATTR, Opcode.REMOVEXATTR})
+
+
 # What follows the head of a request: numbers first, then names, each with a NUL byte at its end.
 
 NO_NUMBERS: Final = Struct("=")
@@ -104,6 +112,7 @@ FORGET_IN: Final = Struct("=Q")
 MKDIR_IN: Final = Struct("=II")
 MKNOD_IN: Final = Struct("=III4x")
 LINK_IN: Final = Struct("=Q")
+GETATTR_IN: Final = Struct("=16x")
 SETATTR_IN: Final = Struct("=I4xQQ8xqq8xII4xI4xII4x")
 """What is to be changed (FATTR_*), the handle, and the values: size; atime and mtime; their ns; mode, uid, gid."""
 FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE, FATTR_ATIME, FATTR_MTIME, FATTR_FH = (1 << n for n in range(7))
@@ -199,6 +208,15 @@ def check_name(name: bytes) -> None:
         raise OSError(errno.EINVAL, "not a name of an entry")
 
 
+class CallerIds(NamedTuple):
+    """The process that makes a request. pid: of its thread"""
+
+    uid: int
+    gid: int
+    pid: int
+    umask: int = 0
+
+
 def request(opcode: Opcode, nodeid: int, caller: tuple[int, int, int], body: bytes) -> bytes:
     """A whole request. caller: uid, gid, pid"""
     return _REQUEST_HEAD.pack(REQUEST_HEAD_SIZE + len(body), opcode, 0, nodeid, *caller) + body
@@ -223,10 +241,11 @@ def with_number(body: bytes, nodeid: int) -> bytes:
 
 
 class Entry(NamedTuple):
-    """What fuse_entry_out says.
+    """What fuse_entry_out says, or fuse_attr_out.
 
     nodeid          0: nothing has the name
     name_s, attr_s  for how long it may be believed what the name means, and its attributes
+    numbers         of struct fuse_attr
     """
 
     nodeid: int
@@ -260,12 +279,47 @@ class Listed(NamedTuple):
     entry: Entry
 
 
-def forgotten(request: Request) -> Request:
-    """Of BATCH_FORGET: who is forgotten, FORGET_ONE.size bytes each."""
-    (n,) = _BATCH_FORGET_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-    at = REQUEST_HEAD_SIZE + _BATCH_FORGET_IN.size
-    n = min(n, (len(request) - at) // FORGET_ONE.size)
-    return request[at : at + n * FORGET_ONE.size]
+def batch_forget(forgotten: Sequence[tuple[int, int]]) -> bytes:
+    """A whole BATCH_FORGET: of each node its nodeid, and how many references are forgotten."""
+    pairs = b"".join(_FORGET_ONE.pack(*one) for one in forgotten)
+    return request(Opcode.BATCH_FORGET, 0, (0, 0, 0), _BATCH_FORGET_IN.pack(len(forgotten)) + pairs)
+
+
+def read_attr(body: bytes) -> Entry:
+    """What a reply says of a node."""
+    attr_s, attr_ns, *numbers = _ATTR.unpack_from(body)
+    return Entry(numbers[0], 0, attr_s + attr_ns / NANO, tuple(numbers))
+
+
+def read_opened(body: bytes) -> tuple[int, int, int]:
+    """The handle in a reply to OPEN, FOPEN_* flags, and the id by which the file is passed through, or 0."""
+    fh, flags, backing_id = _OPEN.unpack(body)
+    return fh, flags, backing_id
+
+
+def written_in(body: bytes) -> int:
+    """How many bytes were written, by the reply to WRITE or COPY_FILE_RANGE."""
+    (n,) = _WRITTEN.unpack(body)
+    return int(n)
+
+
+def caller_of(request: Request) -> CallerIds:
+    """The process that has made a request."""
+    return CallerIds(*read_head(request)[4:])
+
+
+def attr(ino: int, attributes: Attributes) -> bytes:
+    """The body of a reply with what a node is, which may not be believed."""
+    message = attr_answer()
+    put_attr(message, ino, attributes, 0)
+    return bytes(message[ANSWER_HEAD_SIZE:])
+
+
+def statx(ino: int, attributes: Attributes) -> bytes:
+    """The body of a reply with what a node is and when it was made, which may not be believed."""
+    message = statx_answer()
+    put_statx(message, ino, attributes, 0)
+    return bytes(message[ANSWER_HEAD_SIZE:])
 
 
 def read_in(request: Request) -> tuple[int, int, int]:

@@ -21,7 +21,7 @@ from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USE
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount
 from tests.support.open_files import held
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.vfs_without_mount import DirectoryRequests, vfs_at
+from tests.support.vfs_without_mount import DirectoryRequests, Names, vfs_at
 
 pytestmark = [
     pytest.mark.needs("root", "fuse", "loop"),
@@ -179,5 +179,5 @@ def test_what_is_not_cached_for_much_longer_comes_again(listed: tuple[Vfs, float
 
 def test_what_is_forgotten_comes_again(listed: tuple[Vfs, float]) -> None:
     vfs, _cached_s = listed
-    vfs.references.forget(the_file(vfs).nodeid, 2)
+    Names(vfs).forget(the_file(vfs).nodeid, 2)
     assert is_listed_in_full(vfs)

@@ -33,6 +33,7 @@ class Broken:
         self.nodes = Tables((1, b""), Attributes(1, 1, 0o040755, *[0] * 11))
         self.timeouts = AttrTimeouts(self.nodes)
         self.retries = EstaleRetries(self.lock, self.nodes)
+        self.is_shared = False
 
     def __getattr__(self, name: str) -> Broken:
         return self

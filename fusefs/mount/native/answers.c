@@ -89,7 +89,8 @@ int put_missing(Request *request, double name_s) {
 /* struct fuse_attr_out. Returns how many bytes. */
 int put_attr(Request *request, Node *node, const Seen *seen, bool is_steady) {
     Core *core = request->core;
-    double attributes_s = attr_s(request, node, seen, lifetime(request), is_steady && may_last(request, node));
+    double timeout_s = request->is_fickle ? 0 : lifetime(request);
+    double attributes_s = attr_s(request, node, seen, timeout_s, is_steady && may_last(request, node));
     put_time(request->answer, request->answer + 8, attributes_s);
     put32(request->answer + 12, 0);
     put_attributes(request->answer + 16, is_root(core, node) ? seen->ino : node->nodeid, seen);

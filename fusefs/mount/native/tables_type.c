@@ -303,11 +303,6 @@ static PyObject *table_handle(TablesObject *self, PyObject *fh) {
     return NULL;
 }
 
-static PyObject *table_fd_of(TablesObject *Py_UNUSED(self), PyObject *object) {
-    Node *node = node_from(object);
-    return node == NULL ? NULL : fd_object(node->handles == NULL ? NULL : fd_take(node->handles->fd));
-}
-
 static PyObject *table_appends(TablesObject *self, PyObject *fh) {
     Handle *handle = handle_from(self, fh);
     return handle == NULL ? NULL : PyBool_FromLong(handle->appends);
@@ -450,7 +445,6 @@ static PyMethodDef table_methods[] = {
     {"open_handle", (PyCFunction)table_open_handle, METH_VARARGS, "A handle of a node by an fd, which is the tables' from now on, opened by a uid, with flags. Of the first one: its backing id or 0, and whom it is written as."},
     {"close_handle", (PyCFunction)table_close_handle, METH_O, "Let a handle go; its node."},
     {"handle", (PyCFunction)table_handle, METH_O, "The node and the fd of a handle."},
-    {"fd_of", (PyCFunction)table_fd_of, METH_O, "An fd of some handle of a node; None: it is not open."},
     {"appends", (PyCFunction)table_appends, METH_O, "Whether a handle was opened with O_APPEND."},
     {"runs_no_more", (PyCFunction)table_runs_no_more, METH_O, "The process that ran a program by a handle has ended; the handle goes, too, perhaps later."},
     {"drop_backing", (PyCFunction)table_drop_backing, METH_NOARGS, "Pass nothing through any more: the kernel would keep the files as long as a dead mount stays."},

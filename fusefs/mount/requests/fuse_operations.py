@@ -7,21 +7,16 @@ again: so there is one of each sort for all threads.
 
 from __future__ import annotations
 
-import errno
-import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from enum import IntEnum
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 from fusefs.core import fuse_protocol as wire
-from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, REQUEST_HEAD_SIZE, Opcode, Request
+from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, Opcode, Request
 from fusefs.mount.native._core import Node
 from fusefs.mount.places.counters import CELL_OF
 from fusefs.mount.requests.failures import NotCached
 from fusefs.mount.tree.act_as import RequestCaller
-from fusefs.mount.tree.attribute_operations import Changes
-from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.validity import EntryParam, shown_number
 from fusefs.mount.tree.vfs import Vfs
 
@@ -29,14 +24,6 @@ _PATIENCE = 50
 """Requests that are read before what was just made is told by another number: what is deleted and in use keeps its own
 longer than clients want to wait, and so does what stands behind a hundred thousand others that the kernel forgets."""
 
-PART = 64
-"""Nodes that are forgotten in one go: an eighth of a millisecond's work."""
-_PART_BYTES = PART * wire.FORGET_ONE.size
-
-_REST_S = 0.0005
-"""Between two parts of what the kernel forgets, if requests come meanwhile."""
-
-_NANO = 1_000_000_000
 
 Reply = wire.Answer | None
 """To a request; or there is none."""
@@ -72,14 +59,11 @@ class FuseOperations:
 
     def __init__(self, vfs: Vfs) -> None:
         self._nodes = vfs.nodes
-        self._lookups = vfs.lookups
         self._recalls = vfs.recalls
-        self._references = vfs.references
+        self._core = vfs.core
         self._names = vfs.names
-        self._attributes = vfs.attributes
         self._xattrs = vfs.xattrs
         self._files = vfs.files
-        self._opening = vfs.opening
         self._listings = vfs.listings
         self._lifetimes = vfs.timeouts.lifetimes
         self._lock = vfs.lock
@@ -88,17 +72,16 @@ class FuseOperations:
         self._attr, self._statx_told = wire.attr_answer(), wire.statx_answer()
         self._opened = wire.open_answer()
         self._created = wire.create_answer()
-        self._written = wire.write_answer()
 
     def acts(self) -> dict[int, OpcodeHandler]:
         """What is done for each request, by its opcode."""
         acts: dict[Opcode, tuple[str, Callable[[int, Request, RequestCaller], ReplyOrSteps], WaitClass]] = {
             Opcode.LOOKUP: ("lookup", self._name, WaitClass.LOOK),
             Opcode.FORGET: ("forget", self._forget, WaitClass.SHORT),
-            Opcode.BATCH_FORGET: ("forget", self._forget_many, WaitClass.SHORT),
-            Opcode.GETATTR: ("getattr", self._getattr, WaitClass.LOOK),
-            Opcode.SETATTR: ("setattr", self._setattr, WaitClass.CHANGE),
-            Opcode.STATX: ("statx", self._statx, WaitClass.LOOK),
+            Opcode.BATCH_FORGET: ("forget", self._forget, WaitClass.SHORT),
+            Opcode.GETATTR: ("getattr", self._file, WaitClass.LOOK),
+            Opcode.SETATTR: ("setattr", self._file, WaitClass.CHANGE),
+            Opcode.STATX: ("statx", self._file, WaitClass.LOOK),
             Opcode.READLINK: ("readlink", self._name, WaitClass.LOOK),
             Opcode.SYMLINK: ("symlink", self._name, WaitClass.CHANGE),
             Opcode.MKNOD: ("mknod", self._name, WaitClass.CHANGE),
@@ -111,21 +94,21 @@ class FuseOperations:
             Opcode.RENAME2: ("rename", self._name, WaitClass.CHANGE),
             Opcode.LINK: ("link", self._name, WaitClass.CHANGE),
             Opcode.OPEN: ("open", self._open, WaitClass.LOOK),
-            Opcode.READ: ("read", self._read, WaitClass.LOOK),
-            Opcode.WRITE: ("write", self._write, WaitClass.CHANGE),
-            Opcode.LSEEK: ("lseek", self._lseek, WaitClass.LOOK),
-            Opcode.FALLOCATE: ("fallocate", self._fallocate, WaitClass.LONG),
-            Opcode.COPY_FILE_RANGE: ("copy_file_range", partial(self._copy, wire.COPY_OUT.pack), WaitClass.LONG),
-            Opcode.COPY_FILE_RANGE_64: ("copy_file_range", partial(self._copy, wire.COPY_64_OUT.pack), WaitClass.LONG),
-            Opcode.FLUSH: ("flush", partial(self._end, self._files.flush), WaitClass.CHANGE),
-            Opcode.FSYNC: ("fsync", self._fsync, WaitClass.LONG),
-            Opcode.RELEASE: ("release", partial(self._end, self._opening.release), WaitClass.LOOK),
-            Opcode.STATFS: ("statfs", self._statfs, WaitClass.LOOK),
-            Opcode.ACCESS: ("access", self._access, WaitClass.LOOK),
-            Opcode.SETXATTR: ("setxattr", self._setxattr, WaitClass.CHANGE),
-            Opcode.GETXATTR: ("getxattr", self._getxattr, WaitClass.LOOK),
-            Opcode.LISTXATTR: ("listxattr", self._listxattr, WaitClass.LOOK),
-            Opcode.REMOVEXATTR: ("removexattr", self._removexattr, WaitClass.CHANGE),
+            Opcode.READ: ("read", self._file, WaitClass.LOOK),
+            Opcode.WRITE: ("write", self._file, WaitClass.CHANGE),
+            Opcode.LSEEK: ("lseek", self._file, WaitClass.LOOK),
+            Opcode.FALLOCATE: ("fallocate", self._file, WaitClass.LONG),
+            Opcode.COPY_FILE_RANGE: ("copy_file_range", self._file, WaitClass.LONG),
+            Opcode.COPY_FILE_RANGE_64: ("copy_file_range", self._file, WaitClass.LONG),
+            Opcode.FLUSH: ("flush", self._file, WaitClass.CHANGE),
+            Opcode.FSYNC: ("fsync", self._file, WaitClass.LONG),
+            Opcode.RELEASE: ("release", self._file, WaitClass.LOOK),
+            Opcode.STATFS: ("statfs", self._file, WaitClass.LOOK),
+            Opcode.ACCESS: ("access", self._file, WaitClass.LOOK),
+            Opcode.SETXATTR: ("setxattr", self._xattr, WaitClass.CHANGE),
+            Opcode.GETXATTR: ("getxattr", self._xattr, WaitClass.LOOK),
+            Opcode.LISTXATTR: ("listxattr", self._xattr, WaitClass.LOOK),
+            Opcode.REMOVEXATTR: ("removexattr", self._xattr, WaitClass.CHANGE),
             Opcode.OPENDIR: ("opendir", self._opendir, WaitClass.LOOK),
             Opcode.READDIRPLUS: ("readdir", self._list, WaitClass.LOOK),
             Opcode.FSYNCDIR: ("fsyncdir", self._list, WaitClass.LONG),
@@ -138,12 +121,12 @@ class FuseOperations:
         recalls: dict[Opcode, tuple[str, Callable[[int, Request, RequestCaller], ReplyOrSteps]]] = {
             Opcode.LOOKUP: ("lookup", self._recall_name),
             Opcode.FORGET: ("forget", self._forget),
-            Opcode.BATCH_FORGET: ("forget", self._forget_many),
+            Opcode.BATCH_FORGET: ("forget", self._forget),
             Opcode.GETATTR: ("getattr", self._recall_node),
             Opcode.STATX: ("statx", self._recall_birth),
             Opcode.READLINK: ("readlink", self._recall_target),
             Opcode.GETXATTR: ("getxattr", self._recall_xattr),
-            Opcode.LISTXATTR: ("listxattr", self._recall_xattrs),
+            Opcode.LISTXATTR: ("listxattr", self._recall_xattr),
             Opcode.OPENDIR: ("opendir", self._recall_listing),
         }
         return {
@@ -191,25 +174,8 @@ class FuseOperations:
         wire.put_entry(answer, known.nodeid, shown_number(known), known.attributes, *self._lifetimes(known))
         return answer
 
-    def _forget(self, nodeid: int, request: Request, caller: RequestCaller) -> None:
-        self._references.forget(nodeid, *wire.FORGET_IN.unpack_from(request, REQUEST_HEAD_SIZE))
-
-    def _forget_many(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        forgotten = wire.forgotten(request)
-        if len(forgotten) > _PART_BYTES:
-            return self._forget_parts(bytes(forgotten))
-        self._references.forget_many(forgotten)
-        return None
-
-    def _forget_parts(self, forgotten: bytes) -> ReplyInSteps:
-        again_s = 0.0
-        for at in range(0, len(forgotten), _PART_BYTES):
-            while time.monotonic() < again_s:
-                if (yield):
-                    break
-            self._references.forget_many(forgotten[at : at + _PART_BYTES])
-            again_s = time.monotonic() + _REST_S
-        return None
+    def _forget(self, _nodeid: int, request: Request, _caller: RequestCaller) -> None:
+        self._lock.call(self._core.do, request)
 
     def number(self, node: Node, body: bytes) -> ReplyInSteps:
         """Reply to what has made a node when that has its own inode number for a nodeid, or won't get it.
@@ -228,8 +194,8 @@ class FuseOperations:
 
     # Attributes.
 
-    def _getattr(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        return self._tell(self._lookups.getattr(nodeid, caller))
+    def _file(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        return self._files.answer(request)
 
     def _recall_node(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
         return self._tell(_remembered(self._recalls.getattr(nodeid)))
@@ -239,10 +205,6 @@ class FuseOperations:
         wire.put_attr(self._attr, shown_number(known), known.attributes, self._lifetimes(known)[1])
         return self._attr
 
-    def _statx(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        """A node's attributes with its birth, asked for once: the kernel keeps that as long as it knows the node."""
-        return self._tell_birth(self._lookups.getattr(nodeid, caller))
-
     def _recall_birth(self, nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
         return self._tell_birth(_remembered(self._recalls.getattr(nodeid)))
 
@@ -251,124 +213,19 @@ class FuseOperations:
         wire.put_statx(self._statx_told, shown_number(known), known.attributes, self._lifetimes(known)[1])
         return self._statx_told
 
-    def _setattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        wanted, fh, size, *times, mode, uid, gid = wire.SETATTR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        atime_s, mtime_s, atime_ns, mtime_ns = times
-        is_now = wire.FATTR_ATIME_NOW, wire.FATTR_MTIME_NOW
-        now_ns = time.time_ns()
-        atime_ns, mtime_ns = (
-            now_ns if wanted & one else seconds * _NANO + ns
-            for one, seconds, ns in zip(is_now, (atime_s, mtime_s), (atime_ns, mtime_ns), strict=True)
-        )
-        changes = Changes(
-            mode=mode if wanted & wire.FATTR_MODE else None,
-            uid=uid if wanted & wire.FATTR_UID else None,
-            gid=gid if wanted & wire.FATTR_GID else None,
-            size=size if wanted & wire.FATTR_SIZE else None,
-            atime_ns=atime_ns if wanted & wire.FATTR_ATIME else None,
-            mtime_ns=mtime_ns if wanted & wire.FATTR_MTIME else None,
-        )
-        handle = fh if wanted & wire.FATTR_FH else None
-        return self._tell(self._attributes.setattr(nodeid, changes, handle, caller))
-
     def _recall_target(self, nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
         return _remembered(self._recalls.readlink(nodeid))
 
-    def _access(self, nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        (mask,) = wire.ACCESS_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        return self._done if self._attributes.access(nodeid, mask) else errno.EACCES
+    def _xattr(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        return self._xattrs.answer(request)
 
-    def _statfs(self, _nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        found = self._attributes.statfs()
-        blocks = found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree
-        return wire.STATFS_OUT.pack(*blocks, found.f_bsize, found.f_namemax, found.f_frsize)
+    def _recall_xattr(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        return _remembered(self._xattrs.recall(request))
 
-    def _setxattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        size, flags = wire.SETXATTR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        name, _, value = bytes(request[REQUEST_HEAD_SIZE + wire.SETXATTR_IN.size :]).partition(b"\0")
-        self._xattrs.set(nodeid, name, value[:size], caller, flags)
-        return self._done
-
-    def _removexattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        (name,) = wire.strings(request)
-        self._xattrs.remove(nodeid, name, caller)
-        return self._done
-
-    def _listxattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        return self._tell_names(self._xattrs.names(nodeid, caller), request)
-
-    def _recall_xattrs(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        return self._tell_names(_remembered(self._xattrs.recall_names(nodeid, caller)), request)
-
-    def _tell_names(self, names: Iterable[bytes], request: Request) -> ReplyOrSteps:
-        return self._tell_xattr(b"".join(name + b"\0" for name in names), request)
-
-    def _getxattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        (name,) = wire.strings(request, wire.GETXATTR_IN)
-        return self._tell_xattr(self._xattrs.find(nodeid, name, caller), request)
-
-    def _recall_xattr(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        (name,) = wire.strings(request, wire.GETXATTR_IN)
-        answer = self._xattrs.recall(nodeid, name, caller)
-        if answer is None:
-            raise NotCached
-        return self._tell_xattr(answer, request)
-
-    def _tell_xattr(self, answer: bytes | int, request: Request) -> ReplyOrSteps:
-        (room,) = wire.GETXATTR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        if isinstance(answer, int):
-            return answer
-        if not room:
-            return wire.GETXATTR_OUT.pack(len(answer))
-        return answer if len(answer) <= room else errno.ERANGE
-
-    # Files.
-
-    def _open(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        (flags,) = wire.OPEN_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        return self._handle(self._opened, self._files.open(nodeid, flags, caller))
-
-    def _handle(self, answer: bytearray, opened: OpenedFile) -> bytearray:
-        """The kernel reads and writes the file of an id itself, and keeps no pages then."""
-        fh, backing_id, keeps = opened
-        flags = wire.FOPEN_PASSTHROUGH if backing_id else wire.FOPEN_KEEP_CACHE if keeps else 0
-        wire.put_opened(answer, fh, flags, backing_id)
-        return answer
-
-    def _read(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        fh, offset, size = wire.read_in(request)
-        return self._files.read(fh, offset, size)
-
-    def _write(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        fh, offset, size, flags = wire.WRITE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        data = memoryview(request)[REQUEST_HEAD_SIZE + wire.WRITE_IN.size :][:size]
-        wire.put_written(self._written, self._files.write(fh, offset, data, flags))
-        return self._written
-
-    def _lseek(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        fh, offset, whence = wire.LSEEK_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        return wire.LSEEK_OUT.pack(self._files.seek(fh, offset, whence))
-
-    def _fallocate(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        fh, offset, size, mode = wire.FALLOCATE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        self._files.allocate(fh, mode, offset, size, caller)
-        return self._done
-
-    def _copy(
-        self, tell: Callable[[int], bytes], _nodeid: int, request: Request, caller: RequestCaller
-    ) -> ReplyOrSteps:
-        fh, offset, to_fh, to_offset, size = wire.COPY_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        return tell(self._files.copy(fh, offset, to_fh, to_offset, size, caller))
-
-    def _fsync(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        fh, flags = wire.FSYNC_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        self._files.fsync(fh, data_only=bool(flags & wire.FSYNC_DATA_ONLY))
-        return self._done
-
-    def _end(self, act: Callable[[int], None], _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        """A client closes a file by a handle, or lets that go."""
-        act(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
-        return self._done
+    def _open(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        """A handle, as in `_create`."""
+        self._opened[ANSWER_HEAD_SIZE:] = self._files.answer(request)
+        return self._opened
 
     # Listings.
 

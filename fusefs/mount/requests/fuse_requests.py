@@ -84,7 +84,7 @@ class FuseRequests:
         pool    the threads that do what may wait
         """
         self._nodes = vfs.nodes
-        self._opening = vfs.opening
+        self._listings = vfs.listings
         self._retries = vfs.retries
         self._lock = vfs.lock
         self._stats = vfs.stats
@@ -363,7 +363,7 @@ class FuseRequests:
             self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
-        self._lock.run_untimed(self._opening.release, fh)
+        self._lock.run_untimed(self._listings.release, fh)
 
 
 def _sort(act: OpcodeHandler, opcode: int, request: Request) -> WaitClass:

@@ -13,6 +13,7 @@ Source  docs/decisions/0063-what-the-kernel-caches.md, 0065-slow-filesystems.md
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -23,11 +24,12 @@ from dataclasses import KW_ONLY, dataclass
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, REQUEST_HEAD_SIZE, Opcode
-from fusefs.core.nodeids import source_key
+from fusefs.core.nodeids import ROOT, source_key
 from fusefs.core.packed_entries import PackedEntries
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
+from fusefs.linux.statx import look_at
 from fusefs.mount.native._core import Core, Node, Tables
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
@@ -35,8 +37,6 @@ from fusefs.mount.tables.prefetch import Prefetch, PrefetchBatch, PrefetchQueue
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import trashd_dir
 from fusefs.mount.tree.cached_replies import CachedReplies
-from fusefs.mount.tree.lookup_operations import LookupOperations
-from fusefs.mount.tree.opening import Opening
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam, NameValidity
 from fusefs.store.layout import is_stores_own
 
@@ -44,6 +44,7 @@ _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGI
 _SINCE = (6, 13)
 """From then on two changes never leave a directory with the same time, if it was looked at in between."""
 
+DIRECTORIES = frozenset({Opcode.OPENDIR, Opcode.READDIRPLUS, Opcode.FSYNCDIR, Opcode.RELEASEDIR})
 _DOTS = (b".", b"..")
 _N_REPLY = 256
 """Entries of a reply: a little more than it takes."""
@@ -154,8 +155,6 @@ class Listings:
     _validity: NameValidity
     _timeouts: AttrTimeouts
     _cached: CachedReplies
-    _lookups: LookupOperations
-    _opening: Opening
     _: KW_ONLY
     is_shared: bool
     shows_trash: bool
@@ -212,11 +211,16 @@ class Listings:
             return None
         if node is None or node.last is not None or self._cache.listing(node) is None:
             return None
-        self._opening.make_room(uid)
+        if not self._nodes.make_room(uid):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._nodes.add_to_share(uid, 1)
         is_kept = FOPEN_CACHE_DIR if self.is_shared else FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE
         flags = 0 if trashd_dir.is_below(self._nodes, node) else is_kept
         return self._opened(SlowListing(node, uid), wire.opened(0, flags))
+
+    def release(self, fh: int) -> None:
+        """Close a handle, of a directory or a file, that no client closes."""
+        self.answer(wire.request(Opcode.RELEASEDIR, ROOT, (0, 0, 0), wire.HANDLE_IN.pack(fh)))
 
     def _opened(self, listing: SlowListing, reply: bytes) -> bytes:
         fh = next(self._numbers)
@@ -281,8 +285,8 @@ class Listings:
         elif not block and listing.fill is not None:
             if not self._validity.are_fickle_in(node, self._fd(listing)):
                 listing.fill.learn_listing(node, entries)
-                with suppress(OSError):
-                    self._lookups.known(node)  # so that it is cached, too, with its new time of access
+                with suppress(OSError), self._cache.looking() as look:  # it is cached, too, with its new time of access
+                    look.learn_attributes(node.source, self._lock.call(look_at, self._fd(listing)))
             listing.end_fill()
 
     def _fetch(self, listing: SlowListing, queue: PrefetchQueue) -> Sequence[PrefetchBatch]:

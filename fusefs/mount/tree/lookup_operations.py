@@ -1,4 +1,4 @@
-"""What nodes are, and how long that may be believed."""
+"""The links to drop folders, and whose attributes may be believed."""
 
 from __future__ import annotations
 
@@ -40,27 +40,6 @@ class LookupOperations:
         """Whether attributes on a device are those that its server has, if it has one."""
         self._submounts.meet(dev)
         return self._reader.asks or dev not in self._submounts.devices
-
-    def getattr(self, nodeid: int, caller: Caller) -> EntryParam:
-        """The attributes of a node as they are now."""
-        uid = trashd_dir.user_of(nodeid)
-        if uid is not None:
-            return self.drop(uid, caller)
-        return self.known(self._access.node(nodeid))
-
-    def known(self, node: Node) -> EntryParam:
-        """What a node is now."""
-        look = self._cache.looking()
-        try:
-            seen = self._reader.attributes(node)
-            if trashd_dir.is_below(self._nodes, node):
-                return EntryParam(node.nodeid, seen, 0, is_fickle=True)
-            look.learn_attributes(node.source, seen)
-            is_steady = not node.is_unsteady
-            node.is_told |= is_steady
-            return EntryParam(node.nodeid, seen, self._cache.lifetime_s, look.proof(node.source, named=None), is_steady)
-        finally:
-            look.end()
 
     def drop(self, uid: int, caller: Caller) -> EntryParam:
         """The link to a user's drop folder."""

@@ -102,7 +102,7 @@ class NameOperations:
             return wire.entry(known.nodeid, known.nodeid, known.attributes, 0, 0)
         if parent == ROOT and name == TOP_NAME and self._nodes.root.nodeid == TOP:  # asked by mount/life/root_inode.py
             self._nodes.root.nlookup += 1
-            return wire.entry(TOP, TOP, self._reader.attributes(self._nodes.root), 0, 0)
+            return wire.entry(TOP, TOP, self._lock.call(look_at, fd), 0, 0)
         if self._retries:
             found = self._look_again(request, directory, fd, name, caller) or self._find_moved(
                 request, directory, name, caller
@@ -188,7 +188,7 @@ class NameOperations:
         old_directory, _fd = self._access.changeable(*old)
         new_directory, _fd = self._access.changeable(*new)
         # Two directories at a time: neither must push out the other.
-        with self._directories.hold(old_directory) as old_fd, self._directories.hold(new_directory) as new_fd:
+        with self._directories.fd_of(old_directory) as old_fd, self._directories.fd_of(new_directory) as new_fd:
             return self._adopt(old_fd, (old_directory, old[1]), new_fd, (new_directory, new[1]), caller)
 
     def _adopt(self, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, caller: RequestCaller) -> bool:

@@ -6,6 +6,7 @@ raise OSError only. They run under the tables' lock, and all that asks the backi
 
 from __future__ import annotations
 
+from fusefs.core.fuse_protocol import NAMES, XATTRS, Request, read_head
 from fusefs.core.mount_counters import Gauges
 from fusefs.core.nodeids import SourceKey, source_key
 from fusefs.linux.fd import Fd
@@ -18,25 +19,22 @@ from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds, have_handles
 from fusefs.mount.tables.estale_retries import EstaleRetries
-from fusefs.mount.tables.open_handles import OpenHandles, n_for_clients, n_handles, n_spare
+from fusefs.mount.tables.open_handles import n_for_clients, n_handles, n_spare
 from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import trashd_dir
-from fusefs.mount.tree.attribute_operations import AttributeOperations
 from fusefs.mount.tree.cached_replies import CachedReplies
 from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.file_operations import FileOperations
 from fusefs.mount.tree.inode_reader import InodeReader
-from fusefs.mount.tree.listings import Listings
+from fusefs.mount.tree.listings import DIRECTORIES, Listings
 from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.make_core import make_core
 from fusefs.mount.tree.name_operations import NameOperations
 from fusefs.mount.tree.node_access import NodeAccess
-from fusefs.mount.tree.opening import Opening
 from fusefs.mount.tree.passthrough import Passthrough
 from fusefs.mount.tree.references import NodeReferences
-from fusefs.mount.tree.setid_bits import SetidBits
 from fusefs.mount.tree.validity import AttrTimeouts, NameValidity
 from fusefs.mount.tree.xattr_operations import XattrOperations
 
@@ -80,6 +78,7 @@ class Vfs:
         self.root = root
         self.lock = lock
         self.stats = stats
+        self.is_shared = is_shared
 
         # What is known, which the tables' lock protects.
         source = source_key(seen, handle_of(root) if have_handles(root) else b"")
@@ -89,8 +88,7 @@ class Vfs:
         )  # fmt: skip
         self.cache = DaemonCache(lock, self.nodes, stats, cache_bytes, timeout_s)
         self.retries = EstaleRetries(lock, self.nodes)
-        self.directories = DirectoryFds(root, self.nodes, lock, self.retries)
-        self.handles = OpenHandles(self.nodes)
+        self.directories = DirectoryFds(root, self.nodes, lock)
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
         self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
         validity = NameValidity(self.nodes, lock)
@@ -102,41 +100,44 @@ class Vfs:
 
         # How an operation gets at it.
         self.references = NodeReferences(lock, self.nodes, self.cache, (self.prefetch, self.retries))
-        self.access = NodeAccess(lock, self.nodes, self.directories, self.cache, self.timeouts, is_shared=is_shared)
+        self.access = NodeAccess(lock, self.nodes, self.directories, self.cache, self.timeouts)
         lookers = StatxReaders(asks=not Kernel().answers_at_once(root))
-        self.reader = InodeReader(lock, self.nodes, self.directories, lookers, is_shared=is_shared)
-        self.opening = Opening(lock, self.nodes, self.cache, self.passthrough, self.references, self.access)
-        bits = SetidBits(lock, self.access)
+        self.reader = InodeReader(lock, self.directories, lookers)
 
         # What is done: both front ends call these.
         self.recalls = CachedReplies(self.nodes, self.cache, self.retries, self.prefetch, self.references)
         self.lookups = LookupOperations(lock, self.nodes, self.cache, drops, self.access, self.reader)
-        self.xattrs = XattrOperations(
-            lock, self.nodes, self.cache, self.directories, self.prefetch, wanted, self.timeouts, self.access,
-            are_shown=shows_xattrs, are_for_all=are_for_all(root), is_shared=is_shared,
-        )  # fmt: skip
+        for_all = are_for_all(root)
         self.core = make_core(
-            root, lock, self.nodes, stats, self.directories, self.passthrough, self._calls(validity),
-            asks=self.reader.asks, is_shared=is_shared, tells_xattrs=self.xattrs.are_told_alike,
-            hides_trash=not shows_trash, lifetime_s=self.cache.lifetime_s,
+            lock, self.nodes, stats, self.directories, self._calls(validity),
+            asks=self.reader.asks, is_shared=is_shared, is_flushed=is_flushed, shows_xattrs=shows_xattrs,
+            is_for_all=for_all, hides_trash=not shows_trash, lifetime_s=self.cache.lifetime_s,
         )  # fmt: skip
+        self.directories.core = self.core
         self.names = NameOperations(
             lock, self.core, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
             self.timeouts, self.stored, drops, self.access, self.reader, self.lookups,
             DropAdoption(lock, self.nodes, self.directories, self.access, Kernel()),
         )  # fmt: skip
-        self.attributes = AttributeOperations(
-            root, lock, self.cache, self.handles, self.access, self.lookups, self.opening, bits,
-        )  # fmt: skip
-        self.files = FileOperations(
-            lock, self.nodes, self.cache, self.handles, self.retries, self.passthrough, self.timeouts, self.access,
-            self.opening, is_shared=is_shared, is_flushed=is_flushed,
+        self.files = FileOperations(lock, self.core, self.nodes, self.cache, self.retries, drops)
+        self.xattrs = XattrOperations(
+            lock, self.core, self.nodes, self.cache, self.prefetch, wanted, self.timeouts,
+            are_shown=shows_xattrs, are_for_all=for_all,
         )  # fmt: skip
         self.listings = Listings(
             lock, self.core, self.nodes, self.cache, self.directories, self.prefetch, validity, self.timeouts,
-            self.recalls, self.lookups, self.opening,
+            self.recalls,
             is_shared=is_shared, shows_trash=shows_trash, is_checked=is_checked,
         )  # fmt: skip
+
+    def answer(self, request: Request) -> bytes:
+        """Do a whole request about a name, a node or a file; the body of its reply. Raises  OSError: its errno is it"""
+        opcode = read_head(request)[1]
+        if opcode in XATTRS:
+            return self.xattrs.answer(request)
+        if opcode in DIRECTORIES:
+            return self.listings.answer(request)
+        return (self.names if opcode in NAMES else self.files).answer(request)
 
     # What the native core calls when it has let the tables go.
 
