@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
+from fusefs.core.inode_attributes import Attributes
 from fusefs.core.nodeids import ROOT, TOP, source_key
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import NO_NOREPLACE
 from fusefs.linux.mountinfo import TOP as TOP_NAME
-from fusefs.linux.statx import look_at
+from fusefs.linux.statx import TO_PEEK, look_at, peek_at
 from fusefs.linux.syscalls import RENAME_NOREPLACE
 from fusefs.mount.native._core import Core, Node, Tables
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache, NameIn
@@ -26,7 +27,6 @@ from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.act_as import RequestCaller
 from fusefs.mount.tree.drop_adoption import DropAdoption
-from fusefs.mount.tree.inode_reader import InodeReader
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.trashd_dir import DropLinks, StoredNodes, is_drop, is_drop_folder, user_of
 from fusefs.mount.tree.validity import AttrTimeouts, NameValidity
@@ -48,7 +48,6 @@ class NameOperations:
     _stored: StoredNodes
     _drops: DropLinks
     _access: NodeAccess
-    _reader: InodeReader
     adoption: DropAdoption
 
     def answer(self, request: Request) -> bytes:
@@ -191,8 +190,8 @@ class NameOperations:
 
     def _adopt(self, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, caller: RequestCaller) -> bool:
         """The kernel gives it the new name, which expires soon after (forget_stored.py)."""
-        seen, handle = self._reader.identify(old_fd, old[1])
-        source = source_key(seen, handle)
+        seen, handle = self._lock.call(_peek, old_fd, old[1])
+        source = source_key(seen, self._directories.lasting(handle))
         with self._cache.changes(source, names=[old, new]):
             item = self.adoption.take_in(old_fd, old, seen, new_fd, new[0], caller)
         if item is None:
@@ -208,3 +207,9 @@ class NameOperations:
             self._stored.expire(*new, node)
         self._retries.moved(caller.pid, new, source, item)
         return True
+
+
+def _peek(dir_fd: Fd, name: bytes) -> tuple[Attributes, bytes]:
+    """The attributes and the file handle of a name in a directory, both of one inode."""
+    with Fd(os.open(name, TO_PEEK, dir_fd=dir_fd)) as fd:
+        return peek_at(fd)

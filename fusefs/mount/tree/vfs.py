@@ -11,7 +11,7 @@ from fusefs.core.mount_counters import Gauges
 from fusefs.core.nodeids import SourceKey, source_key
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.statx import StatxReaders, look_at
+from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import handle_of
 from fusefs.linux.xattrs import are_for_all
 from fusefs.mount.native._core import Node, Tables
@@ -19,7 +19,7 @@ from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds, have_handles
 from fusefs.mount.tables.estale_retries import EstaleRetries
-from fusefs.mount.tables.open_handles import OpenHandles, n_for_clients, n_handles, n_spare
+from fusefs.mount.tables.open_handles import n_for_clients, n_handles, n_spare
 from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -27,13 +27,11 @@ from fusefs.mount.tree import trashd_dir
 from fusefs.mount.tree.cached_replies import CachedReplies
 from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.file_operations import FileOperations
-from fusefs.mount.tree.inode_reader import InodeReader
+from fusefs.mount.tree.listings import DIRECTORIES, Listings
 from fusefs.mount.tree.make_core import make_core
 from fusefs.mount.tree.name_operations import NameOperations
-from fusefs.mount.tree.no_opendir import UnopenedListings
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.passthrough import Passthrough
-from fusefs.mount.tree.readdir import Listings
 from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.validity import AttrTimeouts, NameValidity
 from fusefs.mount.tree.xattr_operations import XattrOperations
@@ -89,7 +87,6 @@ class Vfs:
         self.cache = DaemonCache(lock, self.nodes, stats, cache_bytes, timeout_s)
         self.retries = EstaleRetries(lock, self.nodes)
         self.directories = DirectoryFds(root, self.nodes, lock)
-        self.handles = OpenHandles(self.nodes)
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
         self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
         validity = NameValidity(self.nodes, lock)
@@ -102,21 +99,20 @@ class Vfs:
         # How an operation gets at it.
         self.references = NodeReferences(lock, self.nodes, self.cache, (self.prefetch, self.retries))
         self.access = NodeAccess(lock, self.nodes, self.directories, self.cache, self.timeouts)
-        lookers = StatxReaders(asks=not Kernel().answers_at_once(root))
-        self.reader = InodeReader(lock, self.directories, lookers)
+        lock.submounts.asks = not Kernel().answers_at_once(root)
 
         # What is done: both front ends call these.
         self.recalls = CachedReplies(self.nodes, self.cache, self.retries, self.prefetch, self.references)
         for_all = are_for_all(root)
         self.core = make_core(
             lock, self.nodes, stats, self.directories, self._calls(validity),
-            asks=self.reader.asks, is_shared=is_shared, is_flushed=is_flushed, shows_xattrs=shows_xattrs,
+            asks=lock.submounts.asks, is_shared=is_shared, is_flushed=is_flushed, shows_xattrs=shows_xattrs,
             is_for_all=for_all, hides_trash=not shows_trash, lifetime_s=self.cache.lifetime_s,
         )  # fmt: skip
         self.directories.core = self.core
         self.names = NameOperations(
             lock, self.core, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
-            self.timeouts, self.stored, drops, self.access, self.reader,
+            self.timeouts, self.stored, drops, self.access,
             DropAdoption(lock, self.nodes, self.directories, self.access, Kernel()),
         )  # fmt: skip
         self.files = FileOperations(lock, self.core, self.nodes, self.cache, self.retries, drops)
@@ -125,17 +121,18 @@ class Vfs:
             are_shown=shows_xattrs, are_for_all=for_all,
         )  # fmt: skip
         self.listings = Listings(
-            lock, self.nodes, self.cache, self.directories, self.handles, self.prefetch, validity, self.stored,
-            self.access, self.references, self.reader, self.recalls, self.files,
+            lock, self.core, self.nodes, self.cache, self.directories, self.prefetch, validity, self.timeouts,
+            self.recalls,
             is_shared=is_shared, shows_trash=shows_trash, is_checked=is_checked,
         )  # fmt: skip
-        self.unopened = UnopenedListings(lock, self.cache, self.directories, self.access, self.listings)
 
     def answer(self, request: Request) -> bytes:
         """Do a whole request about a name, a node or a file; the body of its reply. Raises  OSError: its errno is it"""
         opcode = read_head(request)[1]
         if opcode in XATTRS:
             return self.xattrs.answer(request)
+        if opcode in DIRECTORIES:
+            return self.listings.answer(request)
         return (self.names if opcode in NAMES else self.files).answer(request)
 
     # What the native core calls when it has let the tables go.
@@ -181,6 +178,7 @@ class Vfs:
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
         with self.lock:
+            self.prefetch.close()
             self.nodes.close()
             self.directories.close()
             self.retries.close()
@@ -191,7 +189,7 @@ class Vfs:
             self.cache.see_idle()
             return Gauges(
                 n_nodes=len(self.nodes),
-                n_handles=len(self.handles),
+                n_handles=self.nodes.n_handles + self.listings.n_unopened,
                 n_directory_fds=self.nodes.n_directories,
                 n_cached=len(self.cache),
                 cache_bytes=self.cache.used_bytes(),
