@@ -1,12 +1,12 @@
-/* What becomes of nodes: they lose names, get others, and end when the kernel forgets them; as NameOperations._lost and
- * _moved, and NodeReferences.forget. */
+/* What becomes of nodes: they lose names, get others, and end when the kernel forgets them. */
 #include "core.h"
 
-enum { PAIR_BYTES = 16 }; /* struct fuse_forget_one */
+enum { PAIR_BYTES = 16, N_PART = 512, PAUSE_US = 500 }; /* the first of struct fuse_forget_one */
 
-/* The node of what was seen; NULL: none. */
-static Node *node_seen(Request *request, const Seen *seen) {
+/* The node of what was seen, which has changed, as its cached attributes are to be forgotten; NULL: none. */
+static Node *node_seen(Request *request, const Seen *seen, bool has_ended) {
     Source source = source_of(seen);
+    forget_source(request, &source, NULL, has_ended);
     Node *node = find_node(request->core->tables, &source);
     if (node != NULL)
         note_change(request, node);
@@ -16,11 +16,12 @@ static Node *node_seen(Request *request, const Seen *seen) {
 /* An incarnation lost a name. */
 void lose(Request *request, const Seen *seen, const Place *place) {
     Tables *t = request->core->tables;
-    Node *node = node_seen(request, seen);
+    bool has_ended = S_ISDIR(seen->mode) || seen->nlink == 1;
+    Node *node = node_seen(request, seen, has_ended);
     if (node == NULL)
         return;
     take_away_name(t, node, place->node, place->name);
-    if (!node->n_open && (node->is_directory || seen->nlink == 1))
+    if (!node->n_open && has_ended)
         detach_node(t, node, seen);
     if (node->is_directory)
         drop_directory_fd(t, node);
@@ -29,14 +30,30 @@ void lose(Request *request, const Seen *seen, const Place *place) {
 /* An incarnation has another name. */
 void move(Request *request, const Seen *seen, const Place *old, const Place *new) {
     Tables *t = request->core->tables;
-    Node *node = node_seen(request, seen);
+    Node *node = node_seen(request, seen, false);
     if (node == NULL)
         return;
     move_node(t, node, old->node, old->name, new->node, new->name);
+    note_stored(request, node, new->node, true);
     if (node->is_directory)
         node->changed_s = (double)now_ns() / 1e9;
     if (node->is_directory || node->is_told)
         renew(t, node);
+}
+
+/* Something is being taken from a store, in which a reaper may have worked behind the mount: nothing that was seen there
+ * before is to be believed. Most often the kernel has forgotten it by then (life/forget_stored.py). */
+void come_back(Request *request) {
+    Tables *t = request->core->tables;
+    request->has_come_back = t->is_caching;
+    if (t->is_trash_renewed && !__atomic_load_n(&request->core->mutex->is_slow, __ATOMIC_RELAXED))
+        return;
+    for (uint64_t at = 0; at < t->n_buckets; at++)
+        for (Node *node = t->by_nodeid[at]; node != NULL; node = node->next_by_nodeid)
+            if (node->is_lasting && zone_of(t, node) == TRASH) {
+                node->is_lasting = false;
+                notify_attributes(t, node);
+            }
 }
 
 /* End a node that nobody refers to, or have that done when the tables are let go, if Python may have something of it. */
@@ -57,32 +74,6 @@ static void forget_one(Request *request, uint64_t nodeid, uint64_t n) {
     end_unused(request, node);
 }
 
-/* The kernel lets go of many nodes: pairs of nodeid and number, 64 bits each; for Python, which has the tables' lock. */
-PyObject *core_forget(Core *core, PyObject *pairs) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(pairs, &view, PyBUF_SIMPLE) < 0)
-        return NULL;
-    int error = 0;
-    for (Py_ssize_t at = 0; at + PAIR_BYTES <= view.len && !error; at += PAIR_BYTES) {
-        uint64_t pair[2];
-        Request request = {.core = core};
-        memcpy(pair, (const char *)view.buf + at, sizeof pair);
-        forget_one(&request, pair[0], pair[1]);
-        if (request.n_unused) {
-            PyObject *object = object_of(request.unused[0]);
-            PyObject *nothing = object == NULL ? NULL : PyObject_CallFunctionObjArgs(core->unused, object, NULL);
-            error = nothing == NULL;
-            Py_XDECREF(object);
-            Py_XDECREF(nothing);
-            node_put(request.unused[0]);
-        }
-    }
-    PyBuffer_Release(&view);
-    if (error)
-        return NULL;
-    Py_RETURN_NONE;
-}
-
 int do_forget(Request *request) {
     uint64_t n;
     memcpy(&n, request->own, sizeof n);
@@ -90,15 +81,23 @@ int do_forget(Request *request) {
     return NO_ANSWER;
 }
 
+/* Others have the tables between any two parts; and where there are many, a pause lets another thread read requests. */
 int do_batch_forget(Request *request) {
     uint32_t n;
     memcpy(&n, request->own, sizeof n);
-    if (n > N_FORGOTTEN_MAX || request->n_payload != n * PAIR_BYTES)
-        return NOT_OURS; /* Python forgets more in parts */
+    if (n > request->n_payload / PAIR_BYTES)
+        n = request->n_payload / PAIR_BYTES;
     for (uint32_t at = 0; at < n; at++) {
         uint64_t pair[2];
-        memcpy(pair, request->payload + at * PAIR_BYTES, sizeof pair);
+        memcpy(pair, request->payload + (size_t)at * PAIR_BYTES, sizeof pair);
         forget_one(request, pair[0], pair[1]);
+        if (request->n_unused == N_FORGOTTEN_MAX || at % N_PART == N_PART - 1) {
+            calls_begin(request);
+            tell_unused(request);
+            if (at % N_PART == N_PART - 1)
+                usleep(PAUSE_US);
+            calls_end(request);
+        }
     }
     return NO_ANSWER;
 }

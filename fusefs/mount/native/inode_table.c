@@ -158,7 +158,7 @@ static Node *new_node(Tables *t, uint64_t nodeid, const Source *source, bool is_
     node->is_live = node->is_listed = true;
     node->epoch = NEVER;
     node->n_uses = 1;
-    node->page_size = node->writer = -1;
+    node->page_size = node->writer = node->kept_fd = -1;
     node->n_handle = source->n_handle;
     if (source->n_handle)
         memcpy(node->handle, source->handle, source->n_handle);
@@ -182,6 +182,7 @@ void tables_make(Tables *t, const Source *root, int root_fd) {
     t->root = new_node(t, ROOT, root, true);
     t->root->dir_fd = fd_new(root_fd, -1, 0);
     t->device = -1;
+    t->opens_directories = true;
 }
 
 /* Whether clients know the root by TOP; it is found by ROOT all the same, until that is hidden. */

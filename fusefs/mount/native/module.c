@@ -1,4 +1,4 @@
-/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TablesMutex, Tables and Node. */
+/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TablesMutex, Tables, Node and Prefetcher. */
 #include "core.h"
 
 #define TAKE(part)                                                                                                     \
@@ -28,27 +28,31 @@ static int take_cells(Core *self, PyObject *cells, PyObject *cell_of) {
 }
 
 static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *words[] = {"parts", "cells", "rests", "cell_of", "layout", "device", "wake_fd", "root_fd", "root_dev",
-                            "statx_flags", "is_shared", "tells_xattrs", "hides_labels", "acts_as_others", "hides_trash",
-                            "lifetime_s", "quick_ns", "nobody_uid", "nobody_gid", "at_rest", "no_capabilities", NULL};
+    static char *words[] = {"parts", "cells", "rests", "cell_of", "layout", "mount_fd", "root_dev", "statx_flags",
+                            "is_shared", "is_flushed", "shows_xattrs", "is_for_all", "has_getxattrat", "hides_labels",
+                            "acts_as_others", "hides_trash",
+                            "lifetime_s", "quick_ns", "nobody_gid", "at_rest", "no_capabilities", NULL};
     PyObject *parts, *cells, *rests, *cell_of;
-    int is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
+    int is_shared, is_flushed, shows_xattrs, is_for_all, has_getxattrat, hides_labels, acts_as_others, hides_trash;
     unsigned long long root_dev, quick_ns;
     const char *at_rest, *no_capabilities;
     Py_ssize_t n_at_rest, n_none;
     Core *self = (Core *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OOO!(iiiiii)iiiKipppppdKIIy#y#", words, &PyDict_Type, &parts,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OOO!(iiiiii)iKippppppppdKIy#y#", words, &PyDict_Type, &parts,
                                      &cells, &rests, &PyDict_Type, &cell_of, &self->n_buckets, &self->first_bits,
                                      &self->n_failed, &self->n_total, &self->n_max, &self->n_first_bucket,
-                                     &self->device, &self->wake_fd, &self->root_fd, &root_dev, &self->statx_flags, &is_shared,
-                                     &tells_xattrs, &hides_labels, &acts_as_others, &hides_trash, &self->lifetime_s, &quick_ns,
-                                     &self->nobody_uid, &self->nobody_gid,
+                                     &self->mount_fd, &root_dev, &self->statx_flags, &is_shared, &is_flushed, &shows_xattrs,
+                                     &is_for_all, &has_getxattrat, &hides_labels, &acts_as_others, &hides_trash,
+                                     &self->lifetime_s, &quick_ns,
+                                     &self->nobody_gid,
                                      &at_rest, &n_at_rest, &no_capabilities, &n_none))
         goto error;
+    self->device = self->wake_fd = -1;
     self->root_dev = root_dev, self->quick_ns = quick_ns;
-    self->is_shared = is_shared, self->tells_xattrs = tells_xattrs, self->hides_labels = hides_labels;
+    self->is_shared = is_shared, self->is_flushed = is_flushed;
+    self->shows_xattrs = shows_xattrs, self->is_for_all = is_for_all, self->has_getxattrat = has_getxattrat, self->hides_labels = hides_labels;
     self->acts_as_others = acts_as_others, self->hides_trash = hides_trash;
     if (n_at_rest != sizeof self->at_rest || n_none != sizeof self->no_capabilities) {
         PyErr_SetString(PyExc_ValueError, "capabilities have another size");
@@ -78,8 +82,19 @@ static void core_free(Core *self) {
     if (self->rests.buf != NULL)
         PyBuffer_Release(&self->rests);
     PARTS(RELEASE)
+    Py_XDECREF(self->number);
     PyObject_Free(self);
     Py_DECREF(type);
+}
+
+/* Core.connect */
+static PyObject *core_connect(Core *self, PyObject *args) {
+    PyObject *number;
+    if (!PyArg_ParseTuple(args, "iiO", &self->device, &self->wake_fd, &number))
+        return NULL;
+    Py_XDECREF(self->number);
+    self->number = Py_NewRef(number);
+    Py_RETURN_NONE;
 }
 
 static PyObject *core_sleep(Core *self, PyObject *Py_UNUSED(nothing)) {
@@ -88,12 +103,14 @@ static PyObject *core_sleep(Core *self, PyObject *Py_UNUSED(nothing)) {
 }
 
 static PyMethodDef core_methods[] = {
-    {"forget", (PyCFunction)core_forget, METH_O, "The kernel lets go of nodes: of each its nodeid, and how often."},
+    {"connect", (PyCFunction)core_connect, METH_VARARGS, "Answer requests: /dev/fuse, an eventfd that is written to when a request begins while the watch sleeps, and what replies to what made a node when that has its own number."},
+    {"do", (PyCFunction)core_do, METH_VARARGS, "Do a whole request, without the tables' lock; the body of its reply.\n\nheld    an fd of what the request is about, which need not have the name any more\nRaises  OSError: its errno is the reply"},
+    {"hold", (PyCFunction)core_hold, METH_O, "An O_PATH fd of a node, or another of it; OSError ESTALE: it is not to be found any more."},
     {"sleep", (PyCFunction)core_sleep, METH_NOARGS, "Have `wake_fd` written to when a request begins."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot core_slots[] = {
-    {Py_tp_doc, "What answers the commonest requests of one mount, on the tables that the Python code works on."},
+    {Py_tp_doc, "What does the requests of one mount, on the tables that the Python code works on."},
     {Py_tp_new, core_new},
     {Py_tp_dealloc, core_free},
     {Py_tp_methods, core_methods},
@@ -107,7 +124,7 @@ static PyType_Spec core_spec = {
 };
 
 static int begin(PyObject *module) {
-    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &core_device_spec, &tables_mutex_spec};
+    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &core_device_spec, &tables_mutex_spec, &prefetcher_spec};
     for (size_t at = 0; at < sizeof specs / sizeof *specs; at++) {
         PyObject *type = PyType_FromSpec(specs[at]);
         if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0)

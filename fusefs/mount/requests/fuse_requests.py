@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
 from fusefs.linux.fuse_caller import is_killed
+from fusefs.mount.native._core import Node
 from fusefs.mount.requests.failures import NotCached, NotYet, attempt, attempt_step
 from fusefs.mount.requests.fuse_operations import FuseOperations, OpcodeHandler, Reply, ReplyInSteps, WaitClass
 from fusefs.mount.requests.thread_pool import Key, PoolTask, ThreadPool
@@ -76,28 +77,28 @@ class _Unfinished(NamedTuple):
 class FuseRequests:
     """One mount's requests."""
 
-    def __init__(self, vfs: Vfs, device: int, pool: ThreadPool, *, opens_directories: bool) -> None:
+    def __init__(self, vfs: Vfs, device: int, pool: ThreadPool) -> None:
         """Begin.
 
-        device             /dev/fuse
-        pool               the threads that do what may wait
-        opens_directories  else the kernel is told at its first question to do that without us
+        device  /dev/fuse
+        pool    the threads that do what may wait
         """
         self._nodes = vfs.nodes
-        self._opening = vfs.opening
+        self._listings = vfs.listings
         self._retries = vfs.retries
         self._lock = vfs.lock
         self._stats = vfs.stats
         self._pool = pool
         self.device = device
         os.set_blocking(self.device, False)  # the request that is there may be gone when we read
-        self._answers = FuseOperations(vfs, opens_directories=opens_directories)
+        self._answers = FuseOperations(vfs)
         self._acts, self._recalls = self._answers.acts(), self._answers.recalls()
         self._unfinished: deque[_Unfinished] = deque()
 
-    def native_parts(self) -> dict[str, object]:
-        """What the native core works on (core.h)."""
-        return {"requests": self, "numbered": self._answers.number}
+    @property
+    def number(self) -> Callable[[Node, bytes], ReplyInSteps]:
+        """What replies to what has made a node when that has its own number."""
+        return self._answers.number
 
     def answer_read(self, reader: RequestReader, size: int, *, hands_out: bool) -> None:
         """Answer a request that a thread has read from /dev/fuse, or have that done.
@@ -362,7 +363,7 @@ class FuseRequests:
             self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
-        self._lock.run_untimed(self._opening.release, fh)
+        self._lock.run_untimed(self._listings.release, fh)
 
 
 def _sort(act: OpcodeHandler, opcode: int, request: Request) -> WaitClass:
