@@ -156,21 +156,13 @@ class FuseOperations:
 
     def _named(self, known: EntryParam) -> bytearray:
         if not known.nodeid:
-            known = self._still(known)
             if known.timeout_s != self._missing_s:
                 wire.put_missing(self._missing, known.timeout_s)
                 self._missing_s = known.timeout_s
             return self._missing
         return self._put(self._entry, known)
 
-    def _still(self, known: EntryParam) -> EntryParam:
-        """What was found, to be believed as long as it may be when the answer goes out, which is now."""
-        if known.proof is not None:
-            return known._replace(timeout_s=known.proof.left_s(), proof=None)
-        return known
-
     def _put(self, answer: bytearray, known: EntryParam) -> bytearray:
-        known = self._still(known)
         wire.put_entry(answer, known.nodeid, shown_number(known), known.attributes, *self._lifetimes(known))
         return answer
 
@@ -201,7 +193,6 @@ class FuseOperations:
         return self._tell(_remembered(self._recalls.getattr(nodeid)))
 
     def _tell(self, known: EntryParam) -> bytearray:
-        known = self._still(known)
         wire.put_attr(self._attr, shown_number(known), known.attributes, self._lifetimes(known)[1])
         return self._attr
 
@@ -209,7 +200,6 @@ class FuseOperations:
         return self._tell_birth(_remembered(self._recalls.getattr(nodeid)))
 
     def _tell_birth(self, known: EntryParam) -> bytearray:
-        known = self._still(known)
         wire.put_statx(self._statx_told, shown_number(known), known.attributes, self._lifetimes(known)[1])
         return self._statx_told
 

@@ -308,7 +308,7 @@ class Listings:
         """As many entries as there is room for; the kernel has one more reference to those with attributes."""
         node, queue, reply = listing.node, listing.queue, []
         hides = trashd_dir.hides_stores(node, shows_trash=self.shows_trash)
-        is_cached = bool(batches) or self._cache.has_names(node)
+        is_cached = bool(batches) or self._cache.metadata.has_names(node.source)
         now_s = time.monotonic()
         while listing.position < len(listing.entries):
             name, ino, following, kind = listing.entries[listing.position]
@@ -345,7 +345,7 @@ class Listings:
                 left_s = batch.look.left_s(source, named=(directory, name))
                 if left_s:
                     node = self._nodes.learn(source, seen, directory, name)
-                    return EntryParam(node.nodeid, seen, left_s, None, not node.is_unsteady)
+                    return EntryParam(node.nodeid, seen, left_s, not node.is_unsteady)
         return known
 
 

@@ -11,7 +11,7 @@ from fusefs.core.mount_counters import Gauges
 from fusefs.core.nodeids import SourceKey, source_key
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.statx import StatxReaders, look_at
+from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import handle_of
 from fusefs.linux.xattrs import are_for_all
 from fusefs.mount.native._core import Node, Tables
@@ -27,14 +27,11 @@ from fusefs.mount.tree import trashd_dir
 from fusefs.mount.tree.cached_replies import CachedReplies
 from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.file_operations import FileOperations
-from fusefs.mount.tree.inode_reader import InodeReader
 from fusefs.mount.tree.listings import DIRECTORIES, Listings
-from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.make_core import make_core
 from fusefs.mount.tree.name_operations import NameOperations
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.passthrough import Passthrough
-from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.validity import AttrTimeouts, NameValidity
 from fusefs.mount.tree.xattr_operations import XattrOperations
 
@@ -99,24 +96,21 @@ class Vfs:
         lock.submounts.tell = self._wait_at
 
         # How an operation gets at it.
-        self.references = NodeReferences(lock, self.nodes, self.cache, (self.prefetch, self.retries))
         self.access = NodeAccess(lock, self.nodes, self.directories, self.cache, self.timeouts)
-        lookers = StatxReaders(asks=not Kernel().answers_at_once(root))
-        self.reader = InodeReader(lock, self.directories, lookers)
 
         # What is done: both front ends call these.
-        self.recalls = CachedReplies(self.nodes, self.cache, self.retries, self.prefetch, self.references)
-        self.lookups = LookupOperations(lock, self.nodes, self.cache, drops, self.access, self.reader)
+        self.recalls = CachedReplies(self.nodes, self.cache, self.retries, self.prefetch)
+        self._asks = not Kernel().answers_at_once(root)
         for_all = are_for_all(root)
         self.core = make_core(
             lock, self.nodes, stats, self.directories, self._calls(validity),
-            asks=self.reader.asks, is_shared=is_shared, is_flushed=is_flushed, shows_xattrs=shows_xattrs,
+            asks=self._asks, is_shared=is_shared, is_flushed=is_flushed, shows_xattrs=shows_xattrs,
             is_for_all=for_all, hides_trash=not shows_trash, lifetime_s=self.cache.lifetime_s,
         )  # fmt: skip
         self.directories.core = self.core
         self.names = NameOperations(
             lock, self.core, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
-            self.timeouts, self.stored, drops, self.access, self.reader, self.lookups,
+            self.timeouts, self.stored, drops, self.access,
             DropAdoption(lock, self.nodes, self.directories, self.access, Kernel()),
         )  # fmt: skip
         self.files = FileOperations(lock, self.core, self.nodes, self.cache, self.retries, drops)
@@ -144,7 +138,7 @@ class Vfs:
     def _calls(self, validity: NameValidity) -> dict[str, object]:
         return {
             "forget": self._forget, "unused": self._end_unused, "told_stale": self._add_retry, "refused": self._refuse,
-            "folds": validity.may_fold, "meets": self.lookups.are_asked, "stored": self._note_stored,
+            "folds": validity.may_fold, "meets": self._are_asked, "stored": self._note_stored,
             "came_back": self._come_back,
         }  # fmt: skip
 
@@ -153,7 +147,13 @@ class Vfs:
             names = () if directory is None else ((directory, name),)
             self.cache.forget(() if source is None else (source,), names)
             if source is not None and has_ended:
-                self.cache.ended(source)
+                self.cache.metadata.directory_changed(source)
+
+    def _are_asked(self, dev: int) -> bool:
+        """Whether attributes on a device are those that its server has, if it has one."""
+        submounts = self.lock.submounts
+        submounts.meet(dev)
+        return self._asks or dev not in submounts.devices
 
     def _note_stored(self, node: Node, is_moved: bool) -> None:
         with self.lock:
@@ -164,8 +164,13 @@ class Vfs:
             self.cache.clear()
 
     def _end_unused(self, node: Node) -> None:
+        """The kernel has let go of a node, or was not told of it after all."""
         with self.lock.held():
-            self.references.not_taken(node)
+            if self.nodes.drop_unused(node):
+                if node.is_passed:
+                    self.cache.metadata.attributes_changed(node.source)  # what a look made meanwhile saw may be old
+                self.prefetch.drop(node)
+                self.retries.drop(node)
 
     def _refuse(self, node: Node, number: int, fd: int) -> None:
         with self.lock:
@@ -195,8 +200,8 @@ class Vfs:
                 n_nodes=len(self.nodes),
                 n_handles=self.nodes.n_handles + self.listings.n_unopened,
                 n_directory_fds=self.nodes.n_directories,
-                n_cached=len(self.cache),
-                cache_bytes=self.cache.used_bytes(),
+                n_cached=len(self.cache.metadata),
+                cache_bytes=self.cache.metadata.size_bytes if len(self.cache.metadata) else 0,
                 cache_size_bytes=self.cache.size_bytes,
                 n_threads=self.lock.n_inside,
                 n_prefetches=self.prefetch.n_under_way,
