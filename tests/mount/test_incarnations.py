@@ -21,12 +21,13 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.core.nodeids import ROOT
 from fusefs.linux.fd import Fd
-from fusefs.linux.statx import StatxReader
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, handle_of, renameat2
 from tests.support.background_processes import clients, workers
 from tests.support.foreground_mount import trashd_mount
 from tests.support.real_filesystems import gives_numbers_again
+from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -109,6 +110,9 @@ def work(gives_again: bool, who: int, top: Path) -> None:
         raise OSError(errno.E2BIG, "numbers are not given again")
 
 
+ME = Somebody(0, 0, os.getpid(), 0o022)
+
+
 def test_what_is_seen_of_a_name_is_all_of_one_file(volume: Path) -> None:
     """Two are exchanged behind the mount: the attributes of one and the handle of the other never belong together."""
     for name in ("one", "two"):
@@ -120,10 +124,11 @@ def test_what_is_seen_of_a_name_is_all_of_one_file(volume: Path) -> None:
             while True:
                 renameat2(top, b"one", top, b"two", RENAME_EXCHANGE)
 
-    with Fd(os.open(volume, os.O_PATH)) as top, workers([exchange]):
+    with vfs_at(volume, max_fds=0, is_shared=True) as vfs, workers([exchange]):
         for _ in range(N_LOOKS):
-            seen, handle = StatxReader().peek_name(top, b"one")
-            assert right[seen.ino] == handle
+            node = vfs.nodes.get(Names(vfs).lookup(ROOT, b"one", ME).nodeid)
+            assert node is not None
+            assert node.source[1] == right[node.ino]
 
 
 @pytest.mark.timeout(LIMIT_S)

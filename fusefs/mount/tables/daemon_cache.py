@@ -35,7 +35,7 @@ class CacheFill:
         self._nodes = nodes
         self._began_s = time.monotonic()
         self._epoch = metadata.begin()
-        nodes.is_caching |= lifetime_s > 0
+        nodes.is_caching = True
 
     def __enter__(self) -> Self:
         return self
@@ -46,8 +46,7 @@ class CacheFill:
     def end(self) -> None:
         """It learns nothing any more."""
         self._metadata.end()
-        if self._lifetime_s > 0:
-            self._nodes.is_caching = not self._metadata.is_idle
+        self._nodes.is_caching = not self._metadata.is_idle
 
     def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
         """What a name means, and what that is."""
@@ -123,9 +122,14 @@ class DaemonCache:
         self._lock = lock
         self._stats = stats
 
-    def looking(self) -> CacheFill:
-        """A look by this operation, to be ended. Of a filesystem that answers at once nothing is cached."""
-        return self.looking_ahead() if self._lock.is_slow else CacheFill(MetadataCache(0, 0), 0, self._nodes)
+    @contextmanager
+    def looking(self) -> Iterator[CacheFill | None]:
+        """A look by this operation; None: the filesystem answers at once, and nothing is cached of it."""
+        if self._lock.is_slow:
+            with self.looking_ahead() as look:
+                yield look
+        else:
+            yield None
 
     def looking_ahead(self) -> CacheFill:
         """A look by other threads, to be ended."""

@@ -97,14 +97,14 @@ class Vfs:
 
         # How an operation gets at it.
         self.access = NodeAccess(lock, self.nodes, self.directories, self.cache, self.timeouts)
+        lock.submounts.asks = not Kernel().answers_at_once(root)
 
         # What is done: both front ends call these.
         self.recalls = CachedReplies(self.nodes, self.cache, self.retries, self.prefetch)
-        self._asks = not Kernel().answers_at_once(root)
         for_all = are_for_all(root)
         self.core = make_core(
             lock, self.nodes, stats, self.directories, self._calls(validity),
-            asks=self._asks, is_shared=is_shared, is_flushed=is_flushed, shows_xattrs=shows_xattrs,
+            asks=lock.submounts.asks, is_shared=is_shared, is_flushed=is_flushed, shows_xattrs=shows_xattrs,
             is_for_all=for_all, hides_trash=not shows_trash, lifetime_s=self.cache.lifetime_s,
         )  # fmt: skip
         self.directories.core = self.core
@@ -138,7 +138,7 @@ class Vfs:
     def _calls(self, validity: NameValidity) -> dict[str, object]:
         return {
             "forget": self._forget, "unused": self._end_unused, "told_stale": self._add_retry, "refused": self._refuse,
-            "folds": validity.may_fold, "meets": self._are_asked, "stored": self._note_stored,
+            "folds": validity.may_fold, "meets": self.lock.submounts.are_asked, "stored": self._note_stored,
             "came_back": self._come_back,
         }  # fmt: skip
 
@@ -148,12 +148,6 @@ class Vfs:
             self.cache.forget(() if source is None else (source,), names)
             if source is not None and has_ended:
                 self.cache.metadata.directory_changed(source)
-
-    def _are_asked(self, dev: int) -> bool:
-        """Whether attributes on a device are those that its server has, if it has one."""
-        submounts = self.lock.submounts
-        submounts.meet(dev)
-        return self._asks or dev not in submounts.devices
 
     def _note_stored(self, node: Node, is_moved: bool) -> None:
         with self.lock:
