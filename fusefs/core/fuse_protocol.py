@@ -6,7 +6,7 @@ Source  linux/fuse.h, version 7.31 and later: fuse_in_header, fuse_out_header, f
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
@@ -49,7 +49,7 @@ _NO_ATTRIBUTES = (0,) * 21
 _OPEN = Struct("=QIi")
 _WRITTEN = Struct("=I4x")
 _BATCH_FORGET_IN = Struct("=I4x")
-FORGET_ONE = Struct("=QQ")
+_FORGET_ONE = Struct("=QQ")
 
 
 class Opcode(IntEnum):
@@ -268,6 +268,12 @@ def read_entry(body: bytes) -> Entry:
     return Entry(nodeid, name_s + name_ns / NANO, attr_s + attr_ns / NANO, tuple(numbers))
 
 
+def batch_forget(forgotten: Sequence[tuple[int, int]]) -> bytes:
+    """A whole BATCH_FORGET: of each node its nodeid, and how many references are forgotten."""
+    pairs = b"".join(_FORGET_ONE.pack(*one) for one in forgotten)
+    return request(Opcode.BATCH_FORGET, 0, (0, 0, 0), _BATCH_FORGET_IN.pack(len(forgotten)) + pairs)
+
+
 def read_attr(body: bytes) -> Entry:
     """What a reply says of a node."""
     attr_s, attr_ns, *numbers = _ATTR.unpack_from(body)
@@ -303,14 +309,6 @@ def statx(ino: int, attributes: Attributes) -> bytes:
     message = statx_answer()
     put_statx(message, ino, attributes, 0)
     return bytes(message[ANSWER_HEAD_SIZE:])
-
-
-def forgotten(request: Request) -> Request:
-    """Of BATCH_FORGET: who is forgotten, FORGET_ONE.size bytes each."""
-    (n,) = _BATCH_FORGET_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-    at = REQUEST_HEAD_SIZE + _BATCH_FORGET_IN.size
-    n = min(n, (len(request) - at) // FORGET_ONE.size)
-    return request[at : at + n * FORGET_ONE.size]
 
 
 def read_in(request: Request) -> tuple[int, int, int]:

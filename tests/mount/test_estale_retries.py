@@ -198,13 +198,13 @@ def test_what_the_kernel_forgets_is_held_no_more(vfs: Vfs) -> None:
     n_fds = open_fds()
     found = Names(vfs).lookup(ROOT, b"file", LOSER)
     Names(vfs).unlink(ROOT, b"file", OTHER)
-    vfs.references.forget(found.nodeid, 1)
+    Names(vfs).forget(found.nodeid, 1)
     assert open_fds() == n_fds
 
 
 def test_who_is_let_go_of_what_he_found_has_not_found_it_yet(vfs: Vfs) -> None:
     """The kernel looks to see whether what it knows is right still, lets go of what it finds, and looks once more."""
-    vfs.references.forget(Names(vfs).lookup(ROOT, b"file", LOSER).nodeid, 1)
+    Names(vfs).forget(Names(vfs).lookup(ROOT, b"file", LOSER).nodeid, 1)
     found = Names(vfs).lookup(ROOT, b"file", LOSER)
     Names(vfs).unlink(ROOT, b"file", OTHER)
     Files(vfs).release(Files(vfs).open(found.nodeid, os.O_RDONLY, LOSER).fh)

@@ -5,7 +5,6 @@ It asks again after each change in a directory, and when memory is short: it has
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,7 +19,7 @@ from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USE
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount
 from tests.support.open_files import held
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.vfs_without_mount import vfs_at
+from tests.support.vfs_without_mount import Names, vfs_at
 
 pytestmark = [
     pytest.mark.needs("root", "fuse", "loop"),
@@ -34,7 +33,6 @@ FEW = N_FILES // 20
 ROOM = 1 << 16
 HOUR_S, SECOND_S = 3600.0, 1.0
 ACL = acl((USER_OBJ, 6, NOBODY), (USER, 6, 1000), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY))
-_NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module", params=["tmpfs", "ext4", "pages"])
@@ -47,14 +45,13 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
 
 
 @pytest.fixture
-def directory(mount: Mounted) -> Path:
+def directory(mount: Mounted, own_name: str) -> Path:
     """That was listed with all that `ls -l` asks for, and is in use."""
-    name = f"d{next(_NUMBERS)}"
-    (mount.backing / name).mkdir()
+    (mount.backing / own_name).mkdir()
     for number in range(N_FILES):
-        (mount.backing / name / f"{number}").touch()
-    list_long(mount.path / name)
-    return mount.path / name
+        (mount.backing / own_name / f"{number}").touch()
+    list_long(mount.path / own_name)
+    return mount.path / own_name
 
 
 def list_long(path: Path) -> dict[str, tuple[object, ...]]:
@@ -189,5 +186,5 @@ def test_what_is_not_believed_for_much_longer_is_told_again(listed: Listed, monk
 def test_what_is_forgotten_is_told_again(listed: Listed) -> None:
     assert listed.tell()
     (node,) = (node for node in listed.vfs.nodes if node is not listed.vfs.nodes.root)
-    listed.vfs.references.forget(node.nodeid, 1)
+    Names(listed.vfs).forget(node.nodeid, 1)
     assert listed.tell()

@@ -61,7 +61,7 @@ class Player(Subject):
         self.references[nodeid] -= 1
         if not self.references[nodeid]:
             del self.references[nodeid]
-        self.vfs.references.forget(nodeid, 1)
+        Names(self.vfs).forget(nodeid, 1)
 
     @contextlib.contextmanager
     def forgetting_late(self) -> Iterator[None]:

@@ -150,6 +150,9 @@ class Names:
     def lookup(self, parent: int, name: bytes, caller: Caller) -> NameReply:
         return self._entry(self._ask(Opcode.LOOKUP, parent, caller, b"", name))
 
+    def forget(self, nodeid: int, n: int) -> None:
+        self._vfs.lock.call(self._vfs.core.do, wire.batch_forget([(nodeid, n)]))
+
     def readlink(self, nodeid: int, caller: Caller) -> bytes:
         return self._ask(Opcode.READLINK, nodeid, caller)
 

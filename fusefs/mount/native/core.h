@@ -68,6 +68,9 @@ typedef struct {
     } handle;
 } Seen;
 
+/* A time in ns, modulo 2^64: files may have times after the year 2262. */
+static inline int64_t in_ns(int64_t seconds, uint32_t ns) { return (int64_t)((uint64_t)seconds * 1000000000u + ns); }
+
 /* Which incarnation of which inode: by its file handle, or where there is none by the time of its birth. */
 typedef struct {
     uint64_t dev, ino;
@@ -495,7 +498,6 @@ void lose(Request *request, const Seen *seen, const Place *place);
 void move(Request *request, const Seen *seen, const Place *old, const Place *new);
 void come_back(Request *request);
 void end_unused(Request *request, Node *node);
-PyObject *core_forget(Core *core, PyObject *pairs);
 
 /* endings.c, lookups.c, names.c, attributes.c, xattrs.c, files.c, listings.c: the operations */
 int do_forget(Request *request);
@@ -539,6 +541,7 @@ enum { BODY_BYTES_MAX = 1 << 20 }; /* of an answer: there is room for no more */
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
 int answer(Worker *worker, const Incoming *incoming);
 PyObject *core_do(Core *core, PyObject *args);
+void tell_unused(Request *request);
 bool ask_folds(Request *request, Node *directory, int fd);
 bool ask_device(Request *request, uint64_t dev);
 void put_head(char *to, uint64_t unique, int result);

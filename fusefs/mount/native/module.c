@@ -105,7 +105,6 @@ static PyObject *core_sleep(Core *self, PyObject *Py_UNUSED(nothing)) {
 static PyMethodDef core_methods[] = {
     {"connect", (PyCFunction)core_connect, METH_VARARGS, "Answer requests: /dev/fuse, an eventfd that is written to when a request begins while the watch sleeps, and what replies to what made a node when that has its own number."},
     {"do", (PyCFunction)core_do, METH_VARARGS, "Do a whole request, without the tables' lock; the body of its reply.\n\nheld    an fd of what the request is about, which need not have the name any more\nRaises  OSError: its errno is the reply"},
-    {"forget", (PyCFunction)core_forget, METH_O, "The kernel lets go of nodes: of each its nodeid, and how often."},
     {"hold", (PyCFunction)core_hold, METH_O, "An O_PATH fd of a node, or another of it; OSError ESTALE: it is not to be found any more."},
     {"sleep", (PyCFunction)core_sleep, METH_NOARGS, "Have `wake_fd` written to when a request begins."},
     {NULL, NULL, 0, NULL},

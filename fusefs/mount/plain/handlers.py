@@ -147,8 +147,7 @@ class PlainHandlers(pyfuse3.Operations):
         await self._end("forget", partial(self._forget, inode_list))
 
     def _forget(self, forgotten: Sequence[tuple[int, int]]) -> None:
-        for nodeid, n in forgotten:
-            self._vfs.references.forget(nodeid, n)
+        self._lock.call(self._vfs.core.do, wire.batch_forget(forgotten))
 
     @_served
     def mknod(self, parent_inode: InodeT, name: bytes, mode: ModeT, rdev: int, ctx: RequestContext) -> EntryAttributes:

@@ -27,12 +27,6 @@ _PATIENCE = 50
 """Requests that are read before what was just made is told by another number: what is deleted and in use keeps its own
 longer than clients want to wait, and so does what stands behind a hundred thousand others that the kernel forgets."""
 
-PART = 64
-"""Nodes that are forgotten in one go: an eighth of a millisecond's work."""
-_PART_BYTES = PART * wire.FORGET_ONE.size
-
-_REST_S = 0.0005
-"""Between two parts of what the kernel forgets, if requests come meanwhile."""
 
 Reply = wire.Answer | None
 """To a request; or there is none."""
@@ -70,7 +64,7 @@ class FuseOperations:
         """opens_directories: else the kernel is told at its first question to do that without us."""
         self._nodes = vfs.nodes
         self._recalls = vfs.recalls
-        self._references = vfs.references
+        self._core = vfs.core
         self._names = vfs.names
         self._xattrs = vfs.xattrs
         self._files = vfs.files
@@ -90,7 +84,7 @@ class FuseOperations:
         acts: dict[Opcode, tuple[str, Callable[[int, Request, RequestCaller], ReplyOrSteps], WaitClass]] = {
             Opcode.LOOKUP: ("lookup", self._name, WaitClass.LOOK),
             Opcode.FORGET: ("forget", self._forget, WaitClass.SHORT),
-            Opcode.BATCH_FORGET: ("forget", self._forget_many, WaitClass.SHORT),
+            Opcode.BATCH_FORGET: ("forget", self._forget, WaitClass.SHORT),
             Opcode.GETATTR: ("getattr", self._file, WaitClass.LOOK),
             Opcode.SETATTR: ("setattr", self._file, WaitClass.CHANGE),
             Opcode.STATX: ("statx", self._file, WaitClass.LOOK),
@@ -133,7 +127,7 @@ class FuseOperations:
         recalls: dict[Opcode, tuple[str, Callable[[int, Request, RequestCaller], ReplyOrSteps]]] = {
             Opcode.LOOKUP: ("lookup", self._recall_name),
             Opcode.FORGET: ("forget", self._forget),
-            Opcode.BATCH_FORGET: ("forget", self._forget_many),
+            Opcode.BATCH_FORGET: ("forget", self._forget),
             Opcode.GETATTR: ("getattr", self._recall_node),
             Opcode.STATX: ("statx", self._recall_birth),
             Opcode.READLINK: ("readlink", self._recall_target),
@@ -186,25 +180,8 @@ class FuseOperations:
         wire.put_entry(answer, known.nodeid, shown_number(known), known.attributes, *self._lifetimes(known))
         return answer
 
-    def _forget(self, nodeid: int, request: Request, caller: RequestCaller) -> None:
-        self._references.forget(nodeid, *wire.FORGET_IN.unpack_from(request, REQUEST_HEAD_SIZE))
-
-    def _forget_many(self, _nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        forgotten = wire.forgotten(request)
-        if len(forgotten) > _PART_BYTES:
-            return self._forget_parts(bytes(forgotten))
-        self._references.forget_many(forgotten)
-        return None
-
-    def _forget_parts(self, forgotten: bytes) -> ReplyInSteps:
-        again_s = 0.0
-        for at in range(0, len(forgotten), _PART_BYTES):
-            while time.monotonic() < again_s:
-                if (yield):
-                    break
-            self._references.forget_many(forgotten[at : at + _PART_BYTES])
-            again_s = time.monotonic() + _REST_S
-        return None
+    def _forget(self, _nodeid: int, request: Request, _caller: RequestCaller) -> None:
+        self._lock.call(self._core.do, request)
 
     def number(self, node: Node, body: bytes) -> ReplyInSteps:
         """Reply to what has made a node when that has its own inode number for a nodeid, or won't get it.

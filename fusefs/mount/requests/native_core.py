@@ -13,7 +13,6 @@ from fusefs.mount.tree.vfs import Vfs
 def native_core(vfs: Vfs, requests: FuseRequests, wake: Fd) -> NativeCore:
     """What reads a mount's requests, and answers them. wake: an eventfd: see HeldUpWatch"""
     vfs.core.connect(requests.device, wake, requests.number)
-    vfs.references.forget_by(vfs.core.forget)
     return NativeCore(vfs.core, requests)
 
 
