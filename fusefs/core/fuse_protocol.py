@@ -6,7 +6,7 @@ Source  linux/fuse.h, version 7.31 and later: fuse_in_header, fuse_out_header, f
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
@@ -42,6 +42,7 @@ _TIME = "qI4x"
 _STATX = Struct("=QI20x" + "II8xIIIHxxQQQ8x" + 4 * _TIME + "II120x")
 """fuse_statx_out without what we don't tell: attributes, and a device, which is the kernel's."""
 _STATX_BASIC, _STATX_BTIME = 0x7FF, 0x800
+_DIRENT = Struct("=QQII")
 _DIRENT_PLUS = "=QQQQII" + _ATTRIBUTES + "QQII{}s"
 """With a name's bytes, padded to a multiple of eight."""
 _NUMBER, _ATTRIBUTES_AT = Struct("=Q"), 40
@@ -121,7 +122,7 @@ RENAME2_IN: Final = Struct("=QI4x")
 OPEN_IN: Final = Struct("=I4x")
 CREATE_IN: Final = Struct("=III4x")
 HANDLE_IN: Final = Struct("=Q")
-READ_IN: Final = Struct("=QQI")
+READ_IN: Final = Struct("=QQI20x")
 FSYNC_IN: Final = Struct("=QI4x")
 FSYNC_DATA_ONLY: Final = 1
 WRITE_IN: Final = Struct("=QQI12xI4x")
@@ -262,10 +263,20 @@ class Entry(NamedTuple):
         return Attributes(dev, ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, *times, btime_ns)
 
 
-def read_entry(body: bytes) -> Entry:
+def read_entry(body: bytes, at: int = 0) -> Entry:
     """What a reply says of a name."""
-    nodeid, _generation, name_s, attr_s, name_ns, attr_ns, *numbers = _ENTRY.unpack_from(body)
+    nodeid, _generation, name_s, attr_s, name_ns, attr_ns, *numbers = _ENTRY.unpack_from(body, at)
     return Entry(nodeid, name_s + name_ns / NANO, attr_s + attr_ns / NANO, tuple(numbers))
+
+
+class Listed(NamedTuple):
+    """An entry of a listing's reply: fuse_dirent, and fuse_entry_out, whose nodeid is 0 if there is but the name."""
+
+    name: bytes
+    ino: int
+    offset: int
+    kind: int
+    entry: Entry
 
 
 def batch_forget(forgotten: Sequence[tuple[int, int]]) -> bytes:
@@ -315,6 +326,12 @@ def read_in(request: Request) -> tuple[int, int, int]:
     """Of READ and READDIRPLUS: the handle, the offset, and how many bytes a reply's body may have."""
     fh, offset, size = READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
     return fh, offset, min(size, _BODY_BYTES_MAX)
+
+
+def with_handle(request: Request, fh: int) -> bytes:
+    """A request whose numbers begin with a handle, with another one."""
+    at = REQUEST_HEAD_SIZE + HANDLE_IN.size
+    return bytes(request[:REQUEST_HEAD_SIZE]) + HANDLE_IN.pack(fh) + bytes(request[at:])
 
 
 def answer(body_size: int = 0) -> bytearray:
@@ -431,6 +448,17 @@ def handle_in(message: bytes | bytearray) -> int:
     return fh
 
 
+def opened(fh: int, flags: int) -> bytes:
+    """A handle: the body of fuse_open_out. flags: FOPEN_*"""
+    return _OPEN.pack(fh, flags, 0)
+
+
+def flags_in(body: bytes) -> int:
+    """The flags in fuse_open_out."""
+    flags: int = _OPEN.unpack(body)[1]
+    return flags
+
+
 @lru_cache(maxsize=32)
 def _direntplus(n_words: int) -> Callable[..., bytes]:
     """What packs struct fuse_direntplus with a name that takes so many words of eight bytes."""
@@ -447,6 +475,22 @@ def direntplus(
         nodeid, 0, seconds, attr_seconds, ns, attr_ns, *_attributes(ino, attributes),
         ino, offset, len(name), attributes.mode >> 12, name,
     )  # fmt: skip
+
+
+def direntplus_size(name: bytes) -> int:
+    """Bytes of a reply that an entry of a listing takes."""
+    return _ENTRY.size + _DIRENT.size + (len(name) + 7 & ~7)
+
+
+def direntplus_in(reply: bytes) -> Iterator[Listed]:
+    """The entries of a listing's reply."""
+    at = 0
+    while at < len(reply):
+        ino, offset, n_name, kind = _DIRENT.unpack_from(reply, at + _ENTRY.size)
+        name_at = at + _ENTRY.size + _DIRENT.size
+        name = reply[name_at : name_at + n_name]
+        yield Listed(name, ino, offset, kind, read_entry(reply, at))
+        at += direntplus_size(name)
 
 
 def dirent_alone(name: bytes, offset: int, ino: int, kind: int) -> bytes:

@@ -116,7 +116,7 @@ def test_what_has_run_may_be_written_at_once_whatever_its_release_waits_for(tmp_
 
         trio.run(release_and_write)
         assert not (tmp_path / "program").read_bytes()
-        assert not len(vfs.handles)
+        assert not vfs.nodes.n_handles
 
 
 @pytest.mark.needs("root", "fuse")

@@ -87,7 +87,8 @@ class FakeKernel:
             self.session.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, _ANSWER_BYTES_MAX)
         self.stats: Counters = vfs.stats
         pool = pool or AtOnce()
-        self.requests = FuseRequests(vfs, self.session.fileno(), pool, opens_directories=opens_directories)
+        vfs.nodes.opens_directories = opens_directories
+        self.requests = FuseRequests(vfs, self.session.fileno(), pool)
         self.wake = Fd(os.eventfd(0))
         self._reader = RequestReader()
         self._numbers = count(2, 2)

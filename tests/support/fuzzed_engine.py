@@ -65,7 +65,8 @@ def running_engine(root: Fd, device: int, options: EngineOptions) -> Iterator[Ca
         is_shared=options.is_shared,
     )  # fmt: skip
     pool = ThreadPool(_N_THREADS)
-    requests = FuseRequests(vfs, device, pool, opens_directories=options.opens_directories)
+    vfs.nodes.opens_directories = options.opens_directories
+    requests = FuseRequests(vfs, device, pool)
     watch = HeldUpWatch()
     core = native_core(vfs, requests, watch.wake)
     readers = DeviceReaders(requests, watch, core.core, partial(core.for_device, 0), lambda: os._exit(3))

@@ -14,15 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 
+from fusefs.core.fuse_protocol import Entry
 from fusefs.core.inode_attributes import Attributes
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.oracle_subjects import KEEP, FileAttributes, Handle, Subject, Times, see
-from tests.support.vfs_without_mount import Changes, Files, NameReply, Names, Somebody
+from tests.support.vfs_without_mount import Changes, DirectoryRequests, Files, NameReply, Names, Somebody
 
 ROOT = 1
 _MAX_LINKS = 40
-_N_AN_ANSWER = 3
+_ROOM = 512
+"""Of a reply to READDIRPLUS: for one entry with the longest name."""
 _XATTR_NAME_MAX = 255
 
 
@@ -48,7 +50,7 @@ class Player(Subject):
 
     # References.
 
-    def _count(self, known: NameReply | EntryParam) -> int:
+    def _count(self, known: NameReply | EntryParam | Entry) -> int:
         self.references[known.nodeid] += 1
         return known.nodeid
 
@@ -227,29 +229,22 @@ class Player(Subject):
         with self._node(path, follow=True) as nodeid:
             if not stat.S_ISDIR(self._attributes(nodeid).mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            fh = self.vfs.listings.opendir(nodeid, self._caller)
+            fh = DirectoryRequests(self.vfs).opendir(nodeid, self._caller)
             try:
-                return sorted(self._list(fh))
+                return sorted(self._list(nodeid, fh))
             finally:
-                self.vfs.listings.releasedir(fh)
+                DirectoryRequests(self.vfs).releasedir(fh)
 
-    def _list(self, fh: int) -> Iterator[bytes]:
+    def _list(self, nodeid: int, fh: int) -> Iterator[bytes]:
         """Names, a few an answer, so that every offset is a place to go on from."""
         offset = 0
-        while True:
-            n_taken = 0
-            self.vfs.listings.prepare(fh, offset)
-            for listed in self.vfs.listings.read(fh, offset):
-                self.vfs.listings.told(fh, listed, is_taken=n_taken < _N_AN_ANSWER)
-                if n_taken == _N_AN_ANSWER:
-                    break
-                n_taken, offset = n_taken + 1, listed.offset
-                if listed.name not in (b".", b".."):
-                    assert listed.known is not None
-                    self._forget(self._count(listed.known))
-                    yield listed.name
-            if not n_taken:
-                return
+        while listed := DirectoryRequests(self.vfs).entries(nodeid, offset, fh=fh, room=_ROOM):
+            for one in listed:
+                offset = one.offset
+                if one.entry.nodeid:
+                    self._forget(self._count(one.entry))
+                if one.name not in (b".", b".."):
+                    yield one.name
 
     def statvfs(self) -> tuple[int, ...]:
         blocks, _free, _available, inodes, _free_inodes, block_size, name_max, unit = self._files.statfs()

@@ -204,6 +204,28 @@ def vfs_at(
             vfs.close()
 
 
+class DirectoryRequests:
+    """Requests about directories that are read to a vfs, as a kernel makes them."""
+
+    def __init__(self, vfs: Vfs) -> None:
+        self._vfs = vfs
+
+    def _ask(self, opcode: Opcode, nodeid: int, own: bytes, caller: Caller | None = None) -> bytes:
+        ids = (0, 0, os.getpid()) if caller is None else (caller.uid, caller.gid, caller.pid)
+        with self._vfs.lock:
+            return self._vfs.listings.answer(wire.request(opcode, nodeid, ids, own))
+
+    def opendir(self, nodeid: int, caller: Caller) -> int:
+        return wire.handle_in(self._ask(Opcode.OPENDIR, nodeid, bytes(wire.OPEN_IN.size), caller))
+
+    def entries(self, nodeid: int, offset: int = 0, *, fh: int = 0, room: int = 4096) -> list[wire.Listed]:
+        """Those of one reply."""
+        return list(wire.direntplus_in(self._ask(Opcode.READDIRPLUS, nodeid, wire.READ_IN.pack(fh, offset, room))))
+
+    def releasedir(self, fh: int) -> None:
+        self._ask(Opcode.RELEASEDIR, 0, wire.HANDLE_IN.pack(fh) + bytes(16))
+
+
 def move_into_drop(volume: Path, path: Path, kernel: Kernel) -> None:
     """What a daemon does when the owner of something below a volume moves it to the owner's drop folder."""
     with vfs_at(volume) as vfs:

@@ -8,6 +8,8 @@ from fusefs.linux.fuse_ring import FuseRing
 from fusefs.linux.io_uring import RingLayout
 from fusefs.mount.requests.fuse_operations import ReplyInSteps
 from fusefs.mount.requests.ring_servers import Later
+from fusefs.mount.tables.daemon_cache import SeenByName
+from fusefs.mount.tables.prefetch import PrefetchBatch
 
 def counted_fd(fd: int, /) -> CountedFd: ...
 def close_unused() -> None: ...
@@ -59,6 +61,8 @@ class Tables:
     passes: bool
     is_caching: bool
     is_case_sensitive: bool
+    opens_directories: bool
+    lists_all: bool
     is_trash_renewed: bool
     def __init__(
         self,
@@ -121,6 +125,22 @@ class Tables:
     def forget(self, node: Node, n: int, /) -> bool: ...
     def drop_unused(self, node: Node, /) -> bool: ...
     def detach(self, node: Node, last: Attributes, /) -> None: ...
+
+class Prefetcher:
+    def __init__(self, n_threads_max: int, /) -> None: ...
+    def add(
+        self,
+        batch: PrefetchBatch,
+        fd: int,
+        names: list[bytes],
+        xattrs: tuple[int, int],
+        has_handles: bool,
+        queue: int,
+        n_at_a_time: int,
+        /,
+    ) -> bool: ...
+    def results(self) -> list[tuple[PrefetchBatch, bytes, SeenByName | None]]: ...
+    def end(self) -> None: ...
 
 class Core:
     def __init__(

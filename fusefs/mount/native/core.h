@@ -168,6 +168,8 @@ typedef struct {
     bool passes;    /* what is opened is passed through, if it can be */
     bool is_caching; /* something is cached of a slow filesystem, or is being fetched: changes are Python's */
     bool is_case_sensitive; /* the root's filesystem, as far as that is known */
+    bool opens_directories; /* the kernel does not do that itself */
+    bool lists_all; /* no entry of a listing is sent by its name alone */
     bool is_trash_renewed;  /* nothing lasts that the kernel was sent of directories before they were moved to TRASH */
     char *waiting;  /* names of mount points where a look may have to wait, each ended by a NUL; and one more */
     uint32_t retries[N_RETRIES_MAX]; /* threads that were sent ESTALE just now */
@@ -375,6 +377,7 @@ void see_fickle(Request *request, const Place *place);
 void see_device(Request *request, uint64_t dev);
 void close_place(Place *place);
 bool is_outside(Core *core, Node *node);
+bool are_fickle_in(Request *request, Node *directory, int fd);
 Node *learn(Request *request, const Place *place, const Seen *seen);
 void counted(Node *node, bool is_told);
 void notify_attributes(const Tables *t, const Node *node);
@@ -502,7 +505,9 @@ void end_unused(Request *request, Node *node);
 /* endings.c, lookups.c, names.c, attributes.c, xattrs.c, files.c, listings.c: the operations */
 int do_forget(Request *request);
 int do_batch_forget(Request *request);
+int do_opendir(Request *request);
 int do_readdirplus(Request *request);
+int do_fsyncdir(Request *request);
 int do_lookup(Request *request);
 int do_getattr(Request *request);
 int do_statx(Request *request);
@@ -554,5 +559,8 @@ extern PyGetSetDef worker_getset[];
 
 /* ring.c, dev.c: the transports */
 extern PyType_Spec core_ring_spec, core_device_spec;
+
+/* prefetch.c */
+extern PyType_Spec prefetcher_spec;
 
 #endif

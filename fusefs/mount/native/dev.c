@@ -4,7 +4,7 @@
 #include <poll.h>
 #include <sched.h>
 
-enum { OPEN = 14, CREATE = 35, TMPFILE = 51 };
+enum { OPEN = 14, OPENDIR = 27, CREATE = 35, TMPFILE = 51 };
 enum { ANSWER_BYTES = HEAD_BYTES_OUT + BODY_BYTES_MAX };
 enum {
     AWAKE_NS = 30000, /* to go to sleep and to be woken takes about that */
@@ -79,8 +79,10 @@ static void write_answer(CoreDevice *device, const char *head, int result) {
     if (write(worker->core->device, device->answer, HEAD_BYTES_OUT + (result > 0 ? (size_t)result : 0)) >= 0)
         return;
     int error = errno;
-    if (result >= 0 && (opcode == OPEN || opcode == CREATE || opcode == TMPFILE)) /* fuse_open_out; behind a fuse_entry_out */
-        memcpy(&handle, device->answer + HEAD_BYTES_OUT + (opcode == OPEN ? 0 : ENTRY_BYTES), sizeof handle);
+    bool has_handle = opcode == OPEN || opcode == OPENDIR || opcode == CREATE || opcode == TMPFILE;
+    if (result >= 0 && has_handle) /* fuse_open_out; behind a fuse_entry_out */
+        memcpy(&handle, device->answer + HEAD_BYTES_OUT + (opcode == OPEN || opcode == OPENDIR ? 0 : ENTRY_BYTES),
+               sizeof handle);
     PyEval_RestoreThread(worker->released);
     PyObject *nothing = PyObject_CallFunction(device->lost, "iK", error, (unsigned long long)handle);
     if (nothing == NULL)

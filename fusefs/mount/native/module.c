@@ -1,4 +1,4 @@
-/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TablesMutex, Tables and Node. */
+/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TablesMutex, Tables, Node and Prefetcher. */
 #include "core.h"
 
 #define TAKE(part)                                                                                                     \
@@ -124,7 +124,7 @@ static PyType_Spec core_spec = {
 };
 
 static int begin(PyObject *module) {
-    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &core_device_spec, &tables_mutex_spec};
+    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &core_device_spec, &tables_mutex_spec, &prefetcher_spec};
     for (size_t at = 0; at < sizeof specs / sizeof *specs; at++) {
         PyObject *type = PyType_FromSpec(specs[at]);
         if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0)

@@ -344,11 +344,12 @@ static PyObject *table_count(TablesObject *self, void *which) {
     return PyLong_FromLongLong(values[(intptr_t)which]);
 }
 
-enum { DEVICE, PASSES, IS_CACHING, IS_CASE_SENSITIVE, IS_TRASH_RENEWED };
+enum { DEVICE, PASSES, IS_CACHING, IS_CASE_SENSITIVE, IS_TRASH_RENEWED, OPENS_DIRECTORIES, LISTS_ALL };
 
 static PyObject *table_setting(TablesObject *self, void *which) {
     const Tables *t = &self->tables;
-    const int values[] = {t->device, t->passes, t->is_caching, t->is_case_sensitive, t->is_trash_renewed};
+    const int values[] = {t->device, t->passes, t->is_caching, t->is_case_sensitive,
+                          t->is_trash_renewed, t->opens_directories, t->lists_all};
     return PyLong_FromLong(values[(intptr_t)which]);
 }
 
@@ -357,7 +358,8 @@ static int table_set(TablesObject *self, PyObject *value, void *which) {
     long number = value == NULL ? 0 : PyLong_AsLong(value);
     if (PyErr_Occurred())
         return -1;
-    bool *const flags[] = {NULL, &t->passes, &t->is_caching, &t->is_case_sensitive, &t->is_trash_renewed};
+    bool *const flags[] = {NULL, &t->passes, &t->is_caching, &t->is_case_sensitive,
+                           &t->is_trash_renewed, &t->opens_directories, &t->lists_all};
     if ((intptr_t)which == DEVICE)
         t->device = (int)number;
     else
@@ -422,6 +424,8 @@ static PyGetSetDef table_getset[] = {
     {"passes", (getter)table_setting, (setter)table_set, "Whether what is opened is passed through, if it can be.", (void *)PASSES},
     {"is_caching", (getter)table_setting, (setter)table_set, "Whether anything is cached of a slow filesystem, or being fetched.", (void *)IS_CACHING},
     {"is_case_sensitive", (getter)table_setting, (setter)table_set, "Whether letter case matters in the root's filesystem, as far as that is known.", (void *)IS_CASE_SENSITIVE},
+    {"opens_directories", (getter)table_setting, (setter)table_set, "Whether the kernel has to ask for that: it does not do it itself.", (void *)OPENS_DIRECTORIES},
+    {"lists_all", (getter)table_setting, (setter)table_set, "Whether no entry of a listing may be sent by its name alone.", (void *)LISTS_ALL},
     {"is_trash_renewed", (getter)table_setting, (setter)table_set, "Whether nothing lasts that the kernel was sent of directories before they were moved to where a reaper takes from.", (void *)IS_TRASH_RENEWED},
     {"n_changes", (getter)table_n_changes, NULL, "Changes of nodes and of names, since the beginning.", NULL},
     {NULL, NULL, NULL, NULL, NULL},

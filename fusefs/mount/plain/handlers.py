@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
@@ -28,9 +27,9 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.nodeids import ROOT
 from fusefs.mount.places.counters import CELL_OF
-from fusefs.mount.plain.values import are_now, attributes_in, changes_of, entry_in, entry_of, file_info, statvfs
+from fusefs.mount.plain.values import are_now, attributes_in, changes_of, entry_in, entry_listed, file_info, statvfs
 from fusefs.mount.tree.make_core import errno_of
-from fusefs.mount.tree.validity import EntryParam
+from fusefs.mount.tree.trashd_dir import holds_trash
 from fusefs.mount.tree.vfs import Vfs
 
 P = ParamSpec("P")
@@ -39,8 +38,8 @@ R = TypeVar("R")
 _N_OF_USER = 120
 """Requests of a user that workers serve at a time; the others wait."""
 _XATTR_ROOM = 1 << 16
-_N_LISTED = 32
-"""Entries that are looked up at a time: what fits into the kernel's buffer is not known here."""
+_LISTED_BYTES = 4096
+"""Of entries that are looked up at a time: what fits into the kernel's buffer is not known here."""
 
 Listed = tuple[bytes, EntryAttributes, int, int]
 """A name, its attributes, the offset that follows, and the nodeid on which a reference is counted, or 0."""
@@ -124,9 +123,6 @@ class PlainHandlers(pyfuse3.Operations):
             raise
         finally:
             self._vfs.stats.count(CELL_OF[name], perf_counter_ns() - begun_ns, has_failed=has_failed)
-
-    def _entry(self, known: EntryParam) -> EntryAttributes:
-        return entry_of(known, self._vfs.nodes.get(known.nodeid), self._vfs.timeouts)
 
     def ask(self, opcode: Opcode, nodeid: int, caller: RequestContext | None, body: bytes = b"") -> bytes:
         """The body of a reply to a request. caller: None: unknown; body: what follows the request's head"""
@@ -286,7 +282,7 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_served
     def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        return FileHandleT(self._vfs.listings.opendir(inode, ctx))
+        return FileHandleT(wire.handle_in(self.ask(Opcode.OPENDIR, inode, ctx, bytes(wire.OPEN_IN.size))))
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """The token is used on trio's thread: pyfuse3 frees its memory when the request is cancelled."""
@@ -298,26 +294,28 @@ class PlainHandlers(pyfuse3.Operations):
                     await self._end("forget", partial(self._forget, left))
                     return
                 start_id = following
-            if len(listed) < _N_LISTED:
+            if not listed:
                 return
 
     def _list(self, fh: int, offset: int) -> list[Listed]:
         """The entries from an offset on: some, of whose nodes the kernel is to have one more reference each."""
-        listed = []
-        for one in itertools.islice(self._vfs.listings.read(fh, offset), _N_LISTED):
-            name, known, _ino, _kind, following, node = one
-            assert known is not None, "names alone are for an engine that can send them"
-            if node is not None:
-                self._vfs.listings.count(node, 0, is_taken=True)
-            listed.append((name, self._entry(known), following, 0 if node is None else int(node.nodeid)))
+        vfs, listed = self._vfs, []
+        reply = self.ask(Opcode.READDIRPLUS, ROOT, None, wire.READ_IN.pack(fh, offset, _LISTED_BYTES))
+        directory, _fd = vfs.nodes.handle(fh)
+        is_stored = holds_trash(vfs.nodes, directory)
+        for one in wire.direntplus_in(reply):
+            node = vfs.nodes.get(one.entry.nodeid)
+            if node is not None and is_stored:
+                vfs.stored.note(node, is_moved=False)
+            listed.append((one.name, entry_listed(one, vfs.nodes), one.offset, one.entry.nodeid))
         return listed
 
     @_served
     def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        self._vfs.listings.fsyncdir(fh, data_only=datasync)
+        self.ask(Opcode.FSYNCDIR, ROOT, None, wire.FSYNC_IN.pack(fh, wire.FSYNC_DATA_ONLY if datasync else 0))
 
     async def releasedir(self, fh: FileHandleT) -> None:
-        await self._end("releasedir", partial(self._vfs.listings.releasedir, fh))
+        await self._end("releasedir", partial(self.ask, Opcode.RELEASEDIR, ROOT, None, wire.HANDLE_IN.pack(fh)))
 
 
 def _strings(*strings: bytes) -> bytes:

@@ -8,45 +8,45 @@ from typing import Any
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, SetattrFields, StatvfsData
 
 from fusefs.core import fuse_protocol as wire
-from fusefs.core.fuse_protocol import FOPEN_KEEP_CACHE, NANO, STATFS_OUT, read_attr, read_entry, read_opened
-from fusefs.mount.native._core import Node, Tables
-from fusefs.mount.tree.validity import AttrTimeouts, EntryParam, shown_number
+from fusefs.core.fuse_protocol import (
+    FOPEN_KEEP_CACHE,
+    NANO,
+    STATFS_OUT,
+    Entry,
+    Listed,
+    read_attr,
+    read_entry,
+    read_opened,
+)
+from fusefs.mount.native._core import Tables
 
 _STATVFS = ("f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_bsize", "f_namemax", "f_frsize")
 _NOW_NS = 60 * 10**9
 _GENERATIONS = 0x7FFFFFFF
 
 
-def entry_of(known: EntryParam, node: Node | None, timeouts: AttrTimeouts) -> EntryAttributes:
-    """The entry of what is known now; without a nodeid: nothing has the name.
+def entry_in(reply: bytes, nodes: Tables) -> EntryAttributes:
+    """The entry in a reply."""
+    return _entry(read_entry(reply), nodes)
 
-    The kernel makes file handles of the nodeid and the generation: so that a handle never means a later inode of that
-    number, each incarnation has a generation of its own.
-    """
-    if known.proof is not None:
-        known = known._replace(timeout_s=known.proof.left_s(), proof=None)
+
+def entry_listed(listed: Listed, nodes: Tables) -> EntryAttributes:
+    """The entry of what a listing has; of `.` and `..` the kernel takes the number and the type."""
+    if listed.entry.nodeid:
+        return _entry(listed.entry, nodes)
     entry = EntryAttributes()
     field: Any = entry
-    if not known.nodeid:
-        field.st_ino, field.entry_timeout = 0, known.timeout_s
-        return entry
-    (
-        _dev, _ino, field.st_mode, field.st_nlink, field.st_uid, field.st_gid, field.st_rdev, field.st_size,
-        field.st_blocks, field.st_blksize, field.st_atime_ns, field.st_mtime_ns, field.st_ctime_ns, _btime,
-    ) = known.attributes  # fmt: skip
-    field.st_ino = shown_number(known)  # the nodeid, too; the root's goes without saying
-    field.entry_timeout, field.attr_timeout = timeouts.lifetimes(known)
-    field.generation = _generation(node)
+    field.st_ino, field.st_mode = listed.ino, listed.kind << 12
     return entry
 
 
-def entry_in(reply: bytes, nodes: Tables) -> EntryAttributes:
-    """The entry in a reply."""
-    said = read_entry(reply)
+def _entry(said: Entry, nodes: Tables) -> EntryAttributes:
+    """The kernel makes file handles of nodeid and generation: each incarnation has one of its own."""
+    node = nodes.get(said.nodeid) if said.nodeid else None
     entry = EntryAttributes()
     field: Any = entry
     field.entry_timeout, field.attr_timeout = said.name_s, said.attr_s
-    field.generation = _generation(nodes.get(said.nodeid) if said.nodeid else None)
+    field.generation = 0 if node is None else hash(node.source) & _GENERATIONS
     return _with_numbers(entry, said.numbers)
 
 
@@ -61,10 +61,6 @@ def _with_numbers(entry: EntryAttributes, numbers: tuple[int, ...]) -> EntryAttr
     field.st_mtime_ns = mtime_s * NANO + mtime_ns
     field.st_ctime_ns = ctime_s * NANO + ctime_ns
     return entry
-
-
-def _generation(node: Node | None) -> int:
-    return 0 if node is None else hash(node.source) & _GENERATIONS
 
 
 def attributes_in(reply: bytes) -> EntryAttributes:

@@ -7,19 +7,16 @@ again: so there is one of each sort for all threads.
 
 from __future__ import annotations
 
-import errno
-import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
 from fusefs.core import fuse_protocol as wire
-from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, REQUEST_HEAD_SIZE, Opcode, Request
+from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, Opcode, Request
 from fusefs.mount.native._core import Node
 from fusefs.mount.places.counters import CELL_OF
 from fusefs.mount.requests.failures import NotCached
 from fusefs.mount.tree.act_as import RequestCaller
-from fusefs.mount.tree.readdir import ReaddirEntry
 from fusefs.mount.tree.validity import EntryParam, shown_number
 from fusefs.mount.tree.vfs import Vfs
 
@@ -60,8 +57,7 @@ class OpcodeHandler(NamedTuple):
 class FuseOperations:
     """One mount's."""
 
-    def __init__(self, vfs: Vfs, *, opens_directories: bool) -> None:
-        """opens_directories: else the kernel is told at its first question to do that without us."""
+    def __init__(self, vfs: Vfs) -> None:
         self._nodes = vfs.nodes
         self._recalls = vfs.recalls
         self._core = vfs.core
@@ -69,10 +65,8 @@ class FuseOperations:
         self._xattrs = vfs.xattrs
         self._files = vfs.files
         self._listings = vfs.listings
-        self._unopened = vfs.unopened
         self._lifetimes = vfs.timeouts.lifetimes
         self._lock = vfs.lock
-        self._opens_directories = opens_directories
         self._done = wire.answer()
         self._entry, self._missing, self._missing_s = wire.entry_answer(), wire.entry_answer(), -1.0
         self._attr, self._statx_told = wire.attr_answer(), wire.statx_answer()
@@ -116,9 +110,9 @@ class FuseOperations:
             Opcode.LISTXATTR: ("listxattr", self._xattr, WaitClass.LOOK),
             Opcode.REMOVEXATTR: ("removexattr", self._xattr, WaitClass.CHANGE),
             Opcode.OPENDIR: ("opendir", self._opendir, WaitClass.LOOK),
-            Opcode.READDIRPLUS: ("readdir", self._readdirplus, WaitClass.LOOK),
-            Opcode.FSYNCDIR: ("fsyncdir", self._fsyncdir, WaitClass.LONG),
-            Opcode.RELEASEDIR: ("releasedir", self._releasedir, WaitClass.LOOK),
+            Opcode.READDIRPLUS: ("readdir", self._list, WaitClass.LOOK),
+            Opcode.FSYNCDIR: ("fsyncdir", self._list, WaitClass.LONG),
+            Opcode.RELEASEDIR: ("releasedir", self._list, WaitClass.LOOK),
         }
         return {int(opcode): OpcodeHandler(CELL_OF[name], act, sort) for opcode, (name, act, sort) in acts.items()}
 
@@ -235,70 +229,16 @@ class FuseOperations:
 
     # Listings.
 
-    def _opendir(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        if not self._opens_directories:
-            return errno.ENOSYS
-        return self._listing(self._listings.opendir(nodeid, caller))
+    def _list(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        return self._listings.answer(request)
 
-    def _recall_listing(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        if not self._opens_directories:
-            return errno.ENOSYS
-        return self._listing(_remembered(self._listings.recall_opendir(nodeid, caller)))
-
-    def _listing(self, fh: int) -> bytearray:
-        wire.put_opened(self._opened, fh, self._listings.cache_flags(fh))
+    def _opendir(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        self._opened[ANSWER_HEAD_SIZE:] = self._listings.answer(request)
         return self._opened
 
-    def _readdirplus(self, nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        fh, offset, room = wire.read_in(request)
-        if fh:
-            self._listings.prepare(fh, offset)
-            is_slow = self._lock.is_slow
-            return self._entries(self._listings.read(fh, offset, room), room, fh if is_slow else None)
-        if not self._lock.is_slow:
-            return self._entries(self._unopened.read(nodeid, offset, room), room)
-        found = self._unopened.read_names(nodeid, offset, room)
-        names = (ReaddirEntry(name, None, ino, kind, following, None) for name, ino, following, kind in found)
-        return self._entries(names, room)
-
-    def _entries(self, all_listed: Iterable[ReaddirEntry], room: int, fh: int | None = None) -> bytes:
-        """What is told of entries. fh: of a listing on a slow filesystem, of whose entries more is fetched then"""
-        entries, left = [], room
-        now_s = time.monotonic()
-        for listed in all_listed:
-            entry, lasts_s = self._direntplus(listed)
-            left -= len(entry)
-            if fh is not None:
-                self._listings.told(fh, listed, is_taken=left >= 0)
-            elif listed.node is not None:
-                self._listings.count(listed.node, now_s + lasts_s, is_taken=left >= 0)
-            if left < 0:
-                break
-            entries.append(entry)
-        return b"".join(entries)
-
-    def _fsyncdir(self, nodeid: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        fh, flags = wire.FSYNC_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        data_only = bool(flags & wire.FSYNC_DATA_ONLY)
-        if fh:
-            self._listings.fsyncdir(fh, data_only=data_only)
-        else:
-            self._unopened.fsyncdir(nodeid, data_only=data_only)
-        return self._done
-
-    def _releasedir(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        self._listings.releasedir(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
-        return self._done
-
-    def _direntplus(self, listed: ReaddirEntry) -> tuple[bytes, float]:
-        """An entry, and for how long all that it tells may be believed, in seconds."""
-        name, known, ino, kind, offset, node = listed
-        if known is None or node is None:
-            return wire.dirent_alone(name, offset, ino, kind), 0
-        known = self._still(known)
-        entry_s, attr_s = self._lifetimes(known)
-        number = known.nodeid
-        return wire.direntplus(name, offset, number, number, known.attributes, entry_s, attr_s), min(entry_s, attr_s)
+    def _recall_listing(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        self._opened[ANSWER_HEAD_SIZE:] = _remembered(self._listings.recall(request))
+        return self._opened
 
 
 def _remembered(found: R | None) -> R:

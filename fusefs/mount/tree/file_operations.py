@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
-from fusefs.core.nodeids import ROOT, SourceKey
-from fusefs.linux.fd import Fd
+from fusefs.core.nodeids import SourceKey
 from fusefs.mount.native._core import Core, Tables
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.estale_retries import EstaleRetries
@@ -82,12 +81,3 @@ class FileOperations:
 
     def _of_handle(self, fh: int) -> SourceKey:
         return self._nodes.handle(fh)[0].source
-
-    def release(self, fh: int) -> None:
-        """Close a handle that no client closes, or a directory's."""
-        self.answer(wire.request(Opcode.RELEASE, ROOT, (0, 0, 0), wire.HANDLE_IN.pack(fh)))
-
-
-def sync(lock: TablesLock, fd: Fd, *, data_only: bool) -> None:
-    """Make a file, or a directory's names, durable, by an fd."""
-    lock.call(os.fdatasync if data_only else os.fsync, fd)

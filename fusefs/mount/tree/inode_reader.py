@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from fusefs.core.inode_attributes import Attributes
@@ -48,8 +47,3 @@ class InodeReader:
         lock = self._lock
         seen, handle = lock.look(self._lookers.looker.peek, fd)
         return seen, self._directories.lasting(handle)
-
-    def identifying(self) -> Callable[[int, bytes], tuple[Attributes, bytes]]:
-        """A function as `identify`, for many names; `lock.took` must be told."""
-        looker = self._lookers.looker
-        return looker.peek_name if self._directories.has_handles else lambda fd, name: (looker.look(fd, name), b"")

@@ -29,7 +29,8 @@ _OPERATIONS = {
     Opcode.LSEEK: "lseek", Opcode.FALLOCATE: "fallocate", Opcode.COPY_FILE_RANGE: "copy_file_range",
     Opcode.COPY_FILE_RANGE_64: "copy_file_range", Opcode.FLUSH: "flush", Opcode.FSYNC: "fsync",
     Opcode.RELEASE: "release", Opcode.STATFS: "statfs", Opcode.SETXATTR: "setxattr", Opcode.GETXATTR: "getxattr",
-    Opcode.LISTXATTR: "listxattr", Opcode.REMOVEXATTR: "removexattr", Opcode.READDIRPLUS: "readdir",
+    Opcode.LISTXATTR: "listxattr", Opcode.REMOVEXATTR: "removexattr", Opcode.OPENDIR: "opendir",
+    Opcode.READDIRPLUS: "readdir", Opcode.FSYNCDIR: "fsyncdir", Opcode.RELEASEDIR: "releasedir",
 }  # fmt: skip
 """What it does, and where that is counted."""
 

@@ -91,8 +91,11 @@ class NameValidity:
 
     def _may_fold(self, directory: Node, fd: int) -> bool:
         known, device = self._lock.submounts.folding, directory.source[0]
-        if directory.is_case_sensitive or device in known:
-            return not directory.is_case_sensitive and known[device]
+        if directory.is_case_sensitive:
+            return False
+        if device in known:
+            directory.is_case_sensitive = not known[device]
+            return known[device]
         folds, is_common = self._lock.call(case_folding, fd)
         if folds is not None and is_common:
             known[device] = folds

@@ -19,7 +19,7 @@ from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds, have_handles
 from fusefs.mount.tables.estale_retries import EstaleRetries
-from fusefs.mount.tables.open_handles import OpenHandles, n_for_clients, n_handles, n_spare
+from fusefs.mount.tables.open_handles import n_for_clients, n_handles, n_spare
 from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -28,13 +28,12 @@ from fusefs.mount.tree.cached_replies import CachedReplies
 from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.file_operations import FileOperations
 from fusefs.mount.tree.inode_reader import InodeReader
+from fusefs.mount.tree.listings import DIRECTORIES, Listings
 from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.make_core import make_core
 from fusefs.mount.tree.name_operations import NameOperations
-from fusefs.mount.tree.no_opendir import UnopenedListings
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.passthrough import Passthrough
-from fusefs.mount.tree.readdir import Listings
 from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.validity import AttrTimeouts, NameValidity
 from fusefs.mount.tree.xattr_operations import XattrOperations
@@ -90,7 +89,6 @@ class Vfs:
         self.cache = DaemonCache(lock, self.nodes, stats, cache_bytes, timeout_s)
         self.retries = EstaleRetries(lock, self.nodes)
         self.directories = DirectoryFds(root, self.nodes, lock)
-        self.handles = OpenHandles(self.nodes)
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
         self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
         validity = NameValidity(self.nodes, lock)
@@ -127,17 +125,18 @@ class Vfs:
             are_shown=shows_xattrs, are_for_all=for_all,
         )  # fmt: skip
         self.listings = Listings(
-            lock, self.nodes, self.cache, self.directories, self.handles, self.prefetch, validity, self.stored,
-            self.access, self.references, self.reader, self.recalls, self.lookups, self.files,
+            lock, self.core, self.nodes, self.cache, self.directories, self.prefetch, validity, self.timeouts,
+            self.recalls,
             is_shared=is_shared, shows_trash=shows_trash, is_checked=is_checked,
         )  # fmt: skip
-        self.unopened = UnopenedListings(lock, self.cache, self.directories, self.access, self.listings)
 
     def answer(self, request: Request) -> bytes:
         """Do a whole request about a name, a node or a file; the body of its reply. Raises  OSError: its errno is it"""
         opcode = read_head(request)[1]
         if opcode in XATTRS:
             return self.xattrs.answer(request)
+        if opcode in DIRECTORIES:
+            return self.listings.answer(request)
         return (self.names if opcode in NAMES else self.files).answer(request)
 
     # What the native core calls when it has let the tables go.
@@ -183,6 +182,7 @@ class Vfs:
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
         with self.lock:
+            self.prefetch.close()
             self.nodes.close()
             self.directories.close()
             self.retries.close()
@@ -193,7 +193,7 @@ class Vfs:
             self.cache.see_idle()
             return Gauges(
                 n_nodes=len(self.nodes),
-                n_handles=len(self.handles),
+                n_handles=self.nodes.n_handles + self.listings.n_unopened,
                 n_directory_fds=self.nodes.n_directories,
                 n_cached=len(self.cache),
                 cache_bytes=self.cache.used_bytes(),
