@@ -21,12 +21,13 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.core.nodeids import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, handle_of, renameat2
 from tests.support.background_processes import clients, workers
 from tests.support.foreground_mount import trashd_mount
 from tests.support.real_filesystems import gives_numbers_again
-from tests.support.vfs_without_mount import vfs_at
+from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -111,9 +112,10 @@ def work(gives_again: bool, who: int, top: Path) -> None:
 
 def test_what_is_seen_of_a_name_is_all_of_one_file(volume: Path) -> None:
     """Two are exchanged behind the mount: the attributes of one and the handle of the other never belong together."""
-    for name in ("one", "two"):
-        (volume / name).touch()
-    right = {os.stat(volume / name).st_ino: handle_of(AT_FDCWD, os.fsencode(volume / name)) for name in ("one", "two")}
+    right = {}
+    for size, name in enumerate(("one", "two")):
+        (volume / name).write_bytes(bytes(size))
+        right[size] = handle_of(AT_FDCWD, os.fsencode(volume / name))
 
     def exchange() -> None:
         with Fd(os.open(volume, os.O_PATH)) as top:
@@ -121,10 +123,11 @@ def test_what_is_seen_of_a_name_is_all_of_one_file(volume: Path) -> None:
                 renameat2(top, b"one", top, b"two", RENAME_EXCHANGE)
 
     with vfs_at(volume, max_fds=0, is_shared=True) as vfs, workers([exchange]):
-        top = vfs.directories.fd_of(vfs.nodes.root)
         for _ in range(N_LOOKS):
-            seen, handle = vfs.reader.identify(top, b"one")
-            assert right[seen.ino] == handle
+            found = Names(vfs).lookup(ROOT, b"one", Somebody(0, 0, os.getpid(), 0o022))
+            node = vfs.nodes.get(found.nodeid)
+            assert node is not None
+            assert right[found.attributes.size] == node.source[1]
 
 
 @pytest.mark.timeout(LIMIT_S)

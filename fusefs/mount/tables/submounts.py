@@ -28,6 +28,8 @@ class Submounts:
     """The mounts inside a directory that may not answer, as long as `keep` runs; none before."""
 
     def __init__(self) -> None:
+        self.asks = True
+        """Whether a statx asks another machine, or a daemon, if it takes one; else what the kernel knows is replied."""
         self.names: frozenset[bytes] = frozenset()
         """The last names of those of their mount points where even a look may wait."""
         self.devices: frozenset[int] = frozenset()
@@ -49,6 +51,11 @@ class Submounts:
         if device not in self._known and self._top is not None:
             self._known.add(device)
             self._read()
+
+    def are_asked(self, device: int) -> bool:
+        """Whether attributes on a device are those that its server has, if it has one."""
+        self.meet(device)
+        return self.asks or device not in self.devices
 
     async def keep(self) -> None:
         """See what is mounted and unmounted, until cancelled. Checkpoint  everywhere"""

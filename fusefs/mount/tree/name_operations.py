@@ -16,7 +16,7 @@ from fusefs.core.nodeids import ROOT, TOP, source_key
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import NO_NOREPLACE
 from fusefs.linux.mountinfo import TOP as TOP_NAME
-from fusefs.linux.statx import look_at
+from fusefs.linux.statx import TO_PEEK, look_at, peek_at
 from fusefs.linux.syscalls import RENAME_NOREPLACE
 from fusefs.mount.native._core import Core, Node, Tables
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache, NameIn
@@ -26,8 +26,6 @@ from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.act_as import RequestCaller
 from fusefs.mount.tree.drop_adoption import DropAdoption
-from fusefs.mount.tree.inode_reader import InodeReader
-from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.trashd_dir import DropLinks, StoredNodes, is_drop, is_drop_folder, user_of
 from fusefs.mount.tree.validity import AttrTimeouts, NameValidity
@@ -49,8 +47,6 @@ class NameOperations:
     _stored: StoredNodes
     _drops: DropLinks
     _access: NodeAccess
-    _reader: InodeReader
-    _lookups: LookupOperations
     adoption: DropAdoption
 
     def answer(self, request: Request) -> bytes:
@@ -98,8 +94,8 @@ class NameOperations:
         (name,) = wire.names(request)
         directory, fd = self._access.directory(parent)
         if is_drop(directory, name):
-            known = self._lookups.drop(caller.uid, caller)
-            return wire.entry(known.nodeid, known.nodeid, known.attributes, 0, 0)
+            seen = self._lock.call(self._drops.look, caller.uid, caller)
+            return wire.entry(seen.ino, seen.ino, seen, 0, 0)
         if parent == ROOT and name == TOP_NAME and self._nodes.root.nodeid == TOP:  # asked by mount/life/root_inode.py
             self._nodes.root.nlookup += 1
             return wire.entry(TOP, TOP, self._lock.call(look_at, fd), 0, 0)
@@ -193,8 +189,9 @@ class NameOperations:
 
     def _adopt(self, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, caller: RequestCaller) -> bool:
         """The kernel gives it the new name, which expires soon after (forget_stored.py)."""
-        seen, handle = self._reader.identify(old_fd, old[1])
-        source = source_key(seen, handle)
+        with Fd(self._lock.call(os.open, old[1], TO_PEEK, dir_fd=old_fd)) as fd:
+            seen, handle = self._lock.call(peek_at, fd)
+        source = source_key(seen, self._directories.lasting(handle))
         with self._cache.changes(source, names=[old, new]):
             item = self.adoption.take_in(old_fd, old, seen, new_fd, new[0], caller)
         if item is None:

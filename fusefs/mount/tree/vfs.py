@@ -11,7 +11,7 @@ from fusefs.core.mount_counters import Gauges
 from fusefs.core.nodeids import SourceKey, source_key
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.statx import StatxReaders, look_at
+from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import handle_of
 from fusefs.linux.xattrs import are_for_all
 from fusefs.mount.native._core import Node, Tables
@@ -27,9 +27,7 @@ from fusefs.mount.tree import trashd_dir
 from fusefs.mount.tree.cached_replies import CachedReplies
 from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.file_operations import FileOperations
-from fusefs.mount.tree.inode_reader import InodeReader
 from fusefs.mount.tree.listings import DIRECTORIES, Listings
-from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.make_core import make_core
 from fusefs.mount.tree.name_operations import NameOperations
 from fusefs.mount.tree.node_access import NodeAccess
@@ -101,22 +99,20 @@ class Vfs:
         # How an operation gets at it.
         self.references = NodeReferences(lock, self.nodes, self.cache, (self.prefetch, self.retries))
         self.access = NodeAccess(lock, self.nodes, self.directories, self.cache, self.timeouts)
-        lookers = StatxReaders(asks=not Kernel().answers_at_once(root))
-        self.reader = InodeReader(lock, self.directories, lookers)
+        lock.submounts.asks = not Kernel().answers_at_once(root)
 
         # What is done: both front ends call these.
         self.recalls = CachedReplies(self.nodes, self.cache, self.retries, self.prefetch, self.references)
-        self.lookups = LookupOperations(lock, self.nodes, self.cache, drops, self.access, self.reader)
         for_all = are_for_all(root)
         self.core = make_core(
             lock, self.nodes, stats, self.directories, self._calls(validity),
-            asks=self.reader.asks, is_shared=is_shared, is_flushed=is_flushed, shows_xattrs=shows_xattrs,
+            asks=lock.submounts.asks, is_shared=is_shared, is_flushed=is_flushed, shows_xattrs=shows_xattrs,
             is_for_all=for_all, hides_trash=not shows_trash, lifetime_s=self.cache.lifetime_s,
         )  # fmt: skip
         self.directories.core = self.core
         self.names = NameOperations(
             lock, self.core, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
-            self.timeouts, self.stored, drops, self.access, self.reader, self.lookups,
+            self.timeouts, self.stored, drops, self.access,
             DropAdoption(lock, self.nodes, self.directories, self.access, Kernel()),
         )  # fmt: skip
         self.files = FileOperations(lock, self.core, self.nodes, self.cache, self.retries, drops)
@@ -144,7 +140,7 @@ class Vfs:
     def _calls(self, validity: NameValidity) -> dict[str, object]:
         return {
             "forget": self._forget, "unused": self._end_unused, "told_stale": self._add_retry, "refused": self._refuse,
-            "folds": validity.may_fold, "meets": self.lookups.are_asked, "stored": self._note_stored,
+            "folds": validity.may_fold, "meets": self.lock.submounts.are_asked, "stored": self._note_stored,
             "came_back": self._come_back,
         }  # fmt: skip
 
