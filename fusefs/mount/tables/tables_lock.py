@@ -100,7 +100,7 @@ class TablesLock:
                 raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
 
     def took(self, took_ns: int, n: int) -> None:
-        """Some calls that tell how quickly the filesystem answers; by any thread. took_ns: all together"""
+        """How long the native core has waited for so many statx together, as it reports; by any thread."""
         if self.latency is not None and n:
             self.latency.took(took_ns / n, n)
             self.mutex.is_slow = self.latency.is_slow
