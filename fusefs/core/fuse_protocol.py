@@ -308,17 +308,17 @@ def caller_of(request: Request) -> CallerIds:
     return CallerIds(*read_head(request)[4:])
 
 
-def attr(ino: int, attributes: Attributes) -> bytes:
-    """The body of a reply with what a node is, which may not be believed."""
+def attr(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
+    """The body of a reply with what a node is."""
     message = attr_answer()
-    put_attr(message, ino, attributes, 0)
+    put_attr(message, ino, attributes, attr_s)
     return bytes(message[ANSWER_HEAD_SIZE:])
 
 
-def statx(ino: int, attributes: Attributes) -> bytes:
-    """The body of a reply with what a node is and when it was made, which may not be believed."""
+def statx(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
+    """The body of a reply with what a node is and when it was made."""
     message = statx_answer()
-    put_statx(message, ino, attributes, 0)
+    put_statx(message, ino, attributes, attr_s)
     return bytes(message[ANSWER_HEAD_SIZE:])
 
 
@@ -391,6 +391,13 @@ def put_missing(message: bytearray, entry_s: float) -> None:
     """That nothing has a name: fuse_entry_out without a node."""
     seconds, ns = _timeout(entry_s)
     _ENTRY.pack_into(message, ANSWER_HEAD_SIZE, 0, 0, seconds, 0, ns, 0, *[0] * 15)
+
+
+def missing(entry_s: float) -> bytes:
+    """The body of a reply that nothing has a name."""
+    message = entry_answer()
+    put_missing(message, entry_s)
+    return bytes(message[ANSWER_HEAD_SIZE:])
 
 
 def entry(nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float) -> bytes:

@@ -1,7 +1,10 @@
 /* Answers, put into the entry's memory: struct fuse_entry_out and fuse_attr_out, and for how long they are believed. */
 #include "core.h"
 
-static const double SHORT_S = 1.0, MOMENT_S = 0.01; /* as in validity.py */
+static const double SHORT_S = 1.0; /* as in validity.py */
+/* For attributes of a directory whose name is not believed: the kernel asks for them again after each look at a name, and
+ * before each step of a renameat2 that checks permissions. */
+static const double MOMENT_S = 0.01;
 
 static void put32(char *to, uint32_t value) { memcpy(to, &value, sizeof value); }
 static void put64(char *to, uint64_t value) { memcpy(to, &value, sizeof value); }

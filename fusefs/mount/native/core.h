@@ -459,9 +459,7 @@ Acting acting_by(const Request *request, const Need *needs, int n);
 Acting reading_as(const Request *request);
 bool is_capable(const Request *request, int capability);
 bool keeps_group(const Request *request, const Seen *seen);
-Acting making_as(const Request *request, bool is_own, uint32_t with_umask);
 bool acts(Acting *acting, int *error);
-bool is_owner(const Request *request, int fd);
 
 /* handles.c */
 typedef struct {

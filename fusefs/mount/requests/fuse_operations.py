@@ -17,7 +17,7 @@ from fusefs.mount.native._core import Node
 from fusefs.mount.places.counters import CELL_OF
 from fusefs.mount.requests.failures import NotCached
 from fusefs.mount.tree.act_as import RequestCaller
-from fusefs.mount.tree.validity import EntryParam, shown_number
+from fusefs.mount.tree.validity import shown_number
 from fusefs.mount.tree.vfs import Vfs
 
 _PATIENCE = 50
@@ -68,8 +68,6 @@ class FuseOperations:
         self._lifetimes = vfs.timeouts.lifetimes
         self._lock = vfs.lock
         self._done = wire.answer()
-        self._entry, self._missing, self._missing_s = wire.entry_answer(), wire.entry_answer(), -1.0
-        self._attr, self._statx_told = wire.attr_answer(), wire.statx_answer()
         self._opened = wire.open_answer()
         self._created = wire.create_answer()
 
@@ -151,28 +149,10 @@ class FuseOperations:
 
     def _recall_name(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         (name,) = wire.names(request)
-        known = self._recalls.lookup(parent, name, caller.pid)
-        return self._named(_remembered(known))
-
-    def _named(self, known: EntryParam) -> bytearray:
+        known = _remembered(self._recalls.lookup(parent, name, caller.pid))
         if not known.nodeid:
-            known = self._still(known)
-            if known.timeout_s != self._missing_s:
-                wire.put_missing(self._missing, known.timeout_s)
-                self._missing_s = known.timeout_s
-            return self._missing
-        return self._put(self._entry, known)
-
-    def _still(self, known: EntryParam) -> EntryParam:
-        """What was found, to be believed as long as it may be when the answer goes out, which is now."""
-        if known.proof is not None:
-            return known._replace(timeout_s=known.proof.left_s(), proof=None)
-        return known
-
-    def _put(self, answer: bytearray, known: EntryParam) -> bytearray:
-        known = self._still(known)
-        wire.put_entry(answer, known.nodeid, shown_number(known), known.attributes, *self._lifetimes(known))
-        return answer
+            return wire.missing(known.timeout_s)
+        return wire.entry(known.nodeid, shown_number(known), known.attributes, *self._lifetimes(known))
 
     def _forget(self, _nodeid: int, request: Request, _caller: RequestCaller) -> None:
         self._lock.call(self._core.do, request)
@@ -188,9 +168,11 @@ class FuseOperations:
             if is_idle or not self._nodes.lacks_its_number(node):
                 break
             is_idle = yield
-        answer = self._created if len(body) > len(self._entry) - ANSWER_HEAD_SIZE else self._entry
-        answer[ANSWER_HEAD_SIZE:] = wire.with_number(body, node.nodeid)
-        return answer
+        body = wire.with_number(body, node.nodeid)
+        if len(body) < len(self._created) - ANSWER_HEAD_SIZE:
+            return body
+        self._created[ANSWER_HEAD_SIZE:] = body
+        return self._created
 
     # Attributes.
 
@@ -198,20 +180,12 @@ class FuseOperations:
         return self._files.answer(request)
 
     def _recall_node(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        return self._tell(_remembered(self._recalls.getattr(nodeid)))
-
-    def _tell(self, known: EntryParam) -> bytearray:
-        known = self._still(known)
-        wire.put_attr(self._attr, shown_number(known), known.attributes, self._lifetimes(known)[1])
-        return self._attr
+        known = _remembered(self._recalls.getattr(nodeid))
+        return wire.attr(shown_number(known), known.attributes, self._lifetimes(known)[1])
 
     def _recall_birth(self, nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        return self._tell_birth(_remembered(self._recalls.getattr(nodeid)))
-
-    def _tell_birth(self, known: EntryParam) -> bytearray:
-        known = self._still(known)
-        wire.put_statx(self._statx_told, shown_number(known), known.attributes, self._lifetimes(known)[1])
-        return self._statx_told
+        known = _remembered(self._recalls.getattr(nodeid))
+        return wire.statx(shown_number(known), known.attributes, self._lifetimes(known)[1])
 
     def _recall_target(self, nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
         return _remembered(self._recalls.readlink(nodeid))

@@ -53,8 +53,8 @@ class FileOperations:
         with self._cache.looking() as look:
             reply = self._do(request)
             node = self._nodes.get(nodeid)
-            is_learnt = self._lock.is_slow and opcode == Opcode.GETATTR
-            if is_learnt and node is not None and not is_below(self._nodes, node):
+            is_whole = opcode == Opcode.GETATTR
+            if look is not None and is_whole and node is not None and not is_below(self._nodes, node):
                 seen = wire.read_attr(reply).attributes_of(node.dev, node.ino, node.btime_ns)
                 look.learn_attributes(node.source, seen)
         return reply

@@ -285,7 +285,10 @@ class Listings:
         elif not block and listing.fill is not None:
             if not self._validity.are_fickle_in(node, self._fd(listing)):
                 listing.fill.learn_listing(node, entries)
-                with suppress(OSError), self._cache.looking() as look:  # it is cached, too, with its new time of access
+                with (
+                    suppress(OSError),
+                    self._cache.looking_ahead() as look,
+                ):  # it is cached, too, with its new time of access
                     look.learn_attributes(node.source, self._lock.call(look_at, self._fd(listing)))
             listing.end_fill()
 
@@ -345,7 +348,7 @@ class Listings:
                 left_s = batch.look.left_s(source, named=(directory, name))
                 if left_s:
                     node = self._nodes.learn(source, seen, directory, name)
-                    return EntryParam(node.nodeid, seen, left_s, None, not node.is_unsteady)
+                    return EntryParam(node.nodeid, seen, left_s, not node.is_unsteady)
         return known
 
 

@@ -100,8 +100,8 @@ class XattrOperations:
         except OSError as error:
             return error.errno or errno.EIO
 
-    def _learn(self, look: CacheFill, node: Node, name: bytes, answer: bytes | int, uid: int) -> None:
-        if not trashd_dir.is_below(self._nodes, node):
+    def _learn(self, look: CacheFill | None, node: Node, name: bytes, answer: bytes | int, uid: int) -> None:
+        if look is not None and not trashd_dir.is_below(self._nodes, node):
             look.learn_xattrs(node.source, {name: answer}, uid)
             if isinstance(answer, bytes) or answer == errno.ENODATA:
                 self._ask_on(node, name, uid)
