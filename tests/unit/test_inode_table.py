@@ -50,14 +50,6 @@ def test_root_is_one_whatever_its_inode_number() -> None:
     assert nodes.find(source(2)) is nodes.root
 
 
-def test_a_node_is_seen_in_attributes_of_its_own_incarnation_alone() -> None:
-    node = known(table(), 12)
-    assert node.is_seen_in(seen(12, mode=stat.S_IFREG | 0o600, nlink=3))
-    assert not node.is_seen_in(seen(13))
-    assert not node.is_seen_in(seen(12, dev=DEVICE + 1))
-    assert not node.is_seen_in(seen(12)._replace(btime_ns=8))
-
-
 _MANY_NODES = """
 import os, sys
 from fusefs.core.inode_attributes import Attributes

@@ -235,14 +235,6 @@ static PyObject *get_last(NodeObject *self, void *Py_UNUSED(which)) {
     return attributes_object(self->node->last);
 }
 
-static PyObject *node_is_seen_in(NodeObject *self, PyObject *attributes) {
-    Seen seen;
-    if (seen_from(attributes, &seen) < 0)
-        return NULL;
-    const Node *node = self->node;
-    return PyBool_FromLong(seen.ino == node->ino && seen.btime_ns == node->btime_ns && seen.dev == node->dev);
-}
-
 static PyObject *place_object(const NodeName *at) {
     PyObject *parent = object_of(at->parent);
     return parent == NULL ? NULL : Py_BuildValue("Ny", parent, at->name);
@@ -290,7 +282,6 @@ static PyGetSetDef node_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyMethodDef node_methods[] = {
-    {"is_seen_in", (PyCFunction)node_is_seen_in, METH_O, "Whether attributes can be this incarnation's: same inode number, born at the same time."},
     {"places", (PyCFunction)node_places, METH_NOARGS, "Where it may be found, the likeliest first."},
     {"has_changed", (PyCFunction)node_has_changed, METH_O, "Whether it, or a name in it, has changed since so many changes, or is being changed."},
     {NULL, NULL, 0, NULL},

@@ -5,13 +5,11 @@ That is what a slow filesystem's cache learns and forgets, the links to drop fol
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
-from fusefs.core.nodeids import SourceKey
 from fusefs.mount.native._core import Core, Tables
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.estale_retries import EstaleRetries
@@ -35,7 +33,7 @@ class FileOperations:
         _size, opcode, _unique, nodeid, _uid, _gid, pid = wire.read_head(request)
         if opcode in (Opcode.GETATTR, Opcode.STATX):
             return self._stat(request, opcode, nodeid)
-        with self._forgetting(request, opcode, nodeid):
+        with self._reading(request, opcode):
             reply = self._do(request)
         if opcode == Opcode.OPEN and self._retries:
             self._retries.remove(pid)
@@ -59,25 +57,9 @@ class FileOperations:
                 look.learn_attributes(node.source, seen)
         return reply
 
-    def _forgetting(self, request: Request, opcode: int, nodeid: int) -> AbstractContextManager[object]:
-        """Have forgotten what a slow filesystem's cache has of what a request changes."""
-        if self._cache.metadata.is_idle:
+    def _reading(self, request: Request, opcode: int) -> AbstractContextManager[object]:
+        """What is read has another time of access then. (What is changed, the core has the cache forget.)"""
+        if opcode != Opcode.READ or self._cache.metadata.is_idle:
             return nullcontext()
-        body = REQUEST_HEAD_SIZE
-        match opcode:
-            case Opcode.READ:
-                return self._cache.reads(self._of_handle(*wire.HANDLE_IN.unpack_from(request, body)))
-            case Opcode.WRITE | Opcode.FALLOCATE:
-                return self._cache.changes(self._of_handle(*wire.HANDLE_IN.unpack_from(request, body)))
-            case Opcode.COPY_FILE_RANGE | Opcode.COPY_FILE_RANGE_64:
-                fh, _offset, to_fh, _to_offset, _n = wire.COPY_IN.unpack_from(request, body)
-                return self._cache.changes(self._of_handle(fh), self._of_handle(to_fh))
-            case Opcode.OPEN if not wire.OPEN_IN.unpack_from(request, body)[0] & os.O_TRUNC:
-                return nullcontext()
-            case Opcode.OPEN | Opcode.SETATTR:
-                node = self._nodes.get(nodeid)
-                return nullcontext() if node is None else self._cache.changes(node.source)
-        return nullcontext()
-
-    def _of_handle(self, fh: int) -> SourceKey:
-        return self._nodes.handle(fh)[0].source
+        node, _fd = self._nodes.handle(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
+        return self._cache.reads(node.source)

@@ -64,8 +64,7 @@ class XattrOperations:
         if opcode in (Opcode.GETXATTR, Opcode.LISTXATTR):
             name = _name_in(request)
             return _body(self._find(request, node, name), request) if self._shows(name) else self._do(request)
-        with self._cache.changes(node.source):
-            self._do(request)
+        self._do(request)
         if opcode == Opcode.SETXATTR:
             name = bytes(request[wire.REQUEST_HEAD_SIZE + wire.SETXATTR_IN.size :]).partition(b"\0")[0]
             self._wanted.supported(name, is_directory=node.is_directory)
