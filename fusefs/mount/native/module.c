@@ -1,4 +1,4 @@
-/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TablesMutex, Tables and Node. */
+/* The module: Core, one mount's; CoreRings, one core's; CoreDevice, one thread's; TablesMutex, Tables and Node. */
 #include "core.h"
 
 #define TAKE(part)                                                                                                     \
@@ -107,14 +107,14 @@ static PyType_Spec core_spec = {
 };
 
 static int begin(PyObject *module) {
-    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &core_device_spec, &tables_mutex_spec};
+    PyType_Spec *specs[] = {&core_spec, &core_device_spec, &tables_mutex_spec};
     for (size_t at = 0; at < sizeof specs / sizeof *specs; at++) {
         PyObject *type = PyType_FromSpec(specs[at]);
         if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0)
             return -1;
         Py_DECREF(type);
     }
-    return add_tables(module);
+    return add_rings(module) < 0 ? -1 : add_tables(module);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, begin}, {0, NULL}};

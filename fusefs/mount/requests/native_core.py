@@ -9,13 +9,11 @@ from fusefs.core.latency import QUICK_NS
 from fusefs.linux import syscalls
 from fusefs.linux.capabilities import at_rest, with_effective
 from fusefs.linux.fd import Fd
-from fusefs.linux.fuse_ring import FuseRing
 from fusefs.linux.xattrs import has_getxattrat, is_selinux_enabled
-from fusefs.mount.native._core import Core, CoreDevice, CoreRing
+from fusefs.mount.native._core import Core
 from fusefs.mount.places.counters import CELL_OF, LAYOUT
 from fusefs.mount.requests.failures import errno_of
-from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
-from fusefs.mount.requests.ring_servers import Later
+from fusefs.mount.requests.fuse_requests import FuseRequests
 from fusefs.mount.tree.act_as import NOBODY
 from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.validity import EntryParam
@@ -33,10 +31,10 @@ _OPERATIONS = {
 """What it answers, and where that is counted."""
 
 
-def native_core(vfs: Vfs, requests: FuseRequests, wake: Fd) -> NativeCore:
-    """What reads a mount's requests, and answers the commonest: none where the filesystem has no file handles.
+def native_core(vfs: Vfs, requests: FuseRequests, watch_wake: Fd) -> tuple[Core, bool]:
+    """Make the core of a mount; whether it answers requests: none where the filesystem has no file handles.
 
-    wake  an eventfd: see HeldUpWatch
+    watch_wake  an eventfd: see DeviceReaders
     """
     answers = bool(vfs.directories.handle_of(vfs.root))  # a node is known by its handle
     with vfs.lock:
@@ -51,7 +49,7 @@ def native_core(vfs: Vfs, requests: FuseRequests, wake: Fd) -> NativeCore:
         cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()} if answers else {},
         layout=LAYOUT,
         device=requests.device,
-        wake_fd=wake,
+        wake_fd=watch_wake,
         root_fd=vfs.root,
         root_dev=root_dev,
         statx_flags=0 if vfs.reader.asks else syscalls.AT_STATX_DONT_SYNC,
@@ -70,26 +68,4 @@ def native_core(vfs: Vfs, requests: FuseRequests, wake: Fd) -> NativeCore:
 
     if answers:
         vfs.references.forget_by(core.forget)
-    return NativeCore(core, requests, answers=answers)
-
-
-class NativeCore:
-    """What reads the requests of one mount and answers the commonest, for each thread."""
-
-    def __init__(self, core: Core, requests: FuseRequests, *, answers: bool) -> None:
-        """answers: else it leaves all of them to Python"""
-        self.core, self._requests = core, requests
-        self.answers = answers
-
-    def for_ring(self, ring: FuseRing, later: Later) -> CoreRing:
-        """For a thread's ring. later: answers what takes several steps"""
-        return CoreRing(self.core, ring, later, ring.fileno(), ring.layout())
-
-    def for_device(self, rest_ms: int, reader: RequestReader, wake: Fd) -> CoreDevice:
-        """For a thread that reads /dev/fuse.
-
-        rest_ms  how long what has come may wait: beside a ring no client waits for it
-        wake     ends its waiting when it can be read
-        """
-        requests = self._requests
-        return CoreDevice(self.core, requests.answer_later, requests.lose_answer, reader.to, int(wake), rest_ms)
+    return core, answers
