@@ -60,7 +60,7 @@ static void has_come(CoreDevice *device) {
     device->awake_until_ns = device->asleep_since_ns = 0;
 }
 
-/* Wait for a request, or for the end of the connection. Returns false: Python has something to do. */
+/* Wait for a request, or for the end of the connection. Returns whether Python has something to do. */
 static bool sleep_until_come(CoreDevice *device) {
     struct pollfd fds[2] = {{.fd = device->wake_fd, .events = POLLIN},
                             {.fd = device->worker.core->device, .events = POLLIN}};
@@ -70,7 +70,7 @@ static bool sleep_until_come(CoreDevice *device) {
     bool is_woken = poll(fds, 2, -1) > 0 && fds[0].revents;
     if (!is_woken && device->rest_ms) /* even a sleep of 0 takes as long as the timer's slack, 50 µs */
         is_woken = poll(fds, 1, device->rest_ms) > 0;
-    return !is_woken || read(device->wake_fd, &n_wakes, sizeof n_wakes) < 0;
+    return is_woken && read(device->wake_fd, &n_wakes, sizeof n_wakes) > 0;
 }
 
 /* A request begins: whoever watches the reader is to see if it takes long. */
@@ -147,23 +147,22 @@ static PyObject *core_device_read(CoreDevice *device, PyObject *args) {
     if (!PyArg_ParseTuple(args, "p", &waits))
         return NULL;
     Worker *worker = &device->worker;
-    bool goes_on = true;
+    bool goes_on = true, is_woken = false;
     ssize_t n = 0;
     worker->released = PyEval_SaveThread();
     while (goes_on) {
-        bool tries = true;
-        while ((n = read(worker->core->device, device->request, REQUEST_BYTES)) < 0 && tries) {
+        while ((n = read(worker->core->device, device->request, REQUEST_BYTES)) < 0) {
             error = errno;
-            if (error == EAGAIN)
-                tries = waits && (is_awake(device) || sleep_until_come(device));
-            else
-                tries = error == EINTR || error == ENOENT; /* ENOENT: its client was killed meanwhile */
+            if (error == EAGAIN && waits && !is_woken)
+                is_woken = !is_awake(device) && sleep_until_come(device);
+            else if (error != EINTR && error != ENOENT) /* ENOENT: its client was killed meanwhile */
+                break;
         }
         has_come(device);
         if (n < 0)
             break;
         work_begins(device);
-        goes_on = answer_read(device, (size_t)n) && (waits || --n_left) &&
+        goes_on = answer_read(device, (size_t)n) && ((waits && !is_woken) || --n_left) &&
                   !__atomic_load_n(&device->is_held_up, __ATOMIC_RELAXED);
         work_ends(device);
     }
