@@ -5,9 +5,9 @@ from typing import Any
 
 from bench import swap_through
 from bench.mount_parts import EVERYBODY, PEERS
-from bench.mount_targets import COLUMNS, Finding, Place, Seconds, judged, means_of, medians_of, place, traits_of
+from bench.mount_targets import Finding, Place, Seconds, judged, means_of, medians_of, place, traits_of
 from bench.names import ALL_USED, CALLERS, P50, ROOT, USED
-from bench.subjects import CPU, NATIVE, OURS, SINGLE, Row, conditions, markdown
+from bench.subjects import CPU, DEVICE, NATIVE, OURS, SINGLE, Row, conditions, markdown
 
 _NAMES = (*EVERYBODY[:3], SINGLE, *EVERYBODY[3:])
 _REASON_LENGTH = 160
@@ -24,12 +24,18 @@ def table(row: Row) -> str:
     """The means of one part in one place, who is left out, and who had fewer turns than the others."""
     means = means_of(row)
     names = [name for name in _NAMES if name in means]
-    has_callers = any(step.endswith(_ACTING) for step in means.get(OURS, {}))
-    heads = [f"{row['part']}, {told(place(row))}", *names, f"{OURS} / native", f"{OURS} / best peer"]
+    has_callers = any(step.endswith(_ACTING) for step in means.get(_ours(means), {}))
+    ours = _ours(means)
+    heads = [f"{row['part']}, {told(place(row))}", *names, f"{ours} / native", f"{ours} / best peer"]
     heads += [_SHARE] if has_callers else []
     lines = list(_lines(row, names, has_callers=has_callers))
     remarks = [*_known(row), *_remarks(row)]
     return "\n".join([markdown(heads, lines), *(["", *remarks] if remarks else [])])
+
+
+def _ours(means: Seconds) -> str:
+    """Which of ours is compared: over io_uring, if that was measured."""
+    return OURS if OURS in means else DEVICE
 
 
 def _lines(row: Row, names: Sequence[str], *, has_callers: bool) -> Iterator[list[str]]:
@@ -40,7 +46,7 @@ def _lines(row: Row, names: Sequence[str], *, has_callers: bool) -> Iterator[lis
         cells = [step if unit == "ops" else f"{step}, {'a MiB' if unit == 'MiB' else 'an entry'}"]
         cells += [_cell(row, name, step) for name in names]
         peers = [means[name][step] for name in PEERS if step in means.get(name, ())]
-        ours = means.get(OURS, {}).get(step)
+        ours = means.get(_ours(means), {}).get(step)
         for rival in (means.get(NATIVE, {}).get(step), min(peers, default=None)):
             cells.append(f"{ours / rival:.2f}" if ours and rival else "-")
         yield [*cells, *([_share(means, step)] if has_callers else [])]
@@ -70,7 +76,7 @@ def _share(means: Seconds, step: str) -> str:
     """How much of what a caller's takes is not in root's."""
     for suffix in _ACTING:
         if suffix in step:
-            his, roots = (means.get(OURS, {}).get(each) for each in (step, step.replace(suffix, "")))
+            his, roots = (means.get(_ours(means), {}).get(each) for each in (step, step.replace(suffix, "")))
             return f"{1 - roots / his:.0%}" if his and roots else "-"
     return "-"
 
@@ -110,30 +116,23 @@ def _remarks(row: Row) -> Iterator[str]:
 
 
 def verdicts(rows: Sequence[Row]) -> str:
-    """Each target that these rows can judge, in both columns."""
+    """Each target that these rows can judge."""
     findings = [finding for row in rows for finding in judged(row)]
-    lines = ([*_where(finding), finding.told, *_words(finding)] for finding in findings)
-    return markdown(["work", "place", "target", "found", *COLUMNS], lines)
+    heads = ["subject", "work", "place", "target", "found", "verdict"]
+    return markdown(heads, map(_judged, findings))
 
 
-def _where(finding: Finding) -> list[str]:
-    return [finding.target.part, told(finding.place), finding.target.wanted]
-
-
-def _words(finding: Finding) -> list[str]:
+def _judged(finding: Finding) -> list[str]:
     word = finding.word if finding.word == "met" else f"**{finding.word}**"
-    return [word if column in finding.target.columns else "" for column in COLUMNS]
+    target = finding.target
+    return [finding.ours, target.part, told(finding.place), target.wanted, finding.told, word]
 
 
 def in_all(rows: Sequence[Row], swaps: Sequence[Row]) -> str:
-    """How many are met and missed in each column."""
-    found = [finding for row in rows for finding in judged(row)]
-    lines = []
-    for column in COLUMNS:
-        words = [finding.word for finding in found if column in finding.target.columns]
-        words += ["met" if line.is_met else "MISSED" for row in swaps for line in swap_through.judged(row)]
-        lines.append([column, *(str(words.count(word)) for word in ("met", "MISSED", "not judged"))])
-    return markdown(["in all", "met", "missed", "not judged"], lines)
+    """How many are met, missed and not judged."""
+    words = [finding.word for row in rows for finding in judged(row)]
+    words += ["met" if line.is_met else "MISSED" for row in swaps for line in swap_through.judged(row)]
+    return ", ".join(f"{words.count(word)} {word.lower()}" for word in ("met", "MISSED", "not judged"))
 
 
 def tables(rows: Sequence[Row], swaps: Sequence[Row]) -> str:

@@ -1,30 +1,26 @@
 """How good the mount must be, and what the rows of bench/results/mount.jsonl say of each target.
 
-There are two columns: for the daemon in Python, and for one with a native core. What is judged are means over rounds.
+Some targets are for trashd over /dev/fuse, some for trashd over io_uring. Means over rounds are judged.
 """
 
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bench.listing_steps import OF_SIZE
-from bench.mount_parts import ALL_CORES, FIO_STEPS, ONE_CORE, PARTS, TREE_STEPS, sizes
-from bench.names import ALL_USED, N_CLIENTS, OPERATIONS, told_clients
-from bench.operations import AGAIN, MISS
+from bench.mount_parts import ALL_CORES, FIO_STEPS, ONE_CORE, PARTS, PEERS, TREE_STEPS, sizes
+from bench.names import N_CLIENTS, OPERATIONS, told_clients
+from bench.operations import AGAIN
 from bench.projects import STEPS
 from bench.subjects import (
     BINDFS,
     DEVICE,
     EXAMPLE,
     HP,
-    HP_NO_XATTR,
     HP_URING,
-    LL,
     LL_CHECKED,
-    MERGERFS,
     NATIVE,
     OURS,
     Row,
@@ -37,22 +33,11 @@ Place = tuple[str, str]
 Rival = Callable[[Row, str], tuple[str, float] | None]
 """Who is compared in a row and a step, and the seconds; None: nobody did it."""
 
-PYTHON, CORE = "Python", "native core"
-COLUMNS = (PYTHON, CORE)
 N_ROUNDS = 5
 """Of a complete run, at least."""
-ON_DEVICE = (HP, HP_NO_XATTR, LL, LL_CHECKED, BINDFS, MERGERFS, EXAMPLE)
-"""Peers who read /dev/fuse."""
 SINGLE_THREADED = (BINDFS, EXAMPLE)
-_US = 1e-6
-TODAY = MappingProxyType(
-    dict(zip(OPERATIONS, (us * _US for us in (10.9, 78, 23.2, 43.0, 52, 39, 57, 40)), strict=True))
-)
-"""What each took on one core before there was io_uring: means, of open and append the median call."""
-TODAYS_SCENE = "tmpfs"
-_BEFORE = "what one core took before"
+_EITHER = (DEVICE, OURS)
 _NAMES = tuple(OPERATIONS)
-_TREES_AGAIN = tuple(step + AGAIN for step in TREE_STEPS)
 
 
 def means_of(row: Row) -> Seconds:
@@ -96,15 +81,10 @@ def best(names: Sequence[str], trait: str | None = None) -> Rival:
     return rival
 
 
-def today(_row: Row, step: str) -> tuple[str, float]:
-    """What it took before."""
-    return _BEFORE, TODAY[step]
-
-
 class Target(NamedTuple):
     """How long ours may take, beside somebody else.
 
-    columns   for which of the two it is
+    ours      over /dev/fuse, over io_uring, or either
     steps     of the part; of listings, what follows their sizes
     rival     beside whom; told: whom that is, for people
     limit     at most so many times his time
@@ -114,7 +94,7 @@ class Target(NamedTuple):
 
     part: str
     steps: tuple[str, ...]
-    columns: tuple[str, ...]
+    ours: tuple[str, ...]
     told: str
     rival: Rival
     limit: float
@@ -141,7 +121,6 @@ class Verdict(NamedTuple):
     """What a row says of a target, for one of its steps."""
 
     target: Target
-    place: Place
     step: str
     seconds: float
     rival: str
@@ -159,41 +138,30 @@ class Verdict(NamedTuple):
         return self.ratio < self.target.limit if self.target.is_below else self.ratio <= self.target.limit
 
 
-_PEERS = (HP_URING, *ON_DEVICE)
-_BOTH, _PY, _NATIVE_CORE = COLUMNS, (PYTHON,), (CORE,)
-_OTHERS = tuple(step for step in _NAMES if step != MISS)
 _SHARED = tuple(map(told_clients, N_CLIENTS[1:]))
-_EACH_ON_DEVICE, _CHECKED = "every /dev/fuse peer's", "the best that checks permissions"
+_ASKED = "the best that is asked for ACLs"
 TARGETS = (
-    Target("names", _NAMES, _PY, _BEFORE, today, 1, is_below=True),
-    Target("names", _NAMES, _PY, _EACH_ON_DEVICE, best(ON_DEVICE), 1, n_needed=6, is_below=True),
-    Target("names", _OTHERS, _NATIVE_CORE, _EACH_ON_DEVICE, best(ON_DEVICE), 0.8),
-    Target("names", (MISS,), _NATIVE_CORE, _EACH_ON_DEVICE, best(ON_DEVICE), 1.1),
-    Target("names", _NAMES, _NATIVE_CORE, HP_URING, one(HP_URING), 1.2),
-    Target("names", _NAMES, _NATIVE_CORE, HP_URING, one(HP_URING), 1, is_below=True),
-    Target("names", _NAMES, _PY, _CHECKED, best(_PEERS, "checks"), 2, ONE_CORE),
-    Target("names", _NAMES, _NATIVE_CORE, _CHECKED, best(_PEERS, "checks"), 1.2, ONE_CORE),
-    Target("names", _NAMES, _NATIVE_CORE, _CHECKED, best(_PEERS, "checks"), 1, ONE_CORE, is_below=True),
-    Target("names", (ALL_USED,), _PY, BINDFS, one(BINDFS), 1),
-    Target("names", (ALL_USED,), _NATIVE_CORE, HP, one(HP), 1),
-    Target("clients", _SHARED, _PY, "every single-threaded peer's", best(SINGLE_THREADED), 1, is_below=True),
-    Target("clients", _SHARED, _NATIVE_CORE, "every peer's", best(_PEERS), 1, is_below=True),
-    Target("busy", _NAMES, _BOTH, DEVICE, one(DEVICE), 1),
-    Target("listing", ("",), _PY, "the best that is asked for ACLs", best(_PEERS, "getxattr"), 1),
-    Target("listing", ("",), _NATIVE_CORE, "the best that is asked for ACLs", best(_PEERS, "getxattr"), 0.5),
-    Target("listing", (AGAIN,), _BOTH, NATIVE, one(NATIVE), 1.15),
-    Target("tree", _TREES_AGAIN, _BOTH, NATIVE, one(NATIVE), 1.15),
-    Target("data", ("read", "write", "mmap read", *FIO_STEPS), _BOTH, NATIVE, one(NATIVE), 1 / 0.95),
-    Target("projects", tuple(STEPS), _BOTH, BINDFS, one(BINDFS), 0.5),
-    Target("projects", tuple(STEPS), _NATIVE_CORE, HP_URING, one(HP_URING), 1, is_below=True),
+    Target("names", _NAMES, (DEVICE,), HP, one(HP), 1),
+    Target("names", _NAMES, (DEVICE,), LL_CHECKED, one(LL_CHECKED), 1.2, n_needed=6),
+    Target("names", _NAMES, (DEVICE,), HP, one(HP), 1.2, ONE_CORE, n_needed=6),
+    Target("names", _NAMES, (OURS,), HP_URING, one(HP_URING), 1, n_needed=6),
+    Target("names", _NAMES, (OURS,), HP_URING, one(HP_URING), 1.2),
+    Target("clients", _SHARED, _EITHER, "every single-threaded peer's", best(SINGLE_THREADED), 1, is_below=True),
+    Target("busy", _NAMES, (OURS,), DEVICE, one(DEVICE), 1),
+    Target("listing", ("",), _EITHER, _ASKED, best(PEERS, "getxattr"), 0.5),
+    Target("listing", (AGAIN,), _EITHER, NATIVE, one(NATIVE), 1.15),
+    Target("tree", tuple(step + AGAIN for step in TREE_STEPS), _EITHER, NATIVE, one(NATIVE), 1.15),
+    Target("data", ("read", "write", "mmap read", *FIO_STEPS), _EITHER, NATIVE, one(NATIVE), 1 / 0.95),
+    Target("projects", tuple(STEPS), _EITHER, BINDFS, one(BINDFS), 0.5),
 )
 
 
 class Finding(NamedTuple):
-    """What a row says of a target."""
+    """What a row says of a target, for one of ours."""
 
     target: Target
     place: Place
+    ours: str
     verdicts: list[Verdict]  # one for each step that both have done
     not_judged: list[str]  # the others
 
@@ -236,7 +204,7 @@ class Finding(NamedTuple):
             "part": target.part,
             "scene": where,
             "cores": cores,
-            "columns": target.columns,
+            "ours": self.ours,
             "target": target.wanted,
             "verdict": self.word,
             "figures": figures,
@@ -245,25 +213,23 @@ class Finding(NamedTuple):
 
 
 def judged(row: Row) -> Iterator[Finding]:
-    """Each target that is about a row."""
+    """Each target that is about a row, for each of ours that took part."""
     means = means_of(row)
-    ours, native = means.get(OURS, {}), means.get(NATIVE, {})
+    native = means.get(NATIVE, {})
     for target in TARGETS:
         if target.part != row["part"] or target.cores != row["cores"]:
             continue
         steps = target.steps_in(row)
-        if target.rival is today and row["scene"] != TODAYS_SCENE:
-            continue
         rivals = {step: target.rival(row, step) for step in steps}
-        verdicts = [
-            Verdict(
-                target, place(row), step, ours[step], *rival, ours[step] / native[step] if native.get(step) else None
-            )
-            for step, rival in rivals.items()
-            if rival and step in ours
-        ]
-        found = {verdict.step for verdict in verdicts}
-        yield Finding(target, place(row), verdicts, [step for step in steps if step not in found])
+        for name in filter(means.__contains__, target.ours):
+            seconds = means[name]
+            verdicts = [
+                Verdict(target, step, seconds[step], *rival, seconds[step] / native[step] if native.get(step) else None)
+                for step, rival in rivals.items()
+                if rival and step in seconds
+            ]
+            found = {verdict.step for verdict in verdicts}
+            yield Finding(target, place(row), name, verdicts, [step for step in steps if step not in found])
 
 
 def place(row: Row) -> Place:
@@ -272,12 +238,12 @@ def place(row: Row) -> Place:
 
 
 def newest(results: Path) -> list[Row]:
-    """The last complete run of each part in each place: full size, all its subjects."""
+    """The last complete run of each part in each place: full size, and enough rounds."""
     found: dict[tuple[str, Place], Row] = {}
     for line in results.read_text(encoding="utf-8").splitlines() if results.exists() else ():
         row = json.loads(line)
         options = row["options"]
-        is_complete = not options["quick"] and not options["subjects"] and options["n_rounds"] >= N_ROUNDS
+        is_complete = not options["quick"] and options["n_rounds"] >= N_ROUNDS
         if is_complete:
             found[row["part"], place(row)] = row
     parts = list(PARTS)

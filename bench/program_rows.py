@@ -88,13 +88,8 @@ def _deciding(finding: mount_targets.Finding) -> Target:
     """The worst step, or the worst of the best so many."""
     ordered = sorted(finding.verdicts, key=lambda verdict: verdict.ratio)
     worst = ordered[min(len(ordered), finding.target.n_needed or len(ordered)) - 1]
-    if worst.rival in finding.target.told and mount_targets.TODAY.get(worst.step) == worst.rival_seconds:
-        of: Figure = value(_key(OURS, worst.step), 1 / worst.rival_seconds)
-    else:
-        of = times(_key(OURS, worst.step), _key(worst.rival, worst.step))
-    return Target(
-        f"{worst.step}, {finding.target.wanted} ({'/'.join(finding.target.columns)})", of, finding.target.limit
-    )
+    of = times(_key(finding.ours, worst.step), _key(worst.rival, worst.step))
+    return Target(f"{worst.step}, {finding.target.wanted} ({finding.ours})", of, finding.target.limit)
 
 
 def _listing(row: Row) -> Iterator[Result]:
