@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from fusefs.core.inode_attributes import Attributes
 
@@ -19,10 +19,11 @@ Request = bytes | memoryview
 Answer = bytearray | bytes | int
 """Complete but for its number; its body alone; an errno."""
 
-_NANO = 1_000_000_000
+NANO = 1_000_000_000
 _ANSWER_HEAD = Struct("=IiQ")
 REQUEST_HEAD_SIZE: Final = 40
-read_head: Final[Callable[[Request], tuple[int, ...]]] = Struct("=IIQQIII4x").unpack_from
+_REQUEST_HEAD = Struct("=IIQQIII4x")
+read_head: Final[Callable[[Request], tuple[int, ...]]] = _REQUEST_HEAD.unpack_from
 """Of a request: its size, opcode and number, the nodeid that it is about, the caller's uid, gid and pid."""
 put_number: Final = Struct("=Q").pack_into
 """Make an answer that of a request, by writing its number there:"""
@@ -43,6 +44,7 @@ _STATX = Struct("=QI20x" + "II8xIIIHxxQQQ8x" + 4 * _TIME + "II120x")
 _STATX_BASIC, _STATX_BTIME = 0x7FF, 0x800
 _DIRENT_PLUS = "=QQQQII" + _ATTRIBUTES + "QQII{}s"
 """With a name's bytes, padded to a multiple of eight."""
+_NUMBER, _ATTRIBUTES_AT = Struct("=Q"), 40
 _NO_ATTRIBUTES = (0,) * 21
 _OPEN = Struct("=QIi")
 _WRITTEN = Struct("=I4x")
@@ -129,6 +131,10 @@ COPY_OUT: Final = Struct("=I4x")
 COPY_64_OUT: Final = Struct("=Q")
 
 
+_BEFORE_NAME: Final[dict[int, Struct]] = {
+    Opcode.LOOKUP: NO_NUMBERS, Opcode.SYMLINK: NO_NUMBERS, Opcode.MKNOD: MKNOD_IN, Opcode.MKDIR: MKDIR_IN,
+    Opcode.CREATE: CREATE_IN, Opcode.LINK: LINK_IN,
+}  # fmt: skip
 _SIZES: Final[dict[int, int]] = {
     opcode: REQUEST_HEAD_SIZE + own.size
     for own, *opcodes in (
@@ -190,6 +196,57 @@ def check_name(name: bytes) -> None:
     """Raises  OSError EINVAL: it is no name of an entry of a directory. The kernel sends none such"""
     if name in {b"", b".", b".."} or b"/" in name:
         raise OSError(errno.EINVAL, "not a name of an entry")
+
+
+def request(opcode: Opcode, nodeid: int, caller: tuple[int, int, int], body: bytes) -> bytes:
+    """A whole request. caller: uid, gid, pid"""
+    return _REQUEST_HEAD.pack(REQUEST_HEAD_SIZE + len(body), opcode, 0, nodeid, *caller) + body
+
+
+def like(other: Request, opcode: Opcode, body: bytes) -> bytes:
+    """A request of the same caller about the same node."""
+    _size, _opcode, _unique, nodeid, *caller = read_head(other)
+    return request(opcode, nodeid, (caller[0], caller[1], caller[2]), body)
+
+
+def name_of_entry(request: Request) -> bytes:
+    """The name in a request that is replied to with what it means."""
+    at = REQUEST_HEAD_SIZE + _BEFORE_NAME[read_head(request)[1]].size
+    return bytes(request[at:]).partition(b"\0")[0]
+
+
+def with_number(body: bytes, nodeid: int) -> bytes:
+    """A reply that begins with fuse_entry_out, of another nodeid, which is the number that people see, too."""
+    number = _NUMBER.pack(nodeid)
+    return number + body[8:_ATTRIBUTES_AT] + number + body[_ATTRIBUTES_AT + 8 :]
+
+
+class Entry(NamedTuple):
+    """What fuse_entry_out says.
+
+    nodeid          0: nothing has the name
+    name_s, attr_s  for how long it may be believed what the name means, and its attributes
+    """
+
+    nodeid: int
+    name_s: float
+    attr_s: float
+    numbers: tuple[int, ...]
+
+    def attributes_of(self, dev: int, ino: int, btime_ns: int) -> Attributes:
+        """The attributes, with what the kernel is not sent."""
+        (
+            _ino, size, blocks, atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns, mode, nlink, uid, gid, rdev,
+            blksize,
+        ) = self.numbers  # fmt: skip
+        times = (atime_s * NANO + atime_ns, mtime_s * NANO + mtime_ns, ctime_s * NANO + ctime_ns)
+        return Attributes(dev, ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, *times, btime_ns)
+
+
+def read_entry(body: bytes) -> Entry:
+    """What a reply says of a name."""
+    nodeid, _generation, name_s, attr_s, name_ns, attr_ns, *numbers = _ENTRY.unpack_from(body)
+    return Entry(nodeid, name_s + name_ns / NANO, attr_s + attr_ns / NANO, tuple(numbers))
 
 
 def forgotten(request: Request) -> Request:
@@ -259,8 +316,8 @@ def _attributes(ino: int, attributes: Attributes) -> tuple[int, ...]:
         _dev, _ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, _btime,
     ) = attributes  # fmt: skip
     return (
-        ino, size, blocks, atime_ns // _NANO, mtime_ns // _NANO, ctime_ns // _NANO,
-        atime_ns % _NANO, mtime_ns % _NANO, ctime_ns % _NANO, mode, nlink, uid, gid, rdev & 0xFFFFFFFF, blksize,
+        ino, size, blocks, atime_ns // NANO, mtime_ns // NANO, ctime_ns // NANO,
+        atime_ns % NANO, mtime_ns % NANO, ctime_ns % NANO, mode, nlink, uid, gid, rdev & 0xFFFFFFFF, blksize,
     )  # fmt: skip
 
 
@@ -268,6 +325,13 @@ def put_missing(message: bytearray, entry_s: float) -> None:
     """That nothing has a name: fuse_entry_out without a node."""
     seconds, ns = _timeout(entry_s)
     _ENTRY.pack_into(message, ANSWER_HEAD_SIZE, 0, 0, seconds, 0, ns, 0, *[0] * 15)
+
+
+def entry(nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float) -> bytes:
+    """What a name means: the body of fuse_entry_out; as `put_entry` has it."""
+    message = entry_answer()
+    put_entry(message, nodeid, ino, attributes, entry_s, attr_s)
+    return bytes(message[ANSWER_HEAD_SIZE:])
 
 
 def put_entry(message: bytearray, nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float) -> None:
@@ -297,7 +361,7 @@ def put_statx(message: bytearray, ino: int, attributes: Attributes, attr_s: floa
     _STATX.pack_into(
         message, ANSWER_HEAD_SIZE, *_timeout(attr_s),
         mask, blksize, nlink, uid, gid, mode, ino, size, blocks,
-        *divmod(atime_ns, _NANO), *divmod(btime_ns, _NANO), *divmod(ctime_ns, _NANO), *divmod(mtime_ns, _NANO),
+        *divmod(atime_ns, NANO), *divmod(btime_ns, NANO), *divmod(ctime_ns, NANO), *divmod(mtime_ns, NANO),
         rdev >> 8 & 0xFFF, rdev & 0xFF | rdev >> 12 & 0xFFF00,
     )  # fmt: skip
 
@@ -307,7 +371,7 @@ def put_opened(message: bytearray, fh: int, flags: int, backing_id: int = 0) -> 
     _OPEN.pack_into(message, len(message) - _OPEN.size, fh, flags, backing_id)
 
 
-def handle_in(message: bytearray) -> int:
+def handle_in(message: bytes | bytearray) -> int:
     """The handle in an answer that put_opened was told of."""
     fh: int = _OPEN.unpack_from(message, len(message) - _OPEN.size)[0]
     return fh
@@ -344,4 +408,4 @@ def put_written(message: bytearray, size: int) -> None:
 @lru_cache(maxsize=64)
 def _timeout(left_s: float) -> tuple[int, int]:
     """In seconds and ns."""
-    return divmod(int(left_s * _NANO), _NANO)
+    return divmod(int(left_s * NANO), NANO)

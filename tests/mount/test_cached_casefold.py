@@ -13,7 +13,7 @@ from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import trashd_mount
 from tests.support.fuse_casefold import folding_volume
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.vfs_without_mount import Somebody, vfs_at
+from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -54,21 +54,21 @@ def folding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vfs]:
 
 def test_a_missing_name_is_not_remembered_where_names_fold(folding: Vfs) -> None:
     with pytest.raises(FileNotFoundError):
-        folding.lookups.lookup(ROOT, b"absent", ME)
+        Names(folding).lookup(ROOT, b"absent", ME)
 
 
 def test_a_name_is_asked_for_each_time_where_names_fold(folding: Vfs) -> None:
     """Of `known` unlinked as `KNOWN` the kernel would not learn."""
-    assert folding.lookups.lookup(ROOT, b"known", ME).timeout_s == 0
-    assert folding.names.mkdir(ROOT, b"made", 0o755, ME).timeout_s == 0
+    assert Names(folding).lookup(ROOT, b"known", ME).timeout_s == 0
+    assert Names(folding).mkdir(ROOT, b"made", 0o755, ME).timeout_s == 0
 
 
 def test_each_directory_s_own_flag_counts(folding: Vfs) -> None:
-    exact = folding.lookups.lookup(ROOT, b"exact", ME).nodeid
+    exact = Names(folding).lookup(ROOT, b"exact", ME).nodeid
     for _ in range(2):
-        assert folding.lookups.lookup(exact, b"absent", ME).timeout_s
+        assert Names(folding).lookup(exact, b"absent", ME).timeout_s
         with pytest.raises(FileNotFoundError):
-            folding.lookups.lookup(ROOT, b"absent", ME)
+            Names(folding).lookup(ROOT, b"absent", ME)
 
 
 def test_a_listing_makes_no_name_known_where_names_fold(folding: Vfs) -> None:
@@ -82,6 +82,6 @@ def test_a_listing_makes_no_name_known_where_names_fold(folding: Vfs) -> None:
 
 def test_a_missing_name_is_remembered_where_they_do_not() -> None:
     with tmpfs_volume() as top, vfs_at(top, timeout_s=3600) as vfs:
-        known = vfs.lookups.lookup(ROOT, b"absent", ME)
+        known = Names(vfs).lookup(ROOT, b"absent", ME)
         assert (known.nodeid, known.timeout_s > 0) == (0, True)
-        assert vfs.names.mkdir(ROOT, b"made", 0o755, ME).timeout_s > 0
+        assert Names(vfs).mkdir(ROOT, b"made", 0o755, ME).timeout_s > 0

@@ -23,7 +23,7 @@ from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import Mounted, fresh_mount
 from tests.support.nested_directories import make_chain, walk_chain
 from tests.support.real_filesystems import tmpfs_volume, volume_of
-from tests.support.vfs_without_mount import Somebody, vfs_at
+from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -62,14 +62,14 @@ def n_steps(act: Callable[[], object]) -> int:
 def chain(vfs: Vfs, top: int, n: int) -> int:
     """The last of so many directories, each in the one before."""
     for _ in range(n):
-        top = vfs.names.mkdir(top, b"d", 0o755, ME).nodeid
+        top = Names(vfs).mkdir(top, b"d", 0o755, ME).nodeid
     return top
 
 
 def look(vfs: Vfs, directory: int, name: bytes) -> None:
     """At a name that may be missing, which in a store is an error."""
     with suppress(FileNotFoundError):
-        vfs.lookups.lookup(directory, name, ME)
+        Names(vfs).lookup(directory, name, ME)
 
 
 def everything(vfs: Vfs, directory: int) -> list[int]:
@@ -82,11 +82,11 @@ def everything(vfs: Vfs, directory: int) -> list[int]:
         return told[0]
 
     def known(name: bytes) -> int:
-        return vfs.lookups.lookup(directory, name, ME).nodeid
+        return Names(vfs).lookup(directory, name, ME).nodeid
 
-    step(vfs.names.mkdir, directory, b"a", 0o755, ME)
-    step(vfs.names.mknod, directory, b"f", stat.S_IFREG | 0o644, 0, ME)
-    opened = step(vfs.names.create, directory, b"o", 0o644, os.O_RDWR, ME)
+    step(Names(vfs).mkdir, directory, b"a", 0o755, ME)
+    step(Names(vfs).mknod, directory, b"f", stat.S_IFREG | 0o644, 0, ME)
+    opened = step(Names(vfs).create, directory, b"o", 0o644, os.O_RDWR, ME)
     assert isinstance(opened, tuple)
     assert isinstance(opened[0], OpenedFile)
     step(vfs.opening.release, opened[0].fh)
@@ -94,20 +94,20 @@ def everything(vfs: Vfs, directory: int) -> list[int]:
         step(look, vfs, directory, name)
     for nodeid in (directory, known(b"a"), known(b"f")):
         step(vfs.lookups.getattr, nodeid, ME)
-    vfs.names.mkdir(known(b"a"), b"b", 0o755, ME)
-    step(vfs.names.rename, directory, b"a", directory, b"c", 0, ME)
-    step(vfs.names.rename, directory, b"f", known(b"c"), b"f", 0, ME)
-    step(vfs.names.rename, directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
-    vfs.names.rename(directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
+    Names(vfs).mkdir(known(b"a"), b"b", 0o755, ME)
+    step(Names(vfs).rename, directory, b"a", directory, b"c", 0, ME)
+    step(Names(vfs).rename, directory, b"f", known(b"c"), b"f", 0, ME)
+    step(Names(vfs).rename, directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
+    Names(vfs).rename(directory, b"o", directory, b"c", RENAME_EXCHANGE, ME)
     step(lambda: list(vfs.unopened.read(directory, 0, 4096)))
     fh = step(vfs.listings.opendir, directory, ME)
     assert isinstance(fh, int)
     step(lambda: list(vfs.listings.read(fh, 0)))
     step(vfs.listings.releasedir, fh)
-    step(vfs.names.rmdir, known(b"c"), b"b", ME)
-    step(vfs.names.unlink, known(b"c"), b"f", ME)
-    step(vfs.names.rmdir, directory, b"c", ME)
-    step(vfs.names.unlink, directory, b"o", ME)
+    step(Names(vfs).rmdir, known(b"c"), b"b", ME)
+    step(Names(vfs).unlink, known(b"c"), b"f", ME)
+    step(Names(vfs).rmdir, directory, b"c", ME)
+    step(Names(vfs).unlink, directory, b"o", ME)
     step(vfs.references.forget, directory, 1)
     return found
 
@@ -115,7 +115,7 @@ def everything(vfs: Vfs, directory: int) -> list[int]:
 def test_every_operation_takes_as_many_steps_however_deep(vfs: Vfs) -> None:
     found = []
     for n in (1, SHALLOW, DEEP):  # the first of all may have to find out more
-        top = vfs.names.mkdir(ROOT, b"%d" % n, 0o755, ME).nodeid
+        top = Names(vfs).mkdir(ROOT, b"%d" % n, 0o755, ME).nodeid
         found.append(everything(vfs, chain(vfs, top, n)))
     assert found[2] == found[1]
 
@@ -126,16 +126,16 @@ def test_every_operation_in_a_dropped_tree_takes_as_many_steps_however_deep(vfs:
     os.makedirs(f"/proc/self/fd/{root}/{os.fsdecode(STORE)}/u/0/drop")
     drop: int = ROOT
     for name in (STORE, b"u", b"0", b"drop"):
-        drop = vfs.lookups.lookup(drop, name, ME).nodeid
+        drop = Names(vfs).lookup(drop, name, ME).nodeid
     found = []
     for n in (1, SHALLOW, DEEP):
-        top = vfs.names.mkdir(ROOT, b"top", 0o755, ME).nodeid
+        top = Names(vfs).mkdir(ROOT, b"top", 0o755, ME).nodeid
         above = chain(vfs, top, n)
         bottom = chain(vfs, above, 1)
-        vfs.names.rename(ROOT, b"top", drop, b"%d" % n, 0, ME)
+        Names(vfs).rename(ROOT, b"top", drop, b"%d" % n, 0, ME)
         vfs.lookups.getattr(bottom, ME)  # who comes first after a drop finds out for all above where they lie now
         steps = everything(vfs, bottom)
-        steps.append(n_steps(partial(vfs.names.rmdir, above, b"d", ME)))
+        steps.append(n_steps(partial(Names(vfs).rmdir, above, b"d", ME)))
         steps.append(n_steps(partial(vfs.lookups.getattr, above, ME)))
         found.append(steps)
     assert found[2] == found[1]

@@ -18,7 +18,7 @@ from tests.support.background_processes import workers
 from tests.support.foreground_mount import SHARED_LIMIT_S, fresh_mount
 from tests.support.oracle_subjects import outcome
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.vfs_without_mount import Somebody, vfs_at
+from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -115,8 +115,8 @@ def open_fds() -> int:
 
 
 def test_what_a_loser_finds_he_opens_though_it_is_unlinked(vfs: Vfs) -> None:
-    found = vfs.lookups.lookup(ROOT, b"file", LOSER)
-    vfs.names.unlink(ROOT, b"file", OTHER)
+    found = Names(vfs).lookup(ROOT, b"file", LOSER)
+    Names(vfs).unlink(ROOT, b"file", OTHER)
     fh = vfs.files.open(found.nodeid, os.O_RDONLY, LOSER).fh
     assert vfs.files.read(fh, 0, 99) == b"content"
     vfs.opening.release(fh)
@@ -124,9 +124,9 @@ def test_what_a_loser_finds_he_opens_though_it_is_unlinked(vfs: Vfs) -> None:
 
 def test_nothing_is_held_for_others(vfs: Vfs) -> None:
     n_fds = open_fds()
-    found = vfs.lookups.lookup(ROOT, b"file", OTHER)
+    found = Names(vfs).lookup(ROOT, b"file", OTHER)
     assert open_fds() == n_fds
-    vfs.names.unlink(ROOT, b"file", OTHER)
+    Names(vfs).unlink(ROOT, b"file", OTHER)
     with pytest.raises(OSError, match="Stale"):
         vfs.files.open(found.nodeid, os.O_RDONLY, OTHER)
 
@@ -134,7 +134,7 @@ def test_nothing_is_held_for_others(vfs: Vfs) -> None:
 def test_what_is_absent_is_not_held(vfs: Vfs) -> None:
     n_fds = open_fds()
     with pytest.raises(FileNotFoundError):
-        vfs.lookups.lookup(ROOT, b"absent", LOSER)
+        Names(vfs).lookup(ROOT, b"absent", LOSER)
     assert open_fds() == n_fds
 
 
@@ -150,23 +150,23 @@ def test_what_a_loser_is_told_is_absent_is_not_found_the_next_moment(vfs: Vfs, m
 
     monkeypatch.setattr(vfs.retries, "open", look_before_it_appears)
     with pytest.raises(FileNotFoundError):
-        vfs.lookups.lookup(ROOT, b"late", LOSER)
+        Names(vfs).lookup(ROOT, b"late", LOSER)
 
 
 def test_whatever_a_loser_finds_answers_though_it_is_removed(vfs: Vfs) -> None:
-    for name, remove in ((b"link", vfs.names.unlink), (b"directory", vfs.names.rmdir)):
-        found = vfs.lookups.lookup(ROOT, name, LOSER)
+    for name, remove in ((b"link", Names(vfs).unlink), (b"directory", Names(vfs).rmdir)):
+        found = Names(vfs).lookup(ROOT, name, LOSER)
         remove(ROOT, name, OTHER)
         assert not list(vfs.xattrs.names(found.nodeid, LOSER))
         if name == b"link":
-            assert vfs.attributes.readlink(found.nodeid, LOSER) == b"target"
+            assert Names(vfs).readlink(found.nodeid, LOSER) == b"target"
 
 
 def test_who_has_long_tried_again_does_so_no_more(vfs: Vfs) -> None:
     """Nobody says when he has what he wanted, nor need another request come; as long as he tries, the native core does
     nothing for him, and what he found keeps its filesystem from being unmounted."""
     n_fds = open_fds()
-    vfs.lookups.lookup(ROOT, b"file", LOSER)
+    Names(vfs).lookup(ROOT, b"file", LOSER)
     assert open_fds() == n_fds + 1
 
     async def until_none_is_left() -> None:
@@ -189,24 +189,24 @@ def test_who_has_long_tried_again_does_so_no_more(vfs: Vfs) -> None:
 
 def test_what_was_opened_is_held_no_more(vfs: Vfs) -> None:
     n_fds = open_fds()
-    found = vfs.lookups.lookup(ROOT, b"file", LOSER)
+    found = Names(vfs).lookup(ROOT, b"file", LOSER)
     vfs.opening.release(vfs.files.open(found.nodeid, os.O_RDONLY, LOSER).fh)
     assert open_fds() == n_fds
 
 
 def test_what_the_kernel_forgets_is_held_no_more(vfs: Vfs) -> None:
     n_fds = open_fds()
-    found = vfs.lookups.lookup(ROOT, b"file", LOSER)
-    vfs.names.unlink(ROOT, b"file", OTHER)
+    found = Names(vfs).lookup(ROOT, b"file", LOSER)
+    Names(vfs).unlink(ROOT, b"file", OTHER)
     vfs.references.forget(found.nodeid, 1)
     assert open_fds() == n_fds
 
 
 def test_who_is_let_go_of_what_he_found_has_not_found_it_yet(vfs: Vfs) -> None:
     """The kernel looks to see whether what it knows is right still, lets go of what it finds, and looks once more."""
-    vfs.references.forget(vfs.lookups.lookup(ROOT, b"file", LOSER).nodeid, 1)
-    found = vfs.lookups.lookup(ROOT, b"file", LOSER)
-    vfs.names.unlink(ROOT, b"file", OTHER)
+    vfs.references.forget(Names(vfs).lookup(ROOT, b"file", LOSER).nodeid, 1)
+    found = Names(vfs).lookup(ROOT, b"file", LOSER)
+    Names(vfs).unlink(ROOT, b"file", OTHER)
     vfs.opening.release(vfs.files.open(found.nodeid, os.O_RDONLY, LOSER).fh)
 
 
@@ -215,6 +215,6 @@ def test_one_file_is_held_for_each_loser_and_for_some_of_them_alone(vfs: Vfs) ->
     for pid in range(10, 10 + 2 * n_losers_max):
         vfs.retries.add(pid)
         for _ in range(3):
-            vfs.lookups.lookup(ROOT, b"file", Somebody(0, 0, pid, 0o022))
+            Names(vfs).lookup(ROOT, b"file", Somebody(0, 0, pid, 0o022))
     assert len(vfs.retries) == n_losers_max
     assert open_fds() == n_fds + n_losers_max

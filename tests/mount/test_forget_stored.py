@@ -22,7 +22,7 @@ from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.mount_and_backing import opened
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import init, recover_all
-from tests.support.vfs_without_mount import Somebody, vfs_at
+from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root")
 
@@ -127,7 +127,7 @@ def known(source: Path) -> Iterator[Known]:
         def look(*names: str) -> int:
             nodeid = ROOT
             for name in names:
-                nodeid = vfs.lookups.lookup(nodeid, os.fsencode(name), ME).nodeid
+                nodeid = Names(vfs).lookup(nodeid, os.fsencode(name), ME).nodeid
             return nodeid
 
         look("elsewhere", "f1")
@@ -144,7 +144,7 @@ def run_beside(known: Known, device: int, after: Callable[[], object]) -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(StoredNotices(vfs).run, device)
                 await trio.testing.wait_all_tasks_blocked()
-                vfs.names.rename(ROOT, b"victim", folder, b"victim", 0, ME)
+                Names(vfs).rename(ROOT, b"victim", folder, b"victim", 0, ME)
                 await trio.to_thread.run_sync(after)
                 nursery.cancel_scope.cancel()
 
@@ -199,4 +199,4 @@ def test_a_kernel_that_does_not_know_the_message_costs_no_fd_of_what_was_removed
     told = vfs.lookups.getattr(victim[1], ME)
     assert (told.attributes.is_directory(), told.attributes.nlink) == (True, 0)
     with pytest.raises(FileNotFoundError):
-        vfs.lookups.lookup(victim[1], b"f1", ME)
+        Names(vfs).lookup(victim[1], b"f1", ME)

@@ -5,24 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fusefs.core.nodeids import NodeId
 from fusefs.linux.syscalls import RENAME_EXCHANGE, handle_of
-from fusefs.mount.plain.handlers import PlainHandlers
-from fusefs.mount.tree.validity import NOTHING, EntryParam
 from tests.support.foreground_mount import trashd_mount, until
 from tests.support.make_trees import Spec, make_tree
 from tests.support.open_files import opened
 from tests.support.oracle import Oracle
 from tests.support.real_filesystems import gives_numbers_again, loop_volume, sync
-from tests.support.vfs_without_mount import vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -133,29 +127,6 @@ def test_new_file_with_the_number_of_an_unlinked_one_is_itself(oracle: Oracle, v
         assert s.get(name) == NEW
         assert s.stat(name) == behind.stat(name)
         assert s.ino(name) != seen.st_ino
-
-
-class Busy:
-    """A tree on a machine that interrupts processes; what was just made may have its number at the third look."""
-
-    def __init__(self) -> None:
-        self.n_looks = 0
-
-    def renumbered(self, known: EntryParam) -> EntryParam:
-        time.sleep(0.05)
-        self.n_looks += 1
-        return known if self.n_looks < 3 else known._replace(nodeid=NodeId(known.attributes.ino))
-
-    def lacks_its_number(self, known: EntryParam) -> bool:
-        return known.nodeid != known.attributes.ino
-
-
-def test_a_busy_machine_costs_a_new_file_no_number(tmp_path: Path) -> None:
-    with vfs_at(tmp_path) as vfs:
-        busy: Any = Busy()
-        vfs.references = busy
-        known = EntryParam(NodeId(1 << 62), NOTHING._replace(ino=7), 1.0)
-        assert PlainHandlers(vfs, 1, has_acls=True).new_entry(known).st_ino == 7
 
 
 def test_old_file_keeps_its_content_for_who_has_it_open(oracle: Oracle) -> None:

@@ -24,7 +24,7 @@ from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.real_filesystems import loop_volume
 from tests.support.transports import cases
 from tests.support.trashd_command import trashd
-from tests.support.vfs_without_mount import Somebody, vfs_at
+from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -176,7 +176,7 @@ def test_what_has_the_name_by_now_is_not_opened_unless_it_is_that_file(
     os.mkfifo(fifo)
     with vfs_at(tmp_path, is_shared=is_shared) as vfs, open_inotify() as opened:
         me = Somebody(0, 0, os.getpid(), 0)
-        nodeid = vfs.lookups.lookup(ROOT, b"file", me).nodeid
+        nodeid = Names(vfs).lookup(ROOT, b"file", me).nodeid
         fifo.rename(file)
         assert ctypes.CDLL(None).inotify_add_watch(int(opened), os.fsencode(file), IN_OPEN) > 0
         with pytest.raises(OSError, match="Stale"):

@@ -11,7 +11,7 @@ from fusefs.core.nodeids import ROOT
 from fusefs.linux.syscalls import RENAME_EXCHANGE
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.real_filesystems import overlay_volume
-from tests.support.vfs_without_mount import Somebody, vfs_at
+from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root")
 
@@ -33,7 +33,7 @@ def look_up(vfs: Vfs, path: bytes) -> int:
     """The nodeid at a path; every node on the way stays known."""
     nodeid: int = ROOT
     for name in path.split(b"/"):
-        nodeid = vfs.lookups.lookup(nodeid, name, ME).nodeid
+        nodeid = Names(vfs).lookup(nodeid, name, ME).nodeid
     return nodeid
 
 
@@ -55,34 +55,34 @@ def content(vfs: Vfs, nodeid: int) -> bytes:
 
 def test_both_of_two_exchanged_directories_are_found(vfs: Vfs) -> None:
     a, b = look_up(vfs, b"a/x/f"), look_up(vfs, b"b/y/f")
-    vfs.names.rename(ROOT, b"a", ROOT, b"b", RENAME_EXCHANGE, ME)
+    Names(vfs).rename(ROOT, b"a", ROOT, b"b", RENAME_EXCHANGE, ME)
     assert (content(vfs, a), content(vfs, b)) == (b"a/x", b"b/y")
 
 
 def test_directories_exchanged_over_different_parents_are_found(vfs: Vfs) -> None:
     a, b = look_up(vfs, b"a/x/f"), look_up(vfs, b"b/y/f")
-    vfs.names.rename(look_up(vfs, b"a"), b"x", look_up(vfs, b"b"), b"y", RENAME_EXCHANGE, ME)
+    Names(vfs).rename(look_up(vfs, b"a"), b"x", look_up(vfs, b"b"), b"y", RENAME_EXCHANGE, ME)
     assert (content(vfs, a), content(vfs, b)) == (b"a/x", b"b/y")
 
 
 def test_what_is_below_a_renamed_directory_is_found(vfs: Vfs) -> None:
     file = look_up(vfs, b"a/x/f")
-    vfs.names.rename(ROOT, b"a", look_up(vfs, b"b/y"), b"moved", 0, ME)
+    Names(vfs).rename(ROOT, b"a", look_up(vfs, b"b/y"), b"moved", 0, ME)
     assert content(vfs, file) == b"a/x"
 
 
 def test_linked_file_is_found_by_the_name_that_is_left(vfs: Vfs) -> None:
     file, elsewhere = look_up(vfs, b"a/x/f"), look_up(vfs, b"b/y")
-    vfs.names.link(file, elsewhere, b"link", ME)
-    vfs.names.unlink(look_up(vfs, b"a/x"), b"f", ME)
+    Names(vfs).link(file, elsewhere, b"link", ME)
+    Names(vfs).unlink(look_up(vfs, b"a/x"), b"f", ME)
     assert content(vfs, file) == b"a/x"
 
 
 def test_deep_chain_is_opened_with_two_fds(vfs: Vfs) -> None:
     nodeid: int = ROOT
     for _ in range(1500):
-        nodeid = vfs.names.mkdir(nodeid, b"d", 0o755, ME).nodeid
+        nodeid = Names(vfs).mkdir(nodeid, b"d", 0o755, ME).nodeid
     close_directories(vfs)
-    made = vfs.names.mkdir(nodeid, b"last", 0o755, ME)
+    made = Names(vfs).mkdir(nodeid, b"last", 0o755, ME)
     close_directories(vfs)
     assert vfs.lookups.getattr(made.nodeid, ME).attributes.is_directory()

@@ -26,7 +26,7 @@ from fusefs.mount.tree.vfs import Vfs
 from tests.support.fake_dev_fuse import Broken
 from tests.support.foreground_mount import fresh_mount
 from tests.support.open_files import opened
-from tests.support.vfs_without_mount import Somebody, vfs_at
+from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
 NOT_HANDLED = {"poll"}
 """Answered by pyfuse3 with ENOSYS: the kernel then takes every file as ready, as on other filesystems."""
@@ -45,7 +45,8 @@ def answer_of(name: str, error: Exception) -> int:
     broken: Any = Broken(error)
     handlers = PlainHandlers(broken, 2, has_acls=True)
     handler: Callable[..., Any] = getattr(handlers, name)
-    values = {"ctx": CALLER, "name": b"a", "inode_list": [(2, 1)], "attr": pyfuse3.EntryAttributes()}
+    values: dict[str, Any] = dict.fromkeys(("name", "name_old", "name_new", "new_name", "target"), b"a")
+    values |= {"ctx": CALLER, "inode_list": [(2, 1)], "attr": pyfuse3.EntryAttributes()}
     values |= {"fields": pyfuse3.SetattrFields(), "token": pyfuse3.ReaddirToken(), "buf": b"", "datasync": False}
     parameters = inspect.signature(handler).parameters
     with pytest.raises(pyfuse3.FUSEError) as answer:
@@ -89,7 +90,7 @@ def program(path: Path) -> Iterator[tuple[Vfs, int]]:
     (path / "program").write_bytes(b"content")
     (path / "program").chmod(0o755)
     with vfs_at(path) as vfs:
-        yield vfs, vfs.lookups.lookup(ROOT, b"program", CALLER).nodeid
+        yield vfs, Names(vfs).lookup(ROOT, b"program", CALLER).nodeid
 
 
 @pytest.mark.needs("root")

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from fusefs.core.nodeids import ROOT
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.fake_dev_fuse import FakeKernel, a_real
-from tests.support.vfs_without_mount import Somebody, vfs_at
+from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
 LIMIT_S, MOMENT_S = 20, 0.2
 ME = Somebody(0, 0, os.getpid(), 0o22)
@@ -70,7 +69,7 @@ def test_a_call_outside_of_an_operation_takes_no_tables(lock: TablesLock) -> Non
 def test_an_fd_stays_open_to_the_end_of_the_operation_that_uses_it(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     with vfs_at(tmp_path) as vfs:
-        node = vfs.nodes.get(vfs.lookups.lookup(ROOT, b"sub", ME).nodeid)
+        node = vfs.nodes.get(Names(vfs).lookup(ROOT, b"sub", ME).nodeid)
         assert node is not None
         with vfs.lock:
             fd = vfs.directories.fd_of(node)
@@ -93,29 +92,14 @@ def entry_s(kernel: FakeKernel) -> int:
     return int.from_bytes(kernel.asked(Opcode.LOOKUP, b"file\0").body[16:24], "little")
 
 
-@pytest.mark.parametrize("act", ["changes", "looks"])
-def test_a_name_is_not_believed_if_others_changed_its_directory_meanwhile(
-    real: tuple[FakeKernel, Vfs, Path], monkeypatch: pytest.MonkeyPatch, act: str
-) -> None:
+def test_a_name_is_not_believed_while_others_change_its_directory(real: tuple[FakeKernel, Vfs, Path]) -> None:
     kernel, vfs, _path = real
     assert entry_s(kernel)
-    peek_name: Any = vfs.reader._lookers.looker.peek_name
-
-    def others() -> None:
-        if act == "looks":
-            vfs.lock.run(vfs.lookups.getattr, ROOT, ME)
-        else:
-            vfs.lock.run(vfs.names.mkdir, ROOT, b"new", 0o755, ME)
-
-    def found(fd: int, name: bytes) -> object:
-        seen = peek_name(fd, name)
-        if name == b"file":
-            in_thread(others)
-        return seen
-
-    monkeypatch.setattr(vfs.reader._lookers.looker, "peek_name", found)
-    assert bool(entry_s(kernel)) is (act == "looks")
-    monkeypatch.undo()
+    with vfs.lock:
+        vfs.nodes.change_begins(vfs.nodes.root)
+    assert not entry_s(kernel)
+    with vfs.lock:
+        vfs.nodes.change_ends(vfs.nodes.root)
     assert entry_s(kernel)
 
 
@@ -123,15 +107,17 @@ def test_what_others_learn_during_a_change_is_forgotten(
     real: tuple[FakeKernel, Vfs, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel, vfs, path = real
-    mkdir = os.mkdir
+    core = vfs.core
 
-    def looked_at_before(*args: Any, **named: Any) -> None:
-        vfs.lock.is_slow = True
-        in_thread(lambda: vfs.lock.run(vfs.lookups.lookup, ROOT, b"new", ME))
-        vfs.lock.is_slow = False
-        mkdir(*args, **named)
+    class LookedUpBefore:
+        def do(self, request: bytes, held: int = -1) -> bytes:
+            monkeypatch.undo()
+            vfs.lock.is_slow = True
+            in_thread(lambda: vfs.lock.run(Names(vfs).lookup, ROOT, b"new", ME))
+            vfs.lock.is_slow = False
+            return core.do(request, held)
 
-    monkeypatch.setattr(os, "mkdir", looked_at_before)
+    monkeypatch.setattr(vfs.names, "_core", LookedUpBefore())
     assert kernel.asked(Opcode.MKDIR, wire.MKDIR_IN.pack(0o755, 0) + b"new\0").error == 0
     assert (path / "new").is_dir()
     assert vfs.cache.name(vfs.nodes.root, b"new") is None

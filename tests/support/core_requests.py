@@ -13,7 +13,6 @@ from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
 from fusefs.mount.native._core import Core, CoreDevice
 from fusefs.mount.requests.fuse_requests import FuseRequests, SendReply
-from fusefs.mount.requests.native_core import native_core
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.fake_dev_fuse import FakeKernel, FuseReply, a_real
 
@@ -22,11 +21,8 @@ class _LeftToPython(FuseRequests):
     """Stands in for what replies in Python: it notes the requests that the core leaves to it."""
 
     def __init__(self, requests: FuseRequests) -> None:
-        self.device, self._parts = requests.device, requests.native_parts()
+        self.__dict__.update(requests.__dict__)
         self.uniques: list[int] = []
-
-    def native_parts(self) -> dict[str, object]:
-        return self._parts | {"asked": self.answer}
 
     def answer(self, request: bytes, send: SendReply, patience: int) -> None:
         self.uniques.append(struct.unpack_from("=Q", request, 8)[0])
@@ -66,5 +62,5 @@ def core_threads(
     """What makes a client for the calling thread, and what `asked_core` has. below: what the directory lies in"""
     with a_real(is_shared=is_shared, below=below) as (kernel, vfs, path), Fd(os.eventfd(0)) as wake:
         left = _LeftToPython(kernel.requests)
-        core, _answers = native_core(vfs, left, wake)
-        yield partial(CoreClient, core, kernel, left, wake), kernel, vfs, path
+        vfs.core.connect(left.device, wake, left)
+        yield partial(CoreClient, vfs.core, kernel, left, wake), kernel, vfs, path

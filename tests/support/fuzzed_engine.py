@@ -26,7 +26,6 @@ from fusefs.linux.fd import Fd
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.requests.device_readers import DeviceReaders
 from fusefs.mount.requests.fuse_requests import FuseRequests
-from fusefs.mount.requests.native_core import native_core
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
@@ -65,9 +64,7 @@ def running_engine(root: Fd, device: int, options: EngineOptions) -> Iterator[Ca
     )  # fmt: skip
     pool = ThreadPool(_N_THREADS)
     requests = FuseRequests(vfs, device, pool, opens_directories=options.opens_directories)
-    watch_wake = Fd(os.eventfd(0))
-    core, _answers = native_core(vfs, requests, watch_wake)
-    readers = DeviceReaders(requests, core, watch_wake, 0, lambda: os._exit(3))
+    readers = DeviceReaders(requests, vfs.core, lambda: os._exit(3))
     readers.begin()
     yield vfs.gauges
     readers.end(10.0)

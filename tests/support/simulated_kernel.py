@@ -19,7 +19,7 @@ from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.oracle_subjects import KEEP, FileAttributes, Handle, Subject, Times, see
-from tests.support.vfs_without_mount import Somebody
+from tests.support.vfs_without_mount import NameReply, Names, Somebody
 
 ROOT = 1
 _MAX_LINKS = 40
@@ -49,7 +49,7 @@ class Player(Subject):
 
     # References.
 
-    def _count(self, known: EntryParam) -> int:
+    def _count(self, known: NameReply | EntryParam) -> int:
         self.references[known.nodeid] += 1
         return known.nodeid
 
@@ -81,7 +81,7 @@ class Player(Subject):
     # Walking.
 
     def _lookup(self, parent: int, name: bytes) -> int:
-        known = self.vfs.lookups.lookup(parent, name, self._caller)
+        known = Names(self.vfs).lookup(parent, name, self._caller)
         if not known.nodeid:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         return self._count(known)
@@ -110,7 +110,7 @@ class Player(Subject):
                     if n_links > _MAX_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                     # Relative to the link's directory; the oracle has no other links.
-                    names += reversed(self.vfs.attributes.readlink(at, self._caller).split(b"/"))
+                    names += reversed(Names(self.vfs).readlink(at, self._caller).split(b"/"))
                     self._forget(at)
                     parent, at = ROOT, parent
         except OSError:
@@ -151,7 +151,7 @@ class Player(Subject):
                 if not flags & os.O_CREAT:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                 made = mode | stat.S_IFREG
-                opened, known = self.vfs.names.create(parent, name, made, flags, self._caller)
+                opened, known = Names(self.vfs).create(parent, name, made, flags, self._caller)
                 return Handle(opened.fh, self._count(known), flags)
         finally:
             self._forget(parent)
@@ -222,7 +222,7 @@ class Player(Subject):
         with self._node(path) as nodeid:
             if not stat.S_ISLNK(self._attributes(nodeid).mode):
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            return self.vfs.attributes.readlink(nodeid, self._caller)
+            return Names(self.vfs).readlink(nodeid, self._caller)
 
     def listdir(self, path: bytes) -> list[bytes]:
         with self._node(path, follow=True) as nodeid:
@@ -268,31 +268,31 @@ class Player(Subject):
 
     def mkdir(self, path: bytes, mode: int = 0o777) -> None:
         with self._parent(path) as (parent, name):
-            self._forget(self._count(self.vfs.names.mkdir(parent, name, mode, self._caller)))
+            self._forget(self._count(Names(self.vfs).mkdir(parent, name, mode, self._caller)))
 
     def mknod(self, path: bytes, mode: int, rdev: int = 0) -> None:
         with self._parent(path) as (parent, name):
-            self._forget(self._count(self.vfs.names.mknod(parent, name, mode, rdev, self._caller)))
+            self._forget(self._count(Names(self.vfs).mknod(parent, name, mode, rdev, self._caller)))
 
     def symlink(self, target: bytes, path: bytes) -> None:
         with self._parent(path) as (parent, name):
-            self._forget(self._count(self.vfs.names.symlink(parent, name, target, self._caller)))
+            self._forget(self._count(Names(self.vfs).symlink(parent, name, target, self._caller)))
 
     def link(self, old: bytes, new: bytes) -> None:
         with self._node(old) as nodeid, self._parent(new) as (parent, name):
-            self._forget(self._count(self.vfs.names.link(nodeid, parent, name, self._caller)))
+            self._forget(self._count(Names(self.vfs).link(nodeid, parent, name, self._caller)))
 
     def unlink(self, path: bytes) -> None:
         with self._parent(path) as (parent, name):
-            self.vfs.names.unlink(parent, name, self._caller)
+            Names(self.vfs).unlink(parent, name, self._caller)
 
     def rmdir(self, path: bytes) -> None:
         with self._parent(path) as (parent, name):
-            self.vfs.names.rmdir(parent, name, self._caller)
+            Names(self.vfs).rmdir(parent, name, self._caller)
 
     def rename(self, old: bytes, new: bytes, flags: int = 0) -> None:
         with self._parent(old) as (old_parent, old_name), self._parent(new) as (new_parent, new_name):
-            self.vfs.names.rename(old_parent, old_name, new_parent, new_name, flags, self._caller)
+            Names(self.vfs).rename(old_parent, old_name, new_parent, new_name, flags, self._caller)
 
     def _change(self, path: bytes, changes: Changes, *, follow: bool = False) -> None:
         with self._node(path, follow=follow) as nodeid:

@@ -41,7 +41,6 @@ from fusefs.mount.places.find_mounts import forget_earlier
 from fusefs.mount.places.mount_points import check, mount_of_device, top_mount
 from fusefs.mount.requests.device_readers import DeviceReaders
 from fusefs.mount.requests.fuse_requests import GONE, FuseRequests
-from fusefs.mount.requests.native_core import native_core
 from fusefs.mount.requests.ring_threads import RingThreads
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.open_handles import n_spare
@@ -165,19 +164,15 @@ class _MountDaemon:
         vfs.timeouts.connect(device)
         pool = ThreadPool(_n_threads())
         requests = FuseRequests(vfs, device, pool, opens_directories=not wanted & InitFlag.NO_OPENDIR_SUPPORT)
-        watch_wake = self._stack.enter_context(Fd(os.eventfd(0, os.EFD_CLOEXEC)))
-        core, answers = native_core(vfs, requests, watch_wake)
-        if not answers:
-            states.limit(FastPath.ENGINE, "Python answers requests: this filesystem has no file handles")
+        gone = partial(trio.lowlevel.current_trio_token().run_sync_soon, self._ended.set)
+        self._readers = DeviceReaders(requests, vfs.core, gone)
         if rings is not None:
             try:
-                rings.begin(core)
+                rings.begin(vfs.core)
             except OSError as error:
                 states.turn_off(FastPath.URING, f"the kernel has not taken it: {error.strerror}")
         rest_ms = _REST_MS if states.is_on(FastPath.URING) else 0
-        gone = partial(trio.lowlevel.current_trio_token().run_sync_soon, self._ended.set)
-        self._readers = DeviceReaders(requests, core, watch_wake, rest_ms, gone)
-        self._readers.begin()
+        self._readers.begin(rest_ms)
 
     def _flags(self, init: InitRequest) -> InitFlag:
         """Return the flags of INIT that this mount has of those that the kernel offers."""

@@ -16,8 +16,14 @@
 #define SET_GROUPS SYS_setgroups
 #endif
 
-enum { STATUS_BYTES = 4096 };
+enum { PROC_BYTES = 4096 };
 enum { ALONE, WITH_RIGHTS, NO_MORE }; /* an Acting's tries */
+typedef struct {
+    uint32_t *groups; /* supplementary */
+    int n_groups;
+    uint64_t capabilities; /* effective, in its own user namespace */
+    bool is_ours;          /* that is ours, too; else a capability counts for ids that its namespace maps */
+} Rights;
 static const uint32_t NO_ID = UINT32_MAX; /* setfsuid(2) changes nothing then, and tells the present one */
 
 static int take_up(const char *sets) {
@@ -89,20 +95,48 @@ static bool is_id(const char *status, const char *word, uint32_t id) {
     return at != NULL && sscanf(at, "%lu %lu %lu %lu", &ids[0], &ids[1], &ids[2], &ids[3]) == 4 && ids[3] == id;
 }
 
-/* The groups there; -1: they are more than is simple. */
-static int groups_of(const char *at, uint32_t *groups) {
+/* The groups there, to be freed. Returns how many. */
+static int groups_of(const char *at, uint32_t **groups) {
     int n = 0;
-    for (char *end; *at && *at != '\n'; at = end) {
+    *groups = NULL;
+    while (*at && *at != '\n') {
+        char *end;
         unsigned long group = strtoul(at, &end, 10);
         if (end == at) { /* a blank at the line's end, and no more */
-            end++;
+            at++;
             continue;
         }
-        if (n == N_GROUPS)
-            return -1;
-        groups[n++] = (uint32_t)group;
+        if (!(n & (n - 1))) /* there is room for powers of two */
+            *groups = allocate(*groups, (n ? 2 * (size_t)n : 1) * sizeof **groups);
+        (*groups)[n++] = (uint32_t)group;
+        at = end;
     }
     return n;
+}
+
+/* A file of /proc's about the thread that has made a request, to be freed; NULL: it can't be read. */
+static char *read_about(const Request *request, const char *name) {
+    char path[40], *text = NULL;
+    size_t n = 0, room = PROC_BYTES;
+    snprintf(path, sizeof path, "/proc/%u/%s", request->pid, name);
+    int fd = request->pid ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    ssize_t n_read = -1;
+    while (fd >= 0) {
+        text = allocate(text, room + 1);
+        n_read = read(fd, text + n, room - n);
+        if (n_read <= 0)
+            break;
+        n += (size_t)n_read;
+        room += n == room ? room : 0;
+    }
+    if (fd >= 0)
+        close(fd);
+    if (n_read < 0) {
+        free(text);
+        return NULL;
+    }
+    text[n] = 0;
+    return text;
 }
 
 static bool is_of_our_namespace(const Core *core, uint32_t pid) {
@@ -115,53 +149,134 @@ static bool is_of_our_namespace(const Core *core, uint32_t pid) {
     return !strcmp(name, core->user_namespace);
 }
 
-/* Have all that the caller has now, as `rights_of`. Returns false: it can't be seen, acts for another, or is of another
- * user namespace, and so on: Python knows what counts then. */
-static bool take_rights(Acting *acting) {
+/* What the caller has now beside its ids; nothing if it can't be seen. The groups are to be freed.
+ *
+ * A thread whose ids are not those of the request acts for another (overlayfs above, nfsd, io_uring), and what it has
+ * itself does not count. But nothing acts as root that root has not let do so. */
+static Rights rights_of(const Request *request) {
+    Rights rights = {0};
+    char *status = read_about(request, "status");
+    if (status == NULL)
+        return rights;
+    const char *groups = after(status, "\nGroups:"), *effective = after(status, "\nCapEff:");
+    if (!is_id(status, "\nUid:", request->uid) || !is_id(status, "\nGid:", request->gid)) {
+        if (!request->uid)
+            rights.capabilities = UINT64_MAX, rights.is_ours = true;
+    } else if (groups != NULL && effective != NULL) {
+        rights.n_groups = groups_of(groups, &rights.groups);
+        rights.capabilities = strtoull(effective, NULL, 16);
+        rights.is_ours = rights.capabilities && is_of_our_namespace(request->core, request->pid);
+    }
+    free(status);
+    return rights;
+}
+
+static bool is_mapped(const Request *request, const char *name, uint32_t id) {
+    char *map = read_about(request, name);
+    unsigned long inside, first, n;
+    bool is_it = false;
+    for (const char *line = map; line != NULL && sscanf(line, "%lu %lu %lu", &inside, &first, &n) == 3;) {
+        is_it |= id >= first && id - first < n;
+        line = strchr(line, '\n');
+        line = line == NULL ? NULL : line + 1;
+    }
+    free(map);
+    return is_it;
+}
+
+/* Whether the caller's user namespace knows an owner and a group, by which a capability of the caller's counts there.
+ * gid: ANY_GROUP: any. Source: capable_wrt_inode_uidgid in kernel/capability.c, inode_owner_or_capable in fs/inode.c */
+static bool knows(const Request *request, uint32_t uid, int64_t gid) {
+    return is_mapped(request, "uid_map", uid) && (gid == ANY_GROUP || is_mapped(request, "gid_map", (uint32_t)gid));
+}
+
+/* Whether the caller has a capability in our user namespace. */
+bool is_capable(const Request *request, int capability) {
+    Rights rights = rights_of(request);
+    free(rights.groups);
+    return rights.is_ours && rights.capabilities >> capability & 1;
+}
+
+/* Whether the caller may give or leave a set-group-ID bit of an inode. Source: in_group_or_capable in fs/inode.c */
+bool keeps_group(const Request *request, const Seen *seen) {
+    if (request->gid == seen->gid)
+        return true;
+    Rights rights = rights_of(request);
+    bool is_kept = false;
+    for (int at = 0; at < rights.n_groups; at++)
+        is_kept |= rights.groups[at] == seen->gid;
+    free(rights.groups);
+    return is_kept || (rights.capabilities >> FSETID & 1 && (rights.is_ours || knows(request, seen->uid, seen->gid)));
+}
+
+/* The capabilities that the caller acts with. In another user namespace those count that the act needs, over inodes whose
+ * ids that knows. */
+static uint64_t capabilities_for(const Acting *acting, const Rights *rights) {
+    uint64_t needed = 0, unknown = 0;
+    if (rights->is_ours || !rights->capabilities)
+        return rights->capabilities;
+    for (int at = 0; at < acting->n_needs; at++) {
+        const Need *need = &acting->needs[at];
+        uint64_t bits = need->capability == DAC_OVERRIDE ? 1u << DAC_OVERRIDE | 1u << DAC_READ_SEARCH
+                                                         : 1ull << need->capability;
+        needed |= bits;
+        if (!knows(acting->request, need->uid, need->gid))
+            unknown |= bits;
+    }
+    return rights->capabilities & needed & ~unknown;
+}
+
+/* Have all that the caller has now. */
+static void take_rights(Acting *acting) {
     const Request *request = acting->request;
     const Core *core = request->core;
     Actor *actor = &acting->actor;
-    char path[40], status[STATUS_BYTES];
-    snprintf(path, sizeof path, "/proc/%u/status", request->pid);
-    int fd = request->pid ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    if (fd < 0)
-        return false;
-    ssize_t n = read(fd, status, sizeof status);
-    close(fd);
-    if (n <= 0 || n == sizeof status) /* there may be more of it */
-        return false;
-    status[n] = 0;
-    const char *groups = after(status, "\nGroups:"), *effective = after(status, "\nCapEff:");
-    if (!is_id(status, "\nUid:", request->uid) || !is_id(status, "\nGid:", request->gid) || groups == NULL ||
-        effective == NULL)
-        return false;
-    uint64_t capabilities = strtoull(effective, NULL, 16);
-    if (capabilities && !is_of_our_namespace(core, request->pid))
-        return false;
-    uint32_t ours[6], his[6]; /* effective, permitted, inheritable; the same of capabilities 32 and above */
+    Rights rights = rights_of(request);
+    uint64_t capabilities = acting->is_powerless ? 0 : capabilities_for(acting, &rights);
+    uint32_t ours[6], theirs[6]; /* effective, permitted, inheritable; the same of capabilities 32 and above */
     memcpy(ours, core->at_rest, sizeof ours);
-    memcpy(his, core->no_capabilities, sizeof his);
+    memcpy(theirs, core->no_capabilities, sizeof theirs);
     uint32_t low = (uint32_t)capabilities, high = (uint32_t)(capabilities >> 32);
+    acting->groups = rights.groups;
     actor->sets = NULL;
     if (!request->uid && !(ours[0] & ~low) && !(ours[3] & ~high))
-        return true; /* root as we are; he needs no group */
-    his[0] = low & his[1], his[3] = high & his[4];
-    memcpy(acting->sets, his, sizeof his);
+        return; /* root as we are, which needs no group */
+    theirs[0] = low & theirs[1], theirs[3] = high & theirs[4];
+    memcpy(acting->sets, theirs, sizeof theirs);
     actor->sets = acting->sets;
-    int n_groups = groups_of(groups, acting->groups);
-    actor->groups = acting->groups, actor->n_groups = n_groups > 0 ? n_groups : 0;
-    return n_groups >= 0;
+    actor->groups = rights.groups, actor->n_groups = rights.n_groups;
 }
+
+/* An id to act with: that of nobody for one of another user namespace, or none. */
+static uint32_t known_id(uint32_t id) { return id == NO_ID ? NOBODY : id; }
 
 /* An act of the caller's. is_own: all that is judged is the caller's, whose groups can't matter then */
 Acting acting_as(const Request *request, bool is_own) {
     const Core *core = request->core;
-    bool begins = !core->acts_as_others || (is_own && is_known(request));
+    uint32_t uid = known_id(request->uid);
     return (Acting){
         .request = request,
-        .next = begins ? ALONE : is_known(request) ? WITH_RIGHTS : NO_MORE,
-        .actor = {.uid = request->uid, .gid = request->gid, .sets = request->uid ? NULL : core->no_capabilities},
+        .next = !core->acts_as_others || is_own ? ALONE : WITH_RIGHTS,
+        .actor = {.uid = uid, .gid = known_id(request->gid), .sets = uid ? NULL : core->no_capabilities},
     };
+}
+
+/* The same, with what it needs of a caller that owns none of it: by the inodes as they are now. */
+Acting acting_by(const Request *request, const Need *needs, int n) {
+    bool is_own = true;
+    for (int at = 0; at < n; at++)
+        is_own &= needs[at].uid == known_id(request->uid);
+    Acting acting = acting_as(request, is_own);
+    memcpy(acting.needs, needs, (size_t)n * sizeof *needs);
+    acting.n_needs = n;
+    return acting;
+}
+
+/* The same without the caller's capabilities, for what the filesystem may not tell every user. */
+Acting reading_as(const Request *request) {
+    Acting acting = acting_as(request, false);
+    acting.is_powerless = true;
+    return acting;
 }
 
 Acting making_as(const Request *request, bool is_own, uint32_t with_umask) {
@@ -182,19 +297,21 @@ bool acts(Acting *acting, int *error) {
         act_end(core, &acting->actor);
         acting->is_begun = false;
         if (*error != EPERM && *error != EACCES)
-            return false;
+            acting->next = NO_MORE;
     } else
         *error = EACCES;
     while (acting->next != NO_MORE) {
         int now = acting->next;
         acting->next = now == ALONE && core->acts_as_others ? WITH_RIGHTS : NO_MORE;
-        if (now == WITH_RIGHTS && !take_rights(acting))
-            return false;
+        if (now == WITH_RIGHTS)
+            take_rights(acting);
         acting->is_begun = act_begin(core, &acting->actor) == 0;
         if (acting->is_begun)
             return true;
         act_end(core, &acting->actor);
     }
+    free(acting->groups);
+    acting->groups = NULL;
     return false;
 }
 

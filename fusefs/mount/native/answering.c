@@ -2,6 +2,7 @@
 #include "core.h"
 
 enum { NAMES_BYTES = 8192 }; /* that any transport has room for; names are shorter */
+enum { N_PATIENCE = 50, PATIENCE_US = 1000 };
 
 struct head { /* fuse_in_header */
     uint32_t size, opcode;
@@ -9,40 +10,44 @@ struct head { /* fuse_in_header */
     uint32_t uid, gid, pid, more;
 };
 
-enum { GETXATTR = 22 };
-
 typedef struct {
     Operation act;
-    uint32_t n_own;   /* bytes of its own part */
-    uint32_t n_names; /* that follow */
+    uint32_t n_own;    /* bytes of its own part */
+    uint32_t n_strings, n_names; /* that follow; and how many of these are names of entries, which come first */
+    bool waits_for_nobody; /* it is done here, even if the backing filesystem is slow */
 } Handler;
 
 static const Handler handlers[] = {
-    [1] = {do_lookup, 0, 1},     [2] = {do_forget, 8, 0},
-    [3] = {do_getattr, 16, 0},  [4] = {do_setattr, 88, 0}, [9] = {do_mkdir, 8, 1},
-    [10] = {do_unlink, 0, 1},     [11] = {do_rmdir, 0, 1},    [12] = {do_rename, 8, 2},
-    [14] = {do_open, 8, 0},      [18] = {do_release, 24, 0}, [22] = {do_getxattr, 8, 1},
-    [23] = {do_listxattr, 8, 0},
-    [35] = {do_create, 16, 1},    [42] = {do_batch_forget, 8, 0},
-    [44] = {do_readdirplus, 40, 0},
-    [45] = {do_rename2, 16, 2},
+    [1] = {do_lookup, 0, 1, 1},      [2] = {do_forget, 8, .waits_for_nobody = true},
+    [3] = {do_getattr, 16},          [4] = {do_setattr, 88},
+    [5] = {do_readlink, 0},          [6] = {do_symlink, 0, 2, 1},
+    [8] = {do_mknod, 16, 1, 1},      [9] = {do_mkdir, 8, 1, 1},
+    [10] = {do_unlink, 0, 1, 1},     [11] = {do_rmdir, 0, 1, 1},
+    [12] = {do_rename, 8, 2, 2},     [13] = {do_link, 8, 1, 1},
+    [14] = {do_open, 8},             [18] = {do_release, 24},
+    [22] = {do_getxattr, 8, 1},      [23] = {do_listxattr, 8},
+    [35] = {do_create, 16, 1, 1},    [42] = {do_batch_forget, 8, .waits_for_nobody = true},
+    [44] = {do_readdirplus, 40},     [45] = {do_rename2, 16, 2, 2},
+    [51] = {do_tmpfile, 16},
 };
 enum { N_HANDLERS = sizeof handlers / sizeof *handlers };
 
 /* Whether that is no name of an entry of a directory: the kernel sends none such. */
 static bool leads_elsewhere(const char *name) { return !strcmp(name, ".") || !strcmp(name, "..") || strchr(name, '/'); }
 
-/* Whether a payload is so many names, each ended by a NUL, and none of them empty. */
-static bool are_names(const char *payload, uint32_t n_payload, uint32_t n_names, bool are_of_entries) {
+/* Whether a payload is what a handler takes: strings, each ended by a NUL, and none of them empty. */
+static bool is_well_formed(const Handler *handler, const char *payload, uint32_t n_payload) {
     uint32_t begin = 0, n = 0;
+    if (!handler->n_strings)
+        return true;
     for (uint32_t at = 0; at < n_payload; at++)
         if (!payload[at]) {
-            if (at == begin || (are_of_entries && leads_elsewhere(payload + begin)))
+            if (at == begin || (n < handler->n_names && leads_elsewhere(payload + begin)))
                 return false;
             begin = at + 1;
             n++;
         }
-    return n == n_names && begin == n_payload;
+    return n == handler->n_strings && begin == n_payload && n_payload <= NAMES_BYTES;
 }
 
 /* An operation has ended, as Counters.count. Threads of the core may do so at once. */
@@ -77,7 +82,7 @@ int failed(Core *core) {
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace != NULL)
         PyException_SetTraceback(error, trace);
-    PyObject *number = PyObject_CallFunctionObjArgs(core->fails, error, core->asked, NULL);
+    PyObject *number = PyObject_CallFunctionObjArgs(core->fails, error, core, NULL);
     long value = number == NULL ? EIO : PyLong_AsLong(number);
     Py_XDECREF(number);
     Py_XDECREF(type);
@@ -94,30 +99,15 @@ static void done(Core *core, PyObject *nothing) {
     Py_XDECREF(nothing);
 }
 
-/* Have what is made replied to in the end by its steps. Returns 0 or an errno. */
-static int reply_later(Worker *worker, const Incoming *incoming, const Request *request, uint64_t began_ns) {
+/* Have what is made replied to in the end, when it has its own number. Returns 0 or an errno. */
+static int reply_later(Worker *worker, const Incoming *incoming, const Request *request) {
     Core *core = worker->core;
-    PyObject *seen = attributes_object(&request->seen), *known = NULL, *opened = Py_NewRef(Py_None), *steps = NULL;
-    PyObject *reply = worker->reply_to(worker, incoming);
-    Node *node = request->made;
-    if (seen != NULL)
-        known = PyObject_CallFunction(core->EntryParam, "KOdOO", (unsigned long long)node->nodeid, seen, core->lifetime_s,
-                                      Py_None, request->is_steady ? Py_True : Py_False);
-    if (request->made_fd) {
-        Py_DECREF(opened);
-        opened = PyObject_CallFunction(core->OpenedFile, "iiO", request->made_fd, request->made_backing_id, Py_True);
-    }
-    if (known != NULL && opened != NULL)
-        steps = PyObject_CallFunctionObjArgs(core->numbered, known, opened, NULL);
-    PyObject *nothing = NULL;
-    if (steps != NULL && reply != NULL)
-        nothing = PyObject_CallFunction(core->later, "OKIIKO", steps, (unsigned long long)request->unique, request->pid,
-                                        request->opcode, (unsigned long long)began_ns, reply);
+    PyObject *reply = worker->reply_to(worker, incoming), *nothing = NULL;
+    if (reply != NULL)
+        nothing = PyObject_CallMethod(core->requests, "answer_later", "Ny#KIIKO", object_of(request->made), request->answer,
+                                      (Py_ssize_t)request->n_made, (unsigned long long)request->unique, request->pid,
+                                      request->opcode, (unsigned long long)request->began_ns, reply);
     int error = nothing == NULL ? failed(core) : 0;
-    Py_XDECREF(seen);
-    Py_XDECREF(known);
-    Py_XDECREF(opened);
-    Py_XDECREF(steps);
     Py_XDECREF(reply);
     Py_XDECREF(nothing);
     return error;
@@ -144,7 +134,7 @@ void ask_python(Worker *worker, const Incoming *incoming) {
     PyObject *request = request_object(incoming), *nothing = NULL;
     PyObject *reply = worker->reply_to(worker, incoming);
     if (request != NULL && reply != NULL)
-        nothing = PyObject_CallFunction(core->asked, "OOi", request, reply, (int)worker->patience);
+        nothing = PyObject_CallMethod(core->requests, "answer", "OOi", request, reply, (int)worker->patience);
     if (nothing == NULL) {
         uint64_t unique;
         int error = failed(core);
@@ -157,6 +147,37 @@ void ask_python(Worker *worker, const Incoming *incoming) {
     Py_XDECREF(reply);
     Py_XDECREF(nothing);
     worker->released = PyEval_SaveThread();
+}
+
+/* What Python answers to a question, which is given up; if it fails, the reason is in the log. With the interpreter's lock */
+static bool is_true(Core *core, PyObject *answered, bool if_failed) {
+    bool is_it = answered == NULL ? if_failed : answered == Py_True;
+    done(core, answered);
+    return is_it;
+}
+
+/* Whether a name in a directory may have other spellings. Without the tables. fd: of the directory */
+bool ask_folds(Request *request, Node *directory, int fd) {
+    PyEval_RestoreThread(*request->released);
+    PyObject *answered = PyObject_CallFunction(request->core->folds, "Ni", object_of(directory), fd);
+    bool folds = is_true(request->core, answered, true);
+    *request->released = PyEval_SaveThread();
+    return folds;
+}
+
+/* Whether attributes on a device that is not the root's may be believed. Without the tables. */
+bool ask_device(Request *request, uint64_t dev) {
+    PyEval_RestoreThread(*request->released);
+    PyObject *answered = PyObject_CallFunction(request->core->meets, "K", (unsigned long long)dev);
+    bool are_believed = is_true(request->core, answered, false);
+    *request->released = PyEval_SaveThread();
+    return are_believed;
+}
+
+static void forget_in_cache(Core *core, const Cached *cached) {
+    PyObject *source = cached->has_source ? source_object(&cached->source) : Py_NewRef(Py_None);
+    done(core, PyObject_CallFunction(core->forget, "NNyi", source, object_of(cached->directory), cached->name,
+                                     cached->has_ended));
 }
 
 static void tell_python(Request *request, int result) {
@@ -172,9 +193,12 @@ static void tell_python(Request *request, int result) {
                                          request->refused_fd));
     for (int at = 0; at < request->n_unused; at++)
         done(core, PyObject_CallFunction(core->unused, "N", object_of(request->unused[at])));
-    for (int at = 0; at < request->n_cached; at++)
-        done(core, PyObject_CallFunction(core->forget, "NNy", object_of(request->cached[at].node),
-                                         object_of(request->cached[at].directory), request->cached[at].name));
+    for (int at = 0; at < request->n_stored; at++)
+        done(core, PyObject_CallFunction(core->stored, "Ni", object_of(request->stored[at]), request->are_moved));
+    for (const Cached *cached = request->cached; cached != NULL; cached = cached->next)
+        forget_in_cache(core, cached);
+    if (request->has_come_back)
+        done(core, PyObject_CallFunction(core->came_back, NULL));
     if (result == -ESTALE)
         done(core, PyObject_CallFunction(core->told_stale, "I", request->pid));
     if (__atomic_load_n((char *)core->rests.buf, __ATOMIC_RELAXED))
@@ -186,9 +210,12 @@ static void put_uses(Request *request) {
     node_put(request->made);
     for (int at = 0; at < request->n_unused; at++)
         node_put(request->unused[at]);
-    for (int at = 0; at < request->n_cached; at++) {
-        node_put(request->cached[at].node);
-        node_put(request->cached[at].directory);
+    for (int at = 0; at < request->n_stored; at++)
+        node_put(request->stored[at]);
+    for (Cached *cached = request->cached, *next; cached != NULL; cached = next) {
+        next = cached->next;
+        node_put(cached->directory);
+        free(cached);
     }
 }
 
@@ -210,33 +237,102 @@ int answer(Worker *worker, const Incoming *incoming) {
         return NOT_OURS;
     const Handler *handler = &handlers[head.opcode];
     if (head.size < sizeof head + n_own + incoming->n_payload ||
-        (handler->n_names && (incoming->n_payload > NAMES_BYTES ||
-                              !are_names(incoming->payload, incoming->n_payload, handler->n_names, head.opcode != GETXATTR))))
+        !is_well_formed(handler, incoming->payload, incoming->n_payload))
         return NOT_OURS;
     Request request = {
-        .worker = worker, .core = core, .opcode = head.opcode, .uid = head.uid, .gid = head.gid, .pid = head.pid,
-        .unique = head.unique, .nodeid = head.nodeid, .own = incoming->own, .payload = incoming->payload,
-        .n_payload = incoming->n_payload, .answer = incoming->answer,
+        .core = core, .released = &worker->released, .held = -1, .is_timed = true, .began_ns = now_ns(),
+        .opcode = head.opcode, .uid = head.uid, .gid = head.gid, .pid = head.pid, .unique = head.unique,
+        .nodeid = head.nodeid, .own = incoming->own, .payload = incoming->payload, .n_payload = incoming->n_payload,
+        .answer = incoming->answer,
     };
-    uint64_t began_ns = now_ns();
     tables_lock(core->mutex);
     request.n_changes_before = core->tables->n_changes;
-    int result = is_at_rest(&request) ? handler->act(&request) : NOT_OURS;
-    if (request.made != NULL && request.made->backing != NULL)
-        request.made_backing_id = request.made->backing->backing_id;
+    int result = handler->waits_for_nobody || is_at_rest(&request) ? handler->act(&request) : NOT_OURS;
     tables_unlock(core->mutex);
     if (result > NOT_OURS && result != LATER)
-        count(core, head.opcode, now_ns() - began_ns, result < 0 && result != NO_ANSWER);
-    if (request.n_looks || request.refused || request.n_unused || request.n_cached || request.made != NULL ||
-        result == -ESTALE || __atomic_load_n((char *)core->rests.buf, __ATOMIC_RELAXED)) {
+        count(core, head.opcode, now_ns() - request.began_ns, result < 0 && result != NO_ANSWER);
+    if (request.n_looks || request.refused || request.n_unused || request.n_stored || request.cached != NULL ||
+        request.has_come_back || request.made != NULL || result == -ESTALE ||
+        __atomic_load_n((char *)core->rests.buf, __ATOMIC_RELAXED)) {
         PyEval_RestoreThread(worker->released);
         tell_python(&request, result);
         if (result == LATER) {
-            int error = reply_later(worker, incoming, &request, began_ns);
+            int error = reply_later(worker, incoming, &request);
             result = error ? -error : LATER;
         }
         put_uses(&request);
         worker->released = PyEval_SaveThread();
     }
     return result;
+}
+
+/* Wait until what was made has its own number, or won't get it soon: that of a deleted inode which is in use stays for
+ * longer than a client wants to wait. With the tables, which are let go meanwhile. Returns how many bytes the reply has. */
+static int wait_for_number(Request *request) {
+    Tables *t = request->core->tables;
+    for (int at = 0; at < N_PATIENCE && lacks_its_number(t, request->made); at++) {
+        calls_begin(request);
+        usleep(PATIENCE_US);
+        calls_end(request);
+        renumber(t, request->made);
+    }
+    put_number(request->answer, request->made->nodeid);
+    return request->n_made;
+}
+
+/* Do a whole request, whose caller has neither the tables nor the interpreter's lock. Returns as `answer`. */
+static int do_request(Request *request, const Handler *handler) {
+    Core *core = request->core;
+    tables_lock(core->mutex);
+    request->n_changes_before = core->tables->n_changes;
+    int result = handler->act(request);
+    if (result == LATER)
+        result = wait_for_number(request);
+    tables_unlock(core->mutex);
+    close_fds();
+    return result;
+}
+
+/* Core.do */
+PyObject *core_do(Core *core, PyObject *args) {
+    Py_buffer in;
+    int held = -1, result = -EINVAL;
+    struct head head;
+    uint32_t n_own = 0;
+    PyThreadState *released;
+    PyObject *reply = NULL;
+    if (!PyArg_ParseTuple(args, "y*|i", &in, &held))
+        return NULL;
+    const char *own = (const char *)in.buf + sizeof head;
+    memset(&head, 0, sizeof head);
+    if (in.len >= (Py_ssize_t)sizeof head)
+        memcpy(&head, in.buf, sizeof head);
+    bool is_one = is_ours(core, head.opcode, &n_own) && in.len >= (Py_ssize_t)(sizeof head + n_own);
+    uint32_t n_payload = is_one ? (uint32_t)in.len - (uint32_t)sizeof head - n_own : 0;
+    Request request = {
+        .core = core, .released = &released, .held = held, .is_pythons = true, .began_ns = now_ns(),
+        .is_timed = __atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED), .opcode = head.opcode, .uid = head.uid,
+        .gid = head.gid, .pid = head.pid, .unique = head.unique, .nodeid = head.nodeid, .own = own,
+        .payload = own + n_own, .n_payload = n_payload,
+    };
+    if (is_one && is_well_formed(&handlers[head.opcode], request.payload, n_payload)) {
+        request.answer = malloc(BODY_BYTES_MAX); /* what no reply has taken is not in memory */
+        if (request.answer == NULL) {
+            PyBuffer_Release(&in);
+            return PyErr_NoMemory();
+        }
+        released = PyEval_SaveThread();
+        result = do_request(&request, &handlers[head.opcode]);
+        PyEval_RestoreThread(released);
+        tell_python(&request, 0);
+        put_uses(&request);
+    }
+    if (result < 0 && result != NO_ANSWER) {
+        errno = result == NOT_OURS ? ENOSYS : -result;
+        PyErr_SetFromErrno(PyExc_OSError);
+    } else
+        reply = PyBytes_FromStringAndSize(request.answer, result == NO_ANSWER ? 0 : result);
+    free(request.answer);
+    PyBuffer_Release(&in);
+    return reply;
 }

@@ -1,7 +1,7 @@
 /* Answers, put into the entry's memory: struct fuse_entry_out and fuse_attr_out, and for how long they are believed. */
 #include "core.h"
 
-static const double SHORT_S = 1.0; /* as in validity.py */
+static const double SHORT_S = 1.0, MOMENT_S = 0.01; /* as in validity.py */
 
 static void put32(char *to, uint32_t value) { memcpy(to, &value, sizeof value); }
 static void put64(char *to, uint64_t value) { memcpy(to, &value, sizeof value); }
@@ -28,10 +28,13 @@ static bool lasts(const Core *core, Node *node) {
 }
 
 /* For how long attributes may be believed, as AttrTimeouts.lifetimes. */
-static double attr_s(const Core *core, Node *node, const Seen *seen, double timeout_s, bool is_steady) {
+static double attr_s(const Request *request, Node *node, const Seen *seen, double timeout_s, bool is_steady) {
+    const Core *core = request->core;
     bool is_set = seen->mode & S_ISUID || (seen->mode & S_ISGID && seen->mode & S_IXGRP);
     if (!is_steady || (is_set && S_ISREG(seen->mode)))
         return 0;
+    if (request->is_fickle && S_ISDIR(seen->mode)) /* the kernel asks before each step of a renameat2 */
+        return MOMENT_S;
     if (timeout_s <= SHORT_S)
         return timeout_s;
     if (S_ISDIR(seen->mode))
@@ -39,13 +42,35 @@ static double attr_s(const Core *core, Node *node, const Seen *seen, double time
     return seen->nlink > 1 ? SHORT_S : timeout_s;
 }
 
-/* Whether what was seen of a node is so still, as far as we know. */
-static bool may_last(const Request *request, const Node *node) { return !is_changed(request, node); }
+/* For how long anything may be believed: a slow filesystem has told it some time ago. */
+static double lifetime(const Request *request) {
+    const Core *core = request->core;
+    if (!__atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED))
+        return core->lifetime_s;
+    double left_s = core->lifetime_s - (double)(now_ns() - request->began_ns) / 1e9;
+    return left_s > 0 ? left_s : 0;
+}
+
+/* For how long what a name means may be believed. */
+double name_lifetime(const Request *request, const Place *place) {
+    return request->is_fickle || is_changed(request, place->node) ? 0 : lifetime(request);
+}
+
+/* Whether what was seen of a node is so still, as far as we know, and attributes on its device may be believed. */
+static bool may_last(const Request *request, const Node *node) {
+    return !request->is_unasked && !is_changed(request, node);
+}
+
+/* The number of a node in struct fuse_entry_out. */
+void put_number(char *to, uint64_t nodeid) {
+    put64(to, nodeid);
+    put64(to + 40, nodeid);
+}
 
 /* struct fuse_entry_out, of a name that is believed for so long. Returns for how long all of it is. */
 double put_entry_for(Request *request, char *to, Node *node, const Seen *seen, bool is_steady, double name_s) {
     Core *core = request->core;
-    double attributes_s = attr_s(core, node, seen, name_s, is_steady && may_last(request, node));
+    double attributes_s = attr_s(request, node, seen, name_s, is_steady && may_last(request, node));
     put64(to, node->nodeid);
     put64(to + 8, 0);
     put_time(to + 16, to + 32, name_s);
@@ -54,24 +79,17 @@ double put_entry_for(Request *request, char *to, Node *node, const Seen *seen, b
     return attributes_s < name_s ? attributes_s : name_s;
 }
 
-/* The same of any other name. Returns how many bytes. */
-int put_entry(Request *request, char *to, Node *node, const Seen *seen, bool is_steady) {
-    put_entry_for(request, to, node, seen, is_steady, request->core->lifetime_s);
-    return ENTRY_BYTES;
-}
-
-/* That nothing has a name. */
-int put_missing(Request *request) {
+/* That nothing has a name, which is believed for so long. */
+int put_missing(Request *request, double name_s) {
     memset(request->answer, 0, ENTRY_BYTES);
-    put_time(request->answer + 16, request->answer + 32, request->core->lifetime_s);
+    put_time(request->answer + 16, request->answer + 32, name_s);
     return ENTRY_BYTES;
 }
 
 /* struct fuse_attr_out. Returns how many bytes. */
 int put_attr(Request *request, Node *node, const Seen *seen, bool is_steady) {
     Core *core = request->core;
-    double timeout_s = core->lifetime_s;
-    double attributes_s = attr_s(core, node, seen, timeout_s, is_steady && may_last(request, node));
+    double attributes_s = attr_s(request, node, seen, lifetime(request), is_steady && may_last(request, node));
     put_time(request->answer, request->answer + 8, attributes_s);
     put32(request->answer + 12, 0);
     put_attributes(request->answer + 16, is_root(core, node) ? seen->ino : node->nodeid, seen);

@@ -11,7 +11,7 @@ static const int64_t NANO = 1000000000;
 /* What a name in a directory is, or what an fd holds if that is "". Returns 0 or an errno. */
 int look(int fd, const char *name, int flags, Seen *seen) {
     struct statx told;
-    if (statx(fd, name, flags | AT_SYMLINK_NOFOLLOW | (*name ? 0 : AT_EMPTY_PATH), WANTED, &told) < 0)
+    if (statx(fd, name, (flags & ~WITHOUT_HANDLES) | AT_SYMLINK_NOFOLLOW | (*name ? 0 : AT_EMPTY_PATH), WANTED, &told) < 0)
         return errno;
     seen->dev = makedev(told.stx_dev_major, told.stx_dev_minor);
     seen->ino = told.stx_ino;
@@ -30,29 +30,36 @@ int look(int fd, const char *name, int flags, Seen *seen) {
     return 0;
 }
 
-/* The file handle of what was looked at just now. Returns 0 or an errno. */
+/* The file handle of what was stat'ed just now; none where there is none that stays the same inode's. Returns 0 or an
+ * errno. */
 int handle_of(int fd, const char *name, int flags, Seen *seen) {
-    int mount_id;
+    int mount_id, error = EOPNOTSUPP;
     seen->handle.n_bytes = HANDLE_BYTES;
-    return name_to_handle_at(fd, name, (struct file_handle *)&seen->handle, &mount_id, flags) < 0 ? errno : 0;
+    if (!(flags & WITHOUT_HANDLES))
+        error = name_to_handle_at(fd, name, (struct file_handle *)&seen->handle, &mount_id, *name ? 0 : AT_EMPTY_PATH) < 0
+                    ? errno
+                    : 0;
+    if (!error)
+        return 0;
+    seen->handle.n_bytes = 0;
+    return error == EOPNOTSUPP || error == EPERM || error == ENOSYS || error == EOVERFLOW ? 0 : error;
 }
 
-/* What a name is and its file handle: both of one inode, whatever is renamed meanwhile. Returns 0 or an errno. */
+/* What a name in a directory is, or what an fd holds if that is "", and its file handle: of one inode if nobody renames
+ * meanwhile. Returns 0 or an errno. */
+int identify(int fd, const char *name, int flags, Seen *seen) {
+    int error = look(fd, name, flags, seen);
+    return error ? error : handle_of(fd, name, flags, seen);
+}
+
+/* The same of a name, in twice the time: of one inode, whatever is renamed meanwhile. */
 int peek(int dir_fd, const char *name, int flags, Seen *seen) {
     int fd = openat(dir_fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return errno;
-    int error = look(fd, "", flags, seen);
-    if (!error)
-        error = handle_of(fd, "", AT_EMPTY_PATH, seen);
+    int error = identify(fd, "", flags, seen);
     close(fd);
     return error;
-}
-
-/* As `peek` in half of the time: of one inode if nobody renames meanwhile. Returns 0 or an errno. */
-int identify(int dir_fd, const char *name, int flags, Seen *seen) {
-    int error = look(dir_fd, name, flags, seen);
-    return error ? error : handle_of(dir_fd, name, 0, seen);
 }
 
 /* How often this thread has waited in the kernel. */

@@ -1,10 +1,9 @@
-/* The native core: the commonest requests, answered without a line of Python.
+/* The native core: the requests of a mount.
  *
- * It works on the tables that the Python code works on, under the same lock, and does of each operation what is done
- * most often: a name in a plain directory, on a local filesystem. All else it leaves alone, before it has changed
- * anything: NOT_OURS, and fuse_operations.py does it. So that is the reference, and this is its shortcut.
+ * It works on the tables that the Python code works on, under the same lock. Where the backing filesystem is slow, or
+ * Python has a part in a request, that is NOT_OURS; Python has it done then by `Core.do`.
  *
- * Its requests never have the interpreter's lock, but for what Python hears of when they have let the tables go.
+ * Its requests have the interpreter's lock only when they ask Python, or report to it, and never with the tables' lock.
  */
 #ifndef TRASHD_CORE_H
 #define TRASHD_CORE_H
@@ -39,10 +38,6 @@ enum {
 #define PARTS(X)                                                                                                       \
     X(lock)       /* TablesLock */                                                                                     \
     X(mutex_of)   /* its TablesMutex */                                                                                \
-    X(asked)      /* FuseRequests' method: answer */                                                                   \
-    X(later)      /* its answer_later */                                                                               \
-    X(write)      /* its write: of a reply to /dev/fuse */                                                             \
-    X(lost)       /* its lose_answer */                                                                                \
     X(counters)   /* Counters */                                                                                       \
     X(nodes)      /* Tables */                                                                                         \
     X(latency)    /* Latency, or None */                                                                               \
@@ -50,11 +45,12 @@ enum {
     X(forget)     /* DaemonCache's method */                                                                           \
     X(refused)    /* Passthrough's method */                                                                           \
     X(unused)     /* NodeReferences' method: not_taken */                                                              \
-    X(numbered)   /* FuseOperations' method: its steps */                                                              \
     X(told_stale) /* EstaleRetries' method */                                                                          \
     X(fails)      /* failures.errno_of */                                                                              \
-    X(EntryParam)                                                                                                      \
-    X(OpenedFile)
+    X(folds)      /* NameValidity's method: may_fold */                                                                \
+    X(meets)      /* Submounts' method: are_asked */                                                                   \
+    X(stored)     /* StoredNodes' method: note */                                                                      \
+    X(came_back)  /* DaemonCache's method: clear */
 
 #define FIELD(name) PyObject *name;
 
@@ -82,7 +78,7 @@ typedef struct {
 
 static inline Source source_of(const Seen *seen) {
     return (Source){seen->dev, seen->ino, seen->btime_ns, (const char *)&seen->handle,
-                    2 * (uint32_t)sizeof(uint32_t) + seen->handle.n_bytes};
+                    seen->handle.n_bytes ? 2 * (uint32_t)sizeof(uint32_t) + seen->handle.n_bytes : 0};
 }
 
 /* Where a node lies: outside of all stores; in one, or it is one; in what a reaper takes from, or it is that. */
@@ -127,6 +123,7 @@ struct Node {
     Handle *handles;
     Fd *backing;          /* the id that it is passed through by, while it is open; NULL: the kernel keeps its pages */
     Fd *dir_fd;           /* of a directory, O_PATH */
+    int kept_fd;          /* O_PATH, for a client that was sent ESTALE (tables/estale_retries.py), whose it is; -1: none */
     Node *newer, *older;  /* of those with such an fd */
     PyObject *object;     /* what Python has of it; with the interpreter's lock */
     uint64_t nlookup;     /* references that the kernel holds */
@@ -168,6 +165,7 @@ typedef struct {
     bool passes;    /* what is opened is passed through, if it can be */
     bool is_caching; /* something is cached of a slow filesystem, or is being fetched: changes are Python's */
     bool is_case_sensitive; /* the root's filesystem, as far as that is known */
+    bool is_trash_renewed;  /* nothing lasts that the kernel was sent of directories before they were moved to TRASH */
     char *waiting;  /* names of mount points where a look may have to wait, each ended by a NUL; and one more */
     uint32_t retries[N_RETRIES_MAX]; /* threads that were sent ESTALE just now */
     uint32_t n_retries;
@@ -188,6 +186,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PARTS(FIELD)
+    PyObject *requests; /* FuseRequests */
     TablesMutex *mutex;
     Tables *tables;
     Py_buffer cells, rests;
@@ -196,11 +195,11 @@ typedef struct {
     int n_buckets, first_bits;     /* of the histogram */
     int n_failed, n_total, n_max, n_first_bucket;
     int device;                    /* /dev/fuse */
-    int root_fd;
+    int mount_fd;                  /* of the backing mount, to open file handles with; -1: they can't be opened */
     int wake_fd;                   /* an eventfd that wakes who watches the workers */
     bool watch_sleeps;
     uint64_t root_dev;
-    int statx_flags;               /* AT_STATX_DONT_SYNC or 0 */
+    int statx_flags;               /* AT_STATX_DONT_SYNC or 0, and WITHOUT_HANDLES or 0 */
     uint32_t nobody_uid, nobody_gid; /* as whom a file of nobody's is written; another owner's is with another uid only */
     bool is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
     bool is_in_doubt;              /* whether the filesystem is slow */
@@ -220,6 +219,16 @@ typedef struct {
     void *entry;         /* of a ring, in which it has come */
 } Incoming;
 
+/* A change that Python's cache of a slow filesystem has to forget: of an inode, of a name in a directory, or of both. */
+typedef struct Cached {
+    struct Cached *next;
+    Source source;
+    char handle[HANDLE_BYTES + 8]; /* the source's */
+    bool has_source, has_ended;
+    Node *directory; /* one use; NULL: none */
+    char name[NAME_MAX + 1];
+} Cached;
+
 /* How long a thread may take for a request that Python replies to; FuseRequests.answer. */
 typedef enum { NO_CALLS, NO_WAITING, ANY_TIME } Patience;
 
@@ -233,8 +242,14 @@ typedef struct Worker {
 
 /* A request that is being answered. */
 typedef struct {
-    Worker *worker;
     Core *core;
+    PyThreadState **released; /* the interpreter's lock is */
+    int held;            /* of Python's: an fd of what the request is about, or -1 */
+    bool is_pythons;     /* Python has it done, and does itself what the core does not: see is_for_python */
+    bool is_timed;       /* how long it takes to stat tells something of the filesystem */
+    bool is_fickle;      /* what its name means may not be believed */
+    bool is_unasked;     /* what was seen is on a device that was not asked: its attributes may not be believed */
+    uint64_t began_ns;
     uint32_t opcode, uid, gid, pid, umask;
     uint64_t unique, nodeid;
     const char *own;     /* its operation's own part */
@@ -248,17 +263,14 @@ typedef struct {
     uint64_t looks_ns;
     int refused, refused_fd; /* an errno: the kernel has refused a backing file for an fd of `refused_node` */
     Node *refused_node;  /* one use */
-    Node *made;          /* one use; LATER: that is replied, with an OpenedFile if `made_fd` is not 0 */
-    int made_fd, made_backing_id;
-    bool is_steady;
-    Seen seen;
+    Node *made;          /* one use; LATER: `n_made` bytes of a reply with it are prepared, for when it has its number */
+    int n_made;
     int n_unused;        /* nodes that have ended, of which Python may have something */
     Node *unused[N_FORGOTTEN_MAX + 1];
-    int n_cached;        /* changes that the cache has to forget */
-    struct {
-        Node *node, *directory; /* one use; NULL: none */
-        char name[NAME_MAX + 1];
-    } cached[3];
+    int n_stored;        /* nodes in what a reaper takes from, of which a client was told; or that were moved there */
+    Node *stored[2];     /* one use each */
+    bool are_moved, has_come_back; /* the latter: from there, and something is cached */
+    Cached *cached;
 } Request;
 
 /* How long some looks take. */
@@ -267,11 +279,6 @@ typedef struct {
     long n_waits;
     bool tells; /* something of the filesystem: others had the processor if it took long without a wait */
 } Timed;
-
-/* Whether its ids are of our user namespace. */
-static inline bool is_known(const Request *request) {
-    return request->uid != UINT32_MAX && request->gid != UINT32_MAX;
-}
 
 /* A directory, and a name in it. */
 typedef struct {
@@ -285,6 +292,7 @@ typedef int (*Operation)(Request *);
 /* lock.c */
 extern PyType_Spec tables_mutex_spec;
 void tables_lock(TablesMutex *lock);
+void wait_for_tables(TablesMutex *lock);
 void tables_unlock(TablesMutex *lock);
 void calls_begin(Request *request);
 void calls_end(Request *request);
@@ -353,10 +361,14 @@ int add_tables(PyObject *module);
 
 /* tables.c */
 bool is_root(const Core *core, const Node *node);
+bool is_plain(Core *core, Node *directory);
+bool is_drop_folder(Tables *t, const Node *directory);
+bool is_drop_name(const Core *core, const Node *directory, const char *name);
 bool may_wait(const Core *core, const char *name);
 bool is_at_rest(const Request *request);
-Node *live_node(const Request *request, uint64_t nodeid);
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place);
+void see_fickle(Request *request, const Place *place);
+void see_device(Request *request, uint64_t dev);
 void close_place(Place *place);
 bool is_outside(Core *core, Node *node);
 Node *learn(Request *request, const Place *place, const Seen *seen);
@@ -366,20 +378,25 @@ void changed(Tables *t, Node *node);
 void renew(Tables *t, Node *node);
 bool pages_are_right(const Tables *t, Node *node, const Seen *seen);
 void forget_cached(Request *request, Node *node, const Place *place);
+void forget_source(Request *request, const Source *source, const Place *place, bool has_ended);
+void mistake(Request *request, Node *node, int error);
+void note_stored(Request *request, Node *node, Node *directory, bool is_moved);
 void tell_took(Request *request, const Timed *timed, int n);
 bool is_stores(const char *name);
 bool is_stores_own(const char *name);
 uint64_t now_ns(void);
 
 /* answers.c */
-int put_entry(Request *request, char *to, Node *node, const Seen *seen, bool is_steady);
 double put_entry_for(Request *request, char *to, Node *node, const Seen *seen, bool is_steady, double name_s);
+void put_number(char *to, uint64_t nodeid);
+double name_lifetime(const Request *request, const Place *place);
 void put_attributes(char *to, uint64_t number, const Seen *seen);
-int put_missing(Request *request);
+int put_missing(Request *request, double name_s);
 int put_attr(Request *request, Node *node, const Seen *seen, bool is_steady);
 enum { ENTRY_BYTES = 128, ATTR_BYTES = 104, OPEN_BYTES = 16 };
 
 /* calls.c: without the interpreter's lock */
+enum { WITHOUT_HANDLES = 1 << 30 }; /* of statx_flags: a file handle may become another inode's */
 int look(int fd, const char *name, int flags, Seen *seen);
 int handle_of(int fd, const char *name, int flags, Seen *seen);
 int peek(int dir_fd, const char *name, int flags, Seen *seen);
@@ -393,7 +410,20 @@ static inline Look *looking(const Request *request) {
 }
 
 /* acting.c: without the interpreter's lock */
-enum { N_GROUPS = 64 }; /* of a caller whom Python is not needed for */
+enum { CHOWN = 0, DAC_OVERRIDE = 1, DAC_READ_SEARCH = 2, FOWNER = 3, FSETID = 4, SYS_ADMIN = 21 };
+enum { N_NEEDS_MAX = 8 };
+/* Whether a filesystem has refused an act. */
+static inline bool is_refusal(int error) { return error == EPERM || error == EACCES; }
+static const uint32_t NOBODY = 65534;
+static const int64_t ANY_GROUP = -1;
+/* A capability by which a process that is not the owner's may do something, and whose inode that is. */
+typedef struct {
+    uint32_t capability, uid;
+    int64_t gid; /* ANY_GROUP: whatever it is */
+} Need;
+/* For what an inode's mode and ACL allow; for what is its owner's to change in it (inode_owner_or_capable in fs/inode.c). */
+static inline Need by_mode(const Seen *seen) { return (Need){DAC_OVERRIDE, seen->uid, seen->gid}; }
+static inline Need by_owner_alone(const Seen *seen) { return (Need){FOWNER, seen->uid, ANY_GROUP}; }
 /* An identity that a thread takes on for a call, as ThreadCredentials. */
 typedef struct {
     uint32_t uid, gid; /* 0: its own */
@@ -411,10 +441,17 @@ typedef struct {
     int next; /* of its tries */
     bool is_begun;
     Actor actor;
-    uint32_t groups[N_GROUPS];
+    Need needs[N_NEEDS_MAX];
+    int n_needs;
+    bool is_powerless; /* it has none of the caller's capabilities */
+    uint32_t *groups;
     char sets[24];
 } Acting;
 Acting acting_as(const Request *request, bool is_own);
+Acting acting_by(const Request *request, const Need *needs, int n);
+Acting reading_as(const Request *request);
+bool is_capable(const Request *request, int capability);
+bool keeps_group(const Request *request, const Seen *seen);
 Acting making_as(const Request *request, bool is_own, uint32_t with_umask);
 bool acts(Acting *acting, int *error);
 bool is_owner(const Request *request, int fd);
@@ -429,20 +466,25 @@ void write_anywhere(int fd);
 Opening open_backing(const Request *request, int fd, const Seen *seen);
 void put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, Opening *opening, char *to);
 
-/* lookups.c */
+/* reach.c */
 typedef struct {
     Node *node;       /* one use */
-    Node *above;      /* one use: `dir_fd` is its; NULL: `fd` is of the node itself */
-    Fd *fd, *dir_fd;  /* one use */
-    char name[NAME_MAX + 1]; /* in `dir_fd` */
+    Fd *fd;           /* of it, one use; NULL: it has no open one */
+    Node *above;      /* the directory where it was found last, one use; NULL: it is not needed */
+    Fd *dir_fd;       /* of that, one use; NULL: it is not open */
+    char name[NAME_MAX + 1]; /* there */
 } Known;
 int open_known(Request *request, uint64_t nodeid, Known *known);
 void close_known(Known *known);
-int reach(const Core *core, const Known *known, Seen *seen, int *fd);
+int look_by_name(const Core *core, const Known *known, Seen *seen);
+int open_directory(Core *core, Node *directory, Fd **fd);
+int reach(Core *core, Known *known, Seen *seen, int *fd);
+PyObject *core_hold(Core *core, PyObject *object);
 
 /* endings.c */
 void lose(Request *request, const Seen *seen, const Place *place);
 void move(Request *request, const Seen *seen, const Place *old, const Place *new);
+void come_back(Request *request);
 void end_unused(Request *request, Node *node);
 PyObject *core_forget(Core *core, PyObject *pairs);
 
@@ -456,6 +498,11 @@ int do_getattr(Request *request);
 int do_getxattr(Request *request);
 int do_listxattr(Request *request);
 int do_create(Request *request);
+int do_tmpfile(Request *request);
+int do_mknod(Request *request);
+int do_symlink(Request *request);
+int do_link(Request *request);
+int do_readlink(Request *request);
 int do_mkdir(Request *request);
 int do_unlink(Request *request);
 int do_rmdir(Request *request);
@@ -470,6 +517,9 @@ enum { BODY_BYTES_MAX = 1 << 20 }; /* of an answer: there is room for no more */
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
 int answer(Worker *worker, const Incoming *incoming);
 void ask_python(Worker *worker, const Incoming *incoming);
+PyObject *core_do(Core *core, PyObject *args);
+bool ask_folds(Request *request, Node *directory, int fd);
+bool ask_device(Request *request, uint64_t dev);
 void put_head(char *to, uint64_t unique, int result);
 int failed(Core *core);
 

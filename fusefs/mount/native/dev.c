@@ -4,7 +4,7 @@
 #include <poll.h>
 #include <sched.h>
 
-enum { OPEN = 14, CREATE = 35 };
+enum { OPEN = 14, CREATE = 35, TMPFILE = 51 };
 enum {
     REQUEST_BYTES = (1 << 20) + (1 << 12), /* a write of as much as INIT says, and its head: the kernel reads into no less */
     ANSWER_BYTES = HEAD_BYTES_OUT + BODY_BYTES_MAX,
@@ -88,7 +88,7 @@ static void work_begins(CoreDevice *device) {
 static void work_ends(CoreDevice *device) { __atomic_store_n(&device->began_ns, 0, __ATOMIC_RELAXED); }
 
 static PyObject *reply_to_device(const Worker *worker, const Incoming *Py_UNUSED(incoming)) {
-    return Py_NewRef(worker->core->write);
+    return PyObject_GetAttrString(worker->core->requests, "write");
 }
 
 /* Write the reply to a request that was ours; without the interpreter's lock. */
@@ -102,10 +102,10 @@ static void write_answer(CoreDevice *device, const char *head, int result) {
     if (write(worker->core->device, device->answer, HEAD_BYTES_OUT + (result > 0 ? (size_t)result : 0)) >= 0)
         return;
     int error = errno;
-    if (result >= 0 && (opcode == OPEN || opcode == CREATE)) /* fuse_open_out; behind a fuse_entry_out */
-        memcpy(&handle, device->answer + HEAD_BYTES_OUT + (opcode == CREATE ? ENTRY_BYTES : 0), sizeof handle);
+    if (result >= 0 && (opcode == OPEN || opcode == CREATE || opcode == TMPFILE)) /* fuse_open_out; behind a fuse_entry_out */
+        memcpy(&handle, device->answer + HEAD_BYTES_OUT + (opcode == OPEN ? 0 : ENTRY_BYTES), sizeof handle);
     PyEval_RestoreThread(worker->released);
-    PyObject *nothing = PyObject_CallFunction(worker->core->lost, "iK", error, (unsigned long long)handle);
+    PyObject *nothing = PyObject_CallMethod(worker->core->requests, "lose_answer", "iK", error, (unsigned long long)handle);
     if (nothing == NULL)
         failed(worker->core);
     Py_XDECREF(nothing);

@@ -1,12 +1,12 @@
-/* What becomes of nodes: they lose names, get others, and end when the kernel forgets them; as NameOperations._lost and
- * _moved, and NodeReferences.forget. */
+/* What becomes of nodes: they lose names, get others, and end when the kernel forgets them. */
 #include "core.h"
 
 enum { PAIR_BYTES = 16 }; /* struct fuse_forget_one */
 
-/* The node of what was seen; NULL: none. */
-static Node *node_seen(Request *request, const Seen *seen) {
+/* The node of what was seen, which has changed, as its cached attributes are to be forgotten; NULL: none. */
+static Node *node_seen(Request *request, const Seen *seen, bool has_ended) {
     Source source = source_of(seen);
+    forget_source(request, &source, NULL, has_ended);
     Node *node = find_node(request->core->tables, &source);
     if (node != NULL)
         note_change(request, node);
@@ -16,11 +16,12 @@ static Node *node_seen(Request *request, const Seen *seen) {
 /* An incarnation lost a name. */
 void lose(Request *request, const Seen *seen, const Place *place) {
     Tables *t = request->core->tables;
-    Node *node = node_seen(request, seen);
+    bool has_ended = S_ISDIR(seen->mode) || seen->nlink == 1;
+    Node *node = node_seen(request, seen, has_ended);
     if (node == NULL)
         return;
     take_away_name(t, node, place->node, place->name);
-    if (!node->n_open && (node->is_directory || seen->nlink == 1))
+    if (!node->n_open && has_ended)
         detach_node(t, node, seen);
     if (node->is_directory)
         drop_directory_fd(t, node);
@@ -29,14 +30,30 @@ void lose(Request *request, const Seen *seen, const Place *place) {
 /* An incarnation has another name. */
 void move(Request *request, const Seen *seen, const Place *old, const Place *new) {
     Tables *t = request->core->tables;
-    Node *node = node_seen(request, seen);
+    Node *node = node_seen(request, seen, false);
     if (node == NULL)
         return;
     move_node(t, node, old->node, old->name, new->node, new->name);
+    note_stored(request, node, new->node, true);
     if (node->is_directory)
         changed(t, node);
     else if (node->is_told)
         renew(t, node);
+}
+
+/* Something is being taken from a store, in which a reaper may have worked behind the mount: nothing that was seen there
+ * before is to be believed. Most often the kernel has forgotten it by then (life/forget_stored.py). */
+void come_back(Request *request) {
+    Tables *t = request->core->tables;
+    request->has_come_back = t->is_caching;
+    if (t->is_trash_renewed && !__atomic_load_n(&request->core->mutex->is_slow, __ATOMIC_RELAXED))
+        return;
+    for (uint64_t at = 0; at < t->n_buckets; at++)
+        for (Node *node = t->by_nodeid[at]; node != NULL; node = node->next_by_nodeid)
+            if (node->is_lasting && zone_of(t, node) == TRASH) {
+                node->is_lasting = false;
+                notify_attributes(t, node);
+            }
 }
 
 /* End a node that nobody refers to, or have that done when the tables are let go, if Python may have something of it. */

@@ -5,7 +5,6 @@
 
 enum { FOPEN_KEEP_CACHE = 1 << 1, FOPEN_PASSTHROUGH = 1 << 7 };
 static const unsigned long BACKING_OPEN = 0x4010E501; /* FUSE_DEV_IOC_BACKING_OPEN */
-static const uint32_t NOBODY = 65534;
 
 /* As file_writer. */
 static uint32_t owner_to_write_as(const Seen *seen) {

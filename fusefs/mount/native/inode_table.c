@@ -158,7 +158,7 @@ static Node *new_node(Tables *t, uint64_t nodeid, const Source *source, bool is_
     node->is_live = node->is_listed = true;
     node->epoch = NEVER;
     node->n_uses = 1;
-    node->page_size = node->writer = -1;
+    node->page_size = node->writer = node->kept_fd = -1;
     node->n_handle = source->n_handle;
     if (source->n_handle)
         memcpy(node->handle, source->handle, source->n_handle);

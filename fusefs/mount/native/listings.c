@@ -199,6 +199,10 @@ int do_readdirplus(Request *request) {
                        .room = in.size < BODY_BYTES_MAX ? in.size : BODY_BYTES_MAX};
     if (in.fh || open_place(request, request->nodeid, NULL, &listing.place) < 0)
         return NOT_OURS;
+    if (!is_plain(request->core, listing.place.node)) {
+        close_place(&listing.place);
+        return NOT_OURS;
+    }
     read_all(&listing, in.offset);
     if (listing.fd >= 0)
         fd_put(fd_new(listing.fd, -1, 0));

@@ -68,12 +68,17 @@ bool is_changed(const Request *request, const Node *node) { return has_changed(n
 
 /* The type. */
 
+/* Have the tables with the interpreter's lock, which others have as long as it takes. */
+void wait_for_tables(TablesMutex *lock) {
+    if (!pthread_mutex_trylock(&lock->mutex))
+        return;
+    PyThreadState *released = PyEval_SaveThread();
+    tables_lock(lock);
+    PyEval_RestoreThread(released);
+}
+
 static PyObject *lock_acquire(TablesMutex *self, PyObject *Py_UNUSED(nothing)) {
-    if (pthread_mutex_trylock(&self->mutex)) {
-        PyThreadState *released = PyEval_SaveThread();
-        tables_lock(self);
-        PyEval_RestoreThread(released);
-    }
+    wait_for_tables(self);
     holds_tables = true;
     Py_RETURN_NONE;
 }

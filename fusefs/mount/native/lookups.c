@@ -1,4 +1,4 @@
-/* What names and nodes are: LOOKUP, GETATTR, GETXATTR, LISTXATTR. */
+/* What nodes are: GETATTR, GETXATTR, LISTXATTR. */
 #include "core.h"
 
 #include <stdio.h>
@@ -8,97 +8,6 @@
 static const int GETXATTRAT = 464, LISTXATTRAT = 465; /* Linux 6.13 */
 static const char LABEL[] = "security.selinux";
 enum { VALUE_BYTES = 4096 };
-
-/* The node of a nodeid, and how it is reached: it is open, a directory of which an fd is, or has a name in such a one.
- * Returns 0, or -1: not ours. */
-int open_known(Request *request, uint64_t nodeid, Known *known) {
-    Core *core = request->core;
-    *known = (Known){.node = live_node(request, nodeid)};
-    Node *node = known->node;
-    if (node == NULL)
-        return -1;
-    if (node->dev != core->root_dev || !node->n_handle)
-        goto not_ours;
-    if (node->handles != NULL)
-        known->fd = fd_take(node->handles->fd);
-    else if (node->is_directory)
-        known->fd = directory_fd(core->tables, node);
-    else if (node->at.parent != NULL && strlen(node->at.name) <= NAME_MAX) {
-        known->above = node_take(node->at.parent);
-        known->dir_fd = directory_fd(core->tables, known->above);
-        strcpy(known->name, node->at.name);
-    }
-    if (known->fd != NULL || known->dir_fd != NULL)
-        return 0;
-not_ours:
-    close_known(known);
-    return -1;
-}
-
-void close_known(Known *known) {
-    fd_put(known->fd);
-    fd_put(known->dir_fd);
-    node_put(known->node);
-    node_put(known->above);
-    *known = (Known){0};
-}
-
-static bool is_it(const Core *core, const Known *known, Seen *seen, int fd) {
-    const Node *node = known->node;
-    if (seen->ino != node->ino || seen->dev != node->dev)
-        return false;
-    if (!core->is_shared && seen->btime_ns)
-        return seen->btime_ns == node->btime_ns;
-    return handle_of(fd, "", AT_EMPTY_PATH, seen) == 0 &&
-           node->n_handle == 2 * sizeof(uint32_t) + seen->handle.n_bytes &&
-           !memcmp(node->handle, &seen->handle, node->n_handle);
-}
-
-/* Look at a node, of which an fd is the caller's then, if it is another than `known->fd`; without the interpreter's
- * lock. Returns 0, or an errno: ESTALE, if it is to be found otherwise. */
-int reach(const Core *core, const Known *known, Seen *seen, int *fd) {
-    *fd = -1;
-    if (known->fd != NULL)
-        return look(known->fd->number, "", core->statx_flags, seen);
-    int held = openat(known->dir_fd->number, known->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    if (held < 0)
-        return ESTALE;
-    int error = look(held, "", core->statx_flags, seen);
-    if (!error && !is_it(core, known, seen, held))
-        error = ESTALE;
-    if (error)
-        close(held);
-    else
-        *fd = held;
-    return error;
-}
-
-int do_lookup(Request *request) {
-    Core *core = request->core;
-    Place place;
-    Seen seen;
-    int result = NOT_OURS;
-    if (open_place(request, request->nodeid, request->payload, &place) < 0)
-        return NOT_OURS;
-    calls_begin(request);
-    Timed timed = time_begin(core);
-    int error = looking(request)(place.fd->number, place.name, core->statx_flags, &seen);
-    time_end(core, &timed, 1);
-    calls_end(request);
-    tell_took(request, &timed, 1);
-    if (is_changed(request, place.node)) /* two inodes may have been seen, or one that has another name by now */
-        result = NOT_OURS;
-    else if (error == ENOENT)
-        result = put_missing(request);
-    else if (!error && seen.dev == core->root_dev) {
-        Node *node = learn(request, &place, &seen);
-        counted(node, true);
-        result = put_entry(request, request->answer, node, &seen, !is_unsteady(node));
-        node_put(node);
-    }
-    close_place(&place);
-    return result;
-}
 
 int do_getattr(Request *request) {
     Core *core = request->core;
@@ -146,19 +55,22 @@ static int value_at(int dir_fd, const char *path, int flags, const char *name, c
  * nothing is renamed but through the mount, a file is asked by its name, and one look tells whether it was that, if no
  * name was changed there meanwhile. Where others rename, two renames could make the name ours between the two calls; the kernel
  * would keep the other file's ACL. So there we hold what we looked at, and ask that. */
-static int value_of(const Core *core, const Known *known, bool is_directory, const char *name, char *value) {
+static int value_of(Request *request, Known *known, bool is_directory, const char *name, char *value) {
+    const Core *core = request->core;
     Seen seen;
     char path[32];
     int n, fd;
     if (known->fd != NULL)
         return is_directory ? value_at(known->fd->number, ".", 0, name, value)
                             : value_at(known->fd->number, "", AT_EMPTY_PATH, name, value);
-    if (!core->is_shared) {
+    if (!core->is_shared && known->dir_fd != NULL) {
         n = value_at(known->dir_fd->number, known->name, AT_SYMLINK_NOFOLLOW, name, value);
-        return !look(known->dir_fd->number, known->name, core->statx_flags, &seen) && is_it(core, known, &seen, -1) ? n : -ESTALE;
+        return look_by_name(core, known, &seen) ? -ESTALE : n;
     }
-    if (reach(core, known, &seen, &fd))
+    if (reach(request->core, known, &seen, &fd))
         return -ESTALE;
+    if (fd < 0)
+        return value_at(known->fd->number, ".", 0, name, value);
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     n = value_at(AT_FDCWD, path, 0, name, value);
     close(fd);
@@ -196,7 +108,7 @@ static int tell_value(Request *request, const char *name) {
         return NOT_OURS;
     bool is_directory = known.node->is_directory;
     calls_begin(request);
-    int n = value_of(core, &known, is_directory, name, value);
+    int n = value_of(request, &known, is_directory, name, value);
     calls_end(request);
     if (known.above != NULL && is_changed(request, known.above))
         result = NOT_OURS;

@@ -28,8 +28,7 @@ static int take_cells(Core *self, PyObject *cells, PyObject *cell_of) {
 }
 
 static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *words[] = {"parts", "cells", "rests", "cell_of", "layout", "device", "wake_fd", "root_fd", "root_dev",
-                            "statx_flags", "is_shared", "tells_xattrs", "hides_labels", "acts_as_others", "hides_trash",
+    static char *words[] = {"parts", "cells", "rests", "cell_of", "layout", "mount_fd", "root_dev", "statx_flags", "is_shared", "tells_xattrs", "hides_labels", "acts_as_others", "hides_trash",
                             "lifetime_s", "quick_ns", "nobody_uid", "nobody_gid", "at_rest", "no_capabilities", NULL};
     PyObject *parts, *cells, *rests, *cell_of;
     int is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
@@ -39,14 +38,15 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     Core *self = (Core *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OOO!(iiiiii)iiiKipppppdKIIy#y#", words, &PyDict_Type, &parts,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OOO!(iiiiii)iKipppppdKIIy#y#", words, &PyDict_Type, &parts,
                                      &cells, &rests, &PyDict_Type, &cell_of, &self->n_buckets, &self->first_bits,
                                      &self->n_failed, &self->n_total, &self->n_max, &self->n_first_bucket,
-                                     &self->device, &self->wake_fd, &self->root_fd, &root_dev, &self->statx_flags, &is_shared,
+                                     &self->mount_fd, &root_dev, &self->statx_flags, &is_shared,
                                      &tells_xattrs, &hides_labels, &acts_as_others, &hides_trash, &self->lifetime_s, &quick_ns,
                                      &self->nobody_uid, &self->nobody_gid,
                                      &at_rest, &n_at_rest, &no_capabilities, &n_none))
         goto error;
+    self->device = self->wake_fd = -1;
     self->root_dev = root_dev, self->quick_ns = quick_ns;
     self->is_shared = is_shared, self->tells_xattrs = tells_xattrs, self->hides_labels = hides_labels;
     self->acts_as_others = acts_as_others, self->hides_trash = hides_trash;
@@ -78,8 +78,19 @@ static void core_free(Core *self) {
     if (self->rests.buf != NULL)
         PyBuffer_Release(&self->rests);
     PARTS(RELEASE)
+    Py_XDECREF(self->requests);
     PyObject_Free(self);
     Py_DECREF(type);
+}
+
+/* Core.connect */
+static PyObject *core_connect(Core *self, PyObject *args) {
+    PyObject *requests;
+    if (!PyArg_ParseTuple(args, "iiO", &self->device, &self->wake_fd, &requests))
+        return NULL;
+    Py_XDECREF(self->requests);
+    self->requests = Py_NewRef(requests);
+    Py_RETURN_NONE;
 }
 
 static PyObject *core_sleep(Core *self, PyObject *Py_UNUSED(nothing)) {
@@ -88,12 +99,16 @@ static PyObject *core_sleep(Core *self, PyObject *Py_UNUSED(nothing)) {
 }
 
 static PyMethodDef core_methods[] = {
+    {"connect", (PyCFunction)core_connect, METH_VARARGS,
+     "Answer requests: /dev/fuse, an eventfd that is written to when a request begins while the watch sleeps, and what "
+     "replies to the others."},
+    {"do", (PyCFunction)core_do, METH_VARARGS, "Do a whole request, without the tables' lock; the body of its reply.\n\nheld    an fd of what the request is about, which need not have the name any more\nRaises  OSError: its errno is the reply"},
     {"forget", (PyCFunction)core_forget, METH_O, "The kernel lets go of nodes: of each its nodeid, and how often."},
     {"sleep", (PyCFunction)core_sleep, METH_NOARGS, "Have `wake_fd` written to when a request begins."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot core_slots[] = {
-    {Py_tp_doc, "What answers the commonest requests of one mount, on the tables that the Python code works on."},
+    {Py_tp_doc, "What does the requests of one mount, on the tables that the Python code works on."},
     {Py_tp_new, core_new},
     {Py_tp_dealloc, core_free},
     {Py_tp_methods, core_methods},

@@ -1,102 +1,342 @@
-/* What changes names: CREATE, MKDIR, UNLINK, RMDIR, RENAME. What is refused is left to Python, which forgets what the
- * directories were taken for. */
+/* What names mean, and what changes them: LOOKUP, CREATE, TMPFILE, MKNOD, MKDIR, SYMLINK, LINK, READLINK, UNLINK, RMDIR,
+ * RENAME.
+ *
+ * The filesystem below judges each change, as its caller: see acting.c. What Python does is found out before anything is
+ * changed: the link to the caller's drop folder, and what is moved into one. */
 #include "core.h"
 
 #include <stdio.h>
 #include <sys/syscall.h>
 
 static const int ANEW = O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, NOT_BELOW = O_DIRECT | O_TRUNC | O_PATH | O_TMPFILE;
+static const uint64_t ROOT = 1;
+enum { TARGET_BYTES = 4096 };
+
+/* A place in which a name may be changed. Returns 0 or a negative errno. */
+static int open_changeable(Request *request, uint64_t nodeid, const char *name, Place *place) {
+    int result = open_place(request, nodeid, name, place);
+    if (result == 0 && is_drop_name(request->core, place->node, name)) {
+        close_place(place);
+        result = -EPERM;
+    }
+    return result;
+}
+
+/* For what the mode and ACL of what an fd holds allow. */
+static Need by_mode_of(const Request *request, int fd) {
+    struct stat found;
+    if (!request->core->acts_as_others || fstat(fd, &found) < 0)
+        return (Need){DAC_OVERRIDE, UINT32_MAX, ANY_GROUP};
+    return (Need){DAC_OVERRIDE, found.st_uid, found.st_gid};
+}
+
+/* For what is the owner's to do with a name of it: in a sticky directory, or make a link. */
+static Need by_owner(const Seen *seen) { return (Need){FOWNER, seen->uid, seen->gid}; }
+
+/* What a name means. */
+
+/* Reply with what a name means. The kernel has one more reference. Returns how many bytes. */
+static int put_found(Request *request, const Place *place, const Seen *seen) {
+    Core *core = request->core;
+    Node *node = learn(request, place, seen);
+    counted(node, true);
+    note_stored(request, node, place->node, false);
+    double name_s = name_lifetime(request, place);
+    double believed_s = put_entry_for(request, request->answer, node, seen, !is_unsteady(node), name_s);
+    if (__atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED))
+        node->told_until_s = now_ns() / 1e9 + believed_s;
+    node_put(node);
+    return ENTRY_BYTES;
+}
+
+/* Whether Python replies to a LOOKUP: of the link to the caller's drop folder; in a drop folder, where the caller finds what
+ * it has just moved there; of the top's own name (mount/life/root_inode.py). */
+static bool is_pythons_lookup(const Request *request) {
+    Tables *t = request->core->tables;
+    const Node *directory = node_of(t, request->nodeid);
+    if (request->is_pythons || directory == NULL)
+        return false;
+    bool is_for_top = request->nodeid == ROOT && directory->nodeid != ROOT;
+    return is_for_top || is_drop_name(request->core, directory, request->payload) || is_drop_folder(t, directory);
+}
+
+/* Stat a name: anew where another request has changed a name in its directory meanwhile, as two inodes may have been seen.
+ * Returns 0 or an errno. */
+static int find(Request *request, const Place *place, Seen *seen) {
+    const Core *core = request->core;
+    for (Look *stat = looking(request);; stat = peek) {
+        calls_begin(request);
+        Timed timed = time_begin(core);
+        int error = request->held < 0 ? stat(place->fd->number, place->name, core->statx_flags, seen)
+                                      : identify(request->held, "", core->statx_flags, seen);
+        time_end(core, &timed, 1);
+        if (!error)
+            see_device(request, seen->dev);
+        calls_end(request);
+        tell_took(request, &timed, 1);
+        if (stat == peek || !is_changed(request, place->node))
+            return error;
+    }
+}
+
+int do_lookup(Request *request) {
+    Place place;
+    Seen seen;
+    if (is_pythons_lookup(request))
+        return NOT_OURS;
+    int result = open_place(request, request->nodeid, request->payload, &place);
+    if (result < 0)
+        return result;
+    see_fickle(request, &place);
+    int error = find(request, &place, &seen);
+    if (!error)
+        result = put_found(request, &place, &seen);
+    else if (error == ENOENT && !request->is_fickle)
+        result = put_missing(request, name_lifetime(request, &place));
+    else
+        result = -error;
+    close_place(&place);
+    return result;
+}
+
+int do_readlink(Request *request) {
+    Known known;
+    Seen seen;
+    char target[TARGET_BYTES];
+    int held;
+    ssize_t n = -1;
+    int result = open_known(request, request->nodeid, &known);
+    if (result < 0)
+        return result; /* NOT_OURS: the link to a drop folder */
+    calls_begin(request);
+    int error = reach(request->core, &known, &seen, &held);
+    if (!error) {
+        n = readlinkat(held < 0 ? known.fd->number : held, "", target, sizeof target);
+        error = n < 0 ? errno : 0;
+    }
+    if (held >= 0)
+        close(held);
+    calls_end(request);
+    if (!error) { /* its time of access is new */
+        renew(request->core->tables, known.node);
+        forget_cached(request, known.node, NULL);
+        memcpy(request->answer, target, (size_t)n);
+    }
+    close_known(&known);
+    return error ? -error : (int)n;
+}
 
 /* New names. */
 
-/* Reply with what was made, when it has its own number: at once, or Python waits for it. is_steady: as seen before it
- * was opened. fd: its handle's; 0: it has none. Returns as an operation. */
-static int tell_made(Request *request, Node *node, const Seen *seen, bool is_steady, int fd) {
-    renumber(request->core->tables, node);
-    if (!lacks_its_number(request->core->tables, node))
-        return put_entry(request, request->answer, node, seen, is_steady);
+/* The making of what is to be the caller's: owner, group, ACLs, quota. mode: of a file, whose set-group-ID bit stays if the
+ * caller may give that of the directory; 0 for others */
+static Acting making_in(const Request *request, const Place *place, uint32_t mode, uint32_t with_umask) {
+    Seen directory;
+    Need need = by_mode_of(request, place->fd->number);
+    Acting acting = acting_by(request, &need, 1);
+    acting.actor.makes = true, acting.actor.umask = with_umask;
+    if (mode & S_ISGID && !look(place->fd->number, "", request->core->statx_flags, &directory) &&
+        directory.mode & S_ISGID && keeps_group(request, &directory))
+        acting.actor.gid = directory.gid;
+    return acting;
+}
+
+/* A name in a directory was changed. */
+static void note_named(Request *request, const Place *place) {
+    changed(request->core->tables, place->node);
+    forget_cached(request, NULL, place);
+}
+
+/* Reply with what was made, and n bytes that follow; or prepare that, for when it has its own number. is_steady: as it was
+ * before it was opened. Returns as an operation. */
+static int put_made(Request *request, const Place *place, Node *node, const Seen *seen, bool is_steady, int n) {
+    Tables *t = request->core->tables;
+    note_stored(request, node, place->node, false);
+    renumber(t, node);
+    put_entry_for(request, request->answer, node, seen, is_steady, name_lifetime(request, place));
+    if (!lacks_its_number(t, node))
+        return ENTRY_BYTES + n;
     request->made = node_take(node);
-    request->made_fd = fd, request->is_steady = is_steady, request->seen = *seen;
+    request->n_made = ENTRY_BYTES + n;
     return LATER;
 }
 
-int do_create(Request *request) {
+/* CREATE; and TMPFILE, of a file that no name leads to, which LINK may give it while it is open. */
+static int create(Request *request, bool is_named) {
     Core *core = request->core;
+    Tables *t = core->tables;
     uint32_t in[4]; /* struct fuse_create_in: flags, mode, umask, open_flags */
     Place place;
     Seen seen;
     Opening opening = {0};
-    int result = NOT_OURS, fd = -1, error;
+    int fd = -1, error;
     memcpy(in, request->own, sizeof in);
-    if (in[1] & S_ISGID || !make_room(core->tables, request->uid) ||
-        open_place(request, request->nodeid, request->payload, &place) < 0)
-        return NOT_OURS;
+    int result = open_changeable(request, request->nodeid, is_named ? request->payload : "", &place);
+    if (result < 0)
+        return result;
+    if (!make_room(t, request->uid)) {
+        close_place(&place);
+        return -EMFILE;
+    }
+    see_fickle(request, &place);
+    request->is_fickle |= !is_named;
+    int flags = ((int)in[0] & ~NOT_BELOW) | (is_named ? ANEW : O_TMPFILE | O_CLOEXEC);
     changes_begin(request, place.node, place.node);
-    Acting acting = making_as(request, is_owner(request, place.fd->number), in[2]);
+    Acting acting = making_in(request, &place, in[1], in[2]);
     while (acts(&acting, &error)) {
-        fd = openat(place.fd->number, place.name, (int)(in[0] & ~NOT_BELOW) | ANEW, in[1] & 07777);
+        fd = openat(place.fd->number, is_named ? place.name : ".", flags, in[1] & 07777);
         error = fd < 0 ? errno : 0;
     }
+    bool is_made = fd >= 0;
     if (!error)
-        error = look(fd, "", core->statx_flags, &seen);
-    if (!error)
-        error = handle_of(fd, "", AT_EMPTY_PATH, &seen);
-    if (!error)
+        error = identify(fd, "", core->statx_flags, &seen);
+    if (!error) {
+        see_device(request, seen.dev);
         opening = open_backing(request, fd, &seen);
-    if (!error && in[0] & O_APPEND)
-        write_anywhere(fd);
-    if (error && fd >= 0)
+        if (in[0] & O_APPEND)
+            write_anywhere(fd);
+    } else if (is_made)
         close(fd);
     changes_end(request, place.node, place.node);
-    if (fd >= 0) { /* else nothing was made: Python tries, and finds out why */
-        changed(core->tables, place.node);
-        forget_cached(request, NULL, &place);
-        result = -error;
-    }
-    if (fd >= 0 && !error) {
+    if (is_made && is_named)
+        note_named(request, &place);
+    if (!is_made)
+        mistake(request, place.node, error);
+    if (!error) {
         Node *node = learn(request, &place, &seen);
+        if (!is_named)
+            take_away_name(t, node, place.node, place.name);
         bool is_steady = !is_unsteady(node); /* whoever writes now changes that */
         counted(node, false);
-        put_handle(request, node, fd, in[0], true, &opening, request->answer + ENTRY_BYTES);
-        result = tell_made(request, node, &seen, is_steady, fd);
-        if (result >= 0)
-            result += OPEN_BYTES;
+        put_handle(request, node, fd, in[0] | O_CREAT, true, &opening, request->answer + ENTRY_BYTES);
+        result = put_made(request, &place, node, &seen, is_steady, OPEN_BYTES);
         node_put(node);
-    }
+    } else /* made meanwhile: the kernel then looks it up, and checks, again */
+        result = error == EEXIST && is_named && !(in[0] & O_EXCL) ? -ESTALE : -error;
     close_place(&place);
     return result;
 }
 
-int do_mkdir(Request *request) {
+int do_create(Request *request) { return create(request, true); }
+
+int do_tmpfile(Request *request) {
+    /* Some of FUSE's filesystems lose such a file when it is closed, though it has a name. */
+    return request->core->statx_flags & WITHOUT_HANDLES ? -EOPNOTSUPP : create(request, false);
+}
+
+/* What is made by a name: with a target a symbolic link, else what the mode says. */
+typedef struct {
+    uint32_t mode, rdev, umask;
+    const char *target;
+} Made;
+
+static int make_at(const Made *made, const Place *place) {
+    int fd = place->fd->number;
+    int done = made->target != NULL  ? symlinkat(made->target, fd, place->name)
+               : S_ISDIR(made->mode) ? mkdirat(fd, place->name, made->mode & 07777)
+                                     : mknodat(fd, place->name, made->mode, made->rdev);
+    return done < 0 ? errno : 0;
+}
+
+static int make(Request *request, const Made *made) {
     Core *core = request->core;
-    uint32_t in[2]; /* struct fuse_mkdir_in: mode, umask */
     Place place;
     Seen seen;
-    int result = NOT_OURS, error;
-    memcpy(in, request->own, sizeof in);
-    if (open_place(request, request->nodeid, request->payload, &place) < 0)
-        return NOT_OURS;
+    int error;
+    int result = open_changeable(request, request->nodeid, request->payload, &place);
+    if (result < 0)
+        return result;
+    see_fickle(request, &place);
     changes_begin(request, place.node, place.node);
-    Acting acting = making_as(request, is_owner(request, place.fd->number), in[1]);
+    Acting acting = making_in(request, &place, S_ISDIR(made->mode) ? 0 : made->mode, made->umask);
     while (acts(&acting, &error))
-        error = mkdirat(place.fd->number, place.name, in[0] & 07777) < 0 ? errno : 0;
+        error = make_at(made, &place);
     bool is_made = !error;
     if (is_made)
         error = peek(place.fd->number, place.name, core->statx_flags, &seen);
+    if (!error)
+        see_device(request, seen.dev);
     changes_end(request, place.node, place.node);
-    if (is_made) {
-        changed(core->tables, place.node);
-        forget_cached(request, NULL, &place);
-        result = -error;
-    }
-    if (is_made && !error) {
+    if (is_made)
+        note_named(request, &place);
+    else
+        mistake(request, place.node, error);
+    if (!error) {
         Node *node = learn(request, &place, &seen);
         counted(node, true);
-        result = tell_made(request, node, &seen, !is_unsteady(node), 0);
+        result = put_made(request, &place, node, &seen, !is_unsteady(node), 0);
         node_put(node);
     }
     close_place(&place);
-    return result;
+    return error ? -error : result;
+}
+
+int do_mkdir(Request *request) {
+    uint32_t in[2]; /* struct fuse_mkdir_in: mode, umask */
+    memcpy(in, request->own, sizeof in);
+    return make(request, &(Made){.mode = (in[0] & 07777) | S_IFDIR, .umask = in[1]});
+}
+
+int do_mknod(Request *request) {
+    uint32_t in[4]; /* struct fuse_mknod_in: mode, rdev, umask, padding */
+    memcpy(in, request->own, sizeof in);
+    return make(request, &(Made){.mode = in[0], .rdev = in[1], .umask = in[2]});
+}
+
+int do_symlink(Request *request) {
+    return make(request, &(Made){.target = request->payload + strlen(request->payload) + 1});
+}
+
+int do_link(Request *request) {
+    Core *core = request->core;
+    uint64_t nodeid;
+    Place place;
+    Known known;
+    Seen seen;
+    char path[32];
+    int held;
+    memcpy(&nodeid, request->own, sizeof nodeid);
+    int result = open_changeable(request, request->nodeid, request->payload, &place);
+    if (result < 0)
+        return result;
+    result = open_known(request, nodeid, &known);
+    if (result < 0) {
+        close_place(&place);
+        return result == NOT_OURS ? -EOPNOTSUPP : result;
+    }
+    see_fickle(request, &place);
+    changes_begin(request, place.node, known.node);
+    int error = reach(request->core, &known, &seen, &held);
+    bool is_made = false;
+    if (!error) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", held < 0 ? known.fd->number : held);
+        /* Of the file, too: fs.protected_hardlinks. */
+        Need needs[] = {by_mode_of(request, place.fd->number), by_mode(&seen), by_owner(&seen)};
+        Acting acting = acting_by(request, needs, 3);
+        while (acts(&acting, &error))
+            error = linkat(AT_FDCWD, path, place.fd->number, place.name, AT_SYMLINK_FOLLOW) < 0 ? errno : 0;
+        is_made = !error;
+    }
+    if (held >= 0)
+        close(held);
+    if (is_made)
+        error = peek(place.fd->number, place.name, core->statx_flags, &seen);
+    if (!error)
+        see_device(request, seen.dev);
+    changes_end(request, place.node, known.node);
+    if (is_made) {
+        note_named(request, &place);
+        forget_cached(request, known.node, NULL);
+        known.node->told_until_s = 0; /* of what has more names attributes last for less */
+    } else {
+        mistake(request, place.node, error);
+        mistake(request, known.node, error);
+    }
+    if (!error)
+        result = put_found(request, &place, &seen);
+    close_known(&known);
+    close_place(&place);
+    return error ? -error : result;
 }
 
 /* Names that go, or change. */
@@ -105,77 +345,106 @@ static int remove_name(Request *request, int flags) {
     Core *core = request->core;
     Place place;
     Seen seen;
-    int result = NOT_OURS, error = EACCES;
-    if (open_place(request, request->nodeid, request->payload, &place) < 0)
-        return NOT_OURS;
+    int result = open_changeable(request, request->nodeid, request->payload, &place);
+    if (result < 0)
+        return result;
     changes_begin(request, place.node, place.node);
-    if (looking(request)(place.fd->number, place.name, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev) {
-        Acting acting = acting_as(request, seen.uid == request->uid && is_owner(request, place.fd->number));
+    int error = looking(request)(place.fd->number, place.name, core->statx_flags, &seen);
+    if (!error) {
+        Need needs[] = {by_mode_of(request, place.fd->number), by_owner(&seen)};
+        Acting acting = acting_by(request, needs, 2);
         while (acts(&acting, &error))
             error = unlinkat(place.fd->number, place.name, flags) < 0 ? errno : 0;
     }
     changes_end(request, place.node, place.node);
     if (!error) {
-        Source source = source_of(&seen);
-        changed(core->tables, place.node);
-        forget_cached(request, find_node(core->tables, &source), &place);
+        note_named(request, &place);
         lose(request, &seen, &place);
-        result = 0;
-    }
+    } else
+        mistake(request, place.node, error);
     close_place(&place);
-    return result;
+    return -error;
 }
 
 int do_unlink(Request *request) { return remove_name(request, 0); }
 int do_rmdir(Request *request) { return remove_name(request, AT_REMOVEDIR); }
 
+/* Whether two names mean one inode. */
+static bool are_one(const Seen *seen, const Seen *other) {
+    Source source = source_of(seen), than = source_of(other);
+    return source.dev == than.dev && source.n_handle == than.n_handle &&
+           (source.n_handle ? !memcmp(source.handle, than.handle, source.n_handle)
+                            : source.ino == than.ino && source.btime_ns == than.btime_ns);
+}
+
+/* The tables have the names as they are after a rename. no_other: nothing had the new name */
+static void note_renamed(Request *request, const Place *old, const Place *new, const Seen *seen, const Seen *other,
+                         bool no_other, bool is_exchanged) {
+    Tables *t = request->core->tables;
+    changed(t, old->node);
+    if (new->node != old->node)
+        changed(t, new->node);
+    if (zone_of(t, old->node) == TRASH || (is_exchanged && zone_of(t, new->node) == TRASH))
+        come_back(request);
+    forget_cached(request, NULL, old);
+    forget_cached(request, NULL, new);
+    if (!no_other && are_one(seen, other))
+        return; /* both names are left */
+    if (is_exchanged)
+        move(request, other, new, old);
+    else if (!no_other)
+        lose(request, other, new);
+    move(request, seen, old, new);
+}
+
+/* A rename with flags of renameat2(2), which the filesystem below honours or refuses. */
 static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
     Core *core = request->core;
-    Place old, new = {0};
-    Seen seen = {0}, other = {0};
-    int result = NOT_OURS, no_other = 0, error = EACCES;
-    bool is_there = false;
+    Tables *t = core->tables;
+    Place old, new;
+    Seen seen, other;
     const char *second = request->payload + strlen(request->payload) + 1;
-    if (flags & ~(uint32_t)RENAME_NOREPLACE || second >= request->payload + request->n_payload ||
-        open_place(request, request->nodeid, request->payload, &old) < 0)
-        return NOT_OURS;
-    if (open_place(request, new_parent, second, &new) < 0) {
+    const Node *to = node_of(t, new_parent);
+    if (!request->is_pythons && to != NULL && !(flags & ~(uint32_t)RENAME_NOREPLACE) && is_drop_folder(t, to))
+        return NOT_OURS; /* an orphan from then on */
+    int result = open_changeable(request, request->nodeid, request->payload, &old);
+    if (result < 0)
+        return result;
+    result = open_changeable(request, new_parent, second, &new);
+    if (result < 0) {
         close_place(&old);
-        return NOT_OURS;
+        return result;
     }
     changes_begin(request, old.node, new.node);
-    if (look(old.fd->number, old.name, core->statx_flags, &seen) == 0 && seen.dev == core->root_dev &&
-        (old.node == new.node || !S_ISDIR(seen.mode))) {
-        no_other = looking(request)(new.fd->number, new.name, core->statx_flags, &other);
-        bool is_plain = !no_other && other.dev == core->root_dev && (old.node == new.node || !S_ISDIR(other.mode));
-        bool is_own = seen.uid == request->uid && (no_other || other.uid == request->uid) &&
-                      is_owner(request, old.fd->number) && (old.node == new.node || is_owner(request, new.fd->number));
-        Acting acting = acting_as(request, is_own);
-        while ((no_other == ENOENT || is_plain) && acts(&acting, &error))
+    int error = looking(request)(old.fd->number, old.name, core->statx_flags, &seen);
+    int no_other = looking(request)(new.fd->number, new.name, core->statx_flags, &other);
+    if (!error && no_other != ENOENT)
+        error = no_other;
+    if (!error) {
+        Need needs[N_NEEDS_MAX] = {by_mode_of(request, old.fd->number), by_mode_of(request, new.fd->number),
+                                   by_owner(&seen)};
+        int n = 3;
+        if (!no_other)
+            needs[n++] = by_owner(&other);
+        if (old.node != new.node && S_ISDIR(seen.mode)) /* what is above it is written in it */
+            needs[n++] = by_mode(&seen);
+        if (old.node != new.node && !no_other && S_ISDIR(other.mode))
+            needs[n++] = by_mode(&other);
+        Acting acting = acting_by(request, needs, n);
+        while (acts(&acting, &error))
             error = renameat2(old.fd->number, old.name, new.fd->number, new.name, flags) < 0 ? errno : 0;
-        is_there = !error && handle_of(new.fd->number, new.name, 0, &seen) == 0; /* else somebody moved it on behind us */
     }
     changes_end(request, old.node, new.node);
-    if (!error) {
-        Tables *t = core->tables;
-        Source source = source_of(&seen), replaced = source_of(&other);
-        changed(t, old.node);
+    if (!error)
+        note_renamed(request, &old, &new, &seen, &other, no_other, flags & RENAME_EXCHANGE);
+    else {
+        mistake(request, old.node, error);
         if (new.node != old.node)
-            changed(t, new.node);
-        forget_cached(request, is_there ? find_node(t, &source) : NULL, &old);
-        forget_cached(request, no_other ? NULL : find_node(t, &replaced), &new);
-        /* Two names of one file: both are left. */
-        bool is_one = is_there && !no_other && seen.dev == other.dev && source.n_handle == replaced.n_handle &&
-                      !memcmp(source.handle, replaced.handle, source.n_handle);
-        if (!is_one && !no_other)
-            lose(request, &other, &new);
-        if (!is_one && is_there)
-            move(request, &seen, &old, &new);
-        result = 0;
+            mistake(request, new.node, error);
     }
     close_place(&old);
     close_place(&new);
-    return result;
+    return -error;
 }
 
 int do_rename(Request *request) {

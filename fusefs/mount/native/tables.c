@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 static const char STORES[] = ".trashd"; /* and what begins so: no such name is ours */
+static const char DROP[] = "drop";
 enum { UID_DIGITS = 10, N_HEX = 12 };  /* core/names.py, whose */
 
 uint64_t now_ns(void) {
@@ -16,7 +17,7 @@ uint64_t now_ns(void) {
 void tell_took(Request *request, const Timed *timed, int n) {
     const Core *core = request->core;
     bool is_in_doubt = __atomic_load_n(&core->is_in_doubt, __ATOMIC_RELAXED);
-    if (core->latency == Py_None || !timed->tells || (!is_in_doubt && timed->ns <= (uint64_t)n * core->quick_ns))
+    if (core->latency == Py_None || !request->is_timed || !timed->tells || (!is_in_doubt && timed->ns <= (uint64_t)n * core->quick_ns))
         return;
     request->looks_ns += timed->ns;
     request->n_looks += n;
@@ -34,21 +35,30 @@ bool is_at_rest(const Request *request) {
 
 /* Nodes. */
 
-/* The node of a nodeid that has not lost its last link, with one use; NULL: not ours. */
-Node *live_node(const Request *request, uint64_t nodeid) {
-    Node *node = node_of(request->core->tables, nodeid);
-    return node == NULL || node->last != NULL ? NULL : node_take(node);
-}
-
 bool is_root(const Core *core, const Node *node) { return node == core->tables->root; }
 
 /* Whether a node lies outside of all stores. */
 bool is_outside(Core *core, Node *node) { return zone_of(core->tables, node) == OUTSIDE; }
 
 /* Whether a directory is on the volume's own filesystem, outside of all stores, and its letter case matters. */
-static bool is_plain(Core *core, Node *directory) {
+bool is_plain(Core *core, Node *directory) {
     return (core->tables->is_case_sensitive || directory->is_case_sensitive) && directory->dev == core->root_dev &&
            is_outside(core, directory);
+}
+
+/* Whether a directory is a user's drop folder, in whatever store. */
+bool is_drop_folder(Tables *t, const Node *directory) {
+    Node *above = directory->at.parent;
+    return above != NULL && !strcmp(directory->at.name, DROP) && zone_of(t, above) == STORE;
+}
+
+/* Whether a name is the link to the caller's drop folder, which no disk has (tree/trashd_dir.py). */
+bool is_drop_name(const Core *core, const Node *directory, const char *name) {
+    char own[sizeof STORES + 1 + UID_DIGITS];
+    if (strcmp(name, DROP) || directory->at.parent != core->tables->root)
+        return false;
+    snprintf(own, sizeof own, "%s-%u", STORES, geteuid());
+    return !strcmp(directory->at.name, STORES) || !strcmp(directory->at.name, own);
 }
 
 /* Whether a name may be a store's own. */
@@ -81,18 +91,47 @@ bool is_stores_own(const char *name) {
     return name[-1] == '.' && strlen(name) == N_HEX && strspn(name, hex) == N_HEX;
 }
 
-/* A directory, and a name in it if there is one; both plain. Returns 0, or -1: not ours. */
+/* A directory, and a name in it if there is one. Returns 0 or a negative errno. */
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place) {
+    Node *node = node_of(request->core->tables, nodeid);
     *place = (Place){.name = name};
-    if (name != NULL && is_stores(name))
-        return -1;
-    place->node = live_node(request, nodeid);
-    if (place->node != NULL && is_plain(request->core, place->node))
-        place->fd = directory_fd(request->core->tables, place->node);
+    if (node == NULL)
+        return -ESTALE;
+    if (node->last != NULL)
+        return -ENOENT;
+    if (!node->is_directory)
+        return -ENOTDIR;
+    place->node = node_take(node);
+    place->fd = directory_fd(request->core->tables, node);
     if (place->fd != NULL)
         return 0;
-    close_place(place);
-    return -1;
+    calls_begin(request);
+    int error = open_directory(request->core, node, &place->fd);
+    calls_end(request);
+    if (error)
+        close_place(place);
+    return -error;
+}
+
+/* See whether what a name means may not be believed: names in stores change behind the mount, and where letter case does
+ * not matter one name is many. The tables' lock may be let go. */
+void see_fickle(Request *request, const Place *place) {
+    const Tables *t = request->core->tables;
+    Node *directory = place->node;
+    request->is_fickle = is_stores_own(place->name) || !is_outside(request->core, directory);
+    bool is_exact = directory->is_case_sensitive || (t->is_case_sensitive && directory->dev == request->core->root_dev);
+    if (request->is_fickle || is_exact)
+        return;
+    calls_begin(request);
+    bool folds = ask_folds(request, directory, place->fd->number);
+    calls_end(request);
+    request->is_fickle = folds;
+}
+
+/* See whether attributes on a device may be believed. Without the tables. */
+void see_device(Request *request, uint64_t dev) {
+    if (dev != request->core->root_dev)
+        request->is_unasked = !ask_device(request, dev);
 }
 
 void close_place(Place *place) {
@@ -156,16 +195,47 @@ bool pages_are_right(const Tables *t, Node *node, const Seen *seen) {
     return are_right;
 }
 
-/* What was changed is to be forgotten, if others have cached anything meanwhile; as DaemonCache.changes. node, place: may
- * be NULL */
-void forget_cached(Request *request, Node *node, const Place *place) {
+/* What was changed is to be forgotten, if others have cached anything meanwhile: an inode, a name in a directory, or both.
+ * source, place: may be NULL. has_ended: the inode has lost its last link */
+void forget_source(Request *request, const Source *source, const Place *place, bool has_ended) {
     if (!request->core->tables->is_caching)
         return;
-    int at = request->n_cached++;
-    request->cached[at].node = node == NULL ? NULL : node_take(node);
-    request->cached[at].directory = place == NULL ? NULL : node_take(place->node);
-    if (place != NULL)
-        snprintf(request->cached[at].name, sizeof request->cached[at].name, "%s", place->name);
+    Cached *cached = allocate(NULL, sizeof *cached);
+    cached->next = request->cached, cached->has_ended = has_ended;
+    request->cached = cached;
+    if (source != NULL) {
+        cached->has_source = true;
+        cached->source = *source;
+        memcpy(cached->handle, source->handle, source->n_handle);
+        cached->source.handle = cached->handle;
+    }
+    if (place != NULL) {
+        cached->directory = node_take(place->node);
+        snprintf(cached->name, sizeof cached->name, "%s", place->name);
+    }
+}
+
+/* The same of a node. node, place: may be NULL */
+void forget_cached(Request *request, Node *node, const Place *place) {
+    Source source = node == NULL ? (Source){0} : source_of_node(node);
+    forget_source(request, node == NULL ? NULL : &source, place, false);
+}
+
+/* The caller was refused what the kernel let it ask: the node is not what the kernel took it for. error: of the refusal */
+void mistake(Request *request, Node *node, int error) {
+    if (!is_refusal(error) || !request->core->acts_as_others)
+        return;
+    forget_cached(request, node, NULL);
+    renew(request->core->tables, node);
+}
+
+/* A client is told of a node in a directory, or has moved it there: if that is what a reaper takes from, Python has the
+ * kernel forget it (life/forget_stored.py). */
+void note_stored(Request *request, Node *node, Node *directory, bool is_moved) {
+    if (zone_of(request->core->tables, directory) != TRASH)
+        return;
+    request->stored[request->n_stored++] = node_take(node);
+    request->are_moved = is_moved;
 }
 
 /* The kernel has one more reference. */

@@ -20,6 +20,7 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     Tables *t = &self->tables;
     tables_make(t, &source, root_fd);
     t->n_fds = t->n_directories_max = n_fds, t->n_handles_max = n_handles;
+    t->is_trash_renewed = true;
     t->is_for_all = is_for_all, t->is_shared = is_shared, t->racy_ns = racy_ns;
     return (PyObject *)self;
 }
@@ -222,6 +223,16 @@ static PyObject *table_drop_directory_fd(TablesObject *self, PyObject *object) {
     Py_RETURN_NONE;
 }
 
+static PyObject *table_keep_fd(TablesObject *Py_UNUSED(self), PyObject *args) {
+    PyObject *object;
+    int number;
+    Node *node;
+    if (!PyArg_ParseTuple(args, "Oi", &object, &number) || (node = node_from(object)) == NULL)
+        return NULL;
+    node->kept_fd = number;
+    Py_RETURN_NONE;
+}
+
 /* Handles. */
 
 static PyObject *table_make_room(TablesObject *self, PyObject *uid) {
@@ -338,11 +349,11 @@ static PyObject *table_count(TablesObject *self, void *which) {
     return PyLong_FromLongLong(values[(intptr_t)which]);
 }
 
-enum { DEVICE, PASSES, IS_CACHING, IS_CASE_SENSITIVE };
+enum { DEVICE, PASSES, IS_CACHING, IS_CASE_SENSITIVE, IS_TRASH_RENEWED };
 
 static PyObject *table_setting(TablesObject *self, void *which) {
     const Tables *t = &self->tables;
-    const int values[] = {t->device, t->passes, t->is_caching, t->is_case_sensitive};
+    const int values[] = {t->device, t->passes, t->is_caching, t->is_case_sensitive, t->is_trash_renewed};
     return PyLong_FromLong(values[(intptr_t)which]);
 }
 
@@ -351,7 +362,7 @@ static int table_set(TablesObject *self, PyObject *value, void *which) {
     long number = value == NULL ? 0 : PyLong_AsLong(value);
     if (PyErr_Occurred())
         return -1;
-    bool *const flags[] = {NULL, &t->passes, &t->is_caching, &t->is_case_sensitive};
+    bool *const flags[] = {NULL, &t->passes, &t->is_caching, &t->is_case_sensitive, &t->is_trash_renewed};
     if ((intptr_t)which == DEVICE)
         t->device = (int)number;
     else
@@ -416,6 +427,7 @@ static PyGetSetDef table_getset[] = {
     {"passes", (getter)table_setting, (setter)table_set, "Whether what is opened is passed through, if it can be.", (void *)PASSES},
     {"is_caching", (getter)table_setting, (setter)table_set, "Whether anything is cached of a slow filesystem, or being fetched.", (void *)IS_CACHING},
     {"is_case_sensitive", (getter)table_setting, (setter)table_set, "Whether letter case matters in the root's filesystem, as far as that is known.", (void *)IS_CASE_SENSITIVE},
+    {"is_trash_renewed", (getter)table_setting, (setter)table_set, "Whether nothing lasts that the kernel was sent of directories before they were moved to where a reaper takes from.", (void *)IS_TRASH_RENEWED},
     {"n_changes", (getter)table_n_changes, NULL, "Changes of nodes and of names, since the beginning.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -427,6 +439,7 @@ static PyMethodDef table_methods[] = {
     {"directory_fd", (PyCFunction)table_directory_fd, METH_O, "The O_PATH fd of a directory; None: it is not open."},
     {"keep_directory_fd", (PyCFunction)table_keep_directory_fd, METH_VARARGS, "A directory was opened; its fd, which is another one if another thread was quicker."},
     {"drop_directory_fd", (PyCFunction)table_drop_directory_fd, METH_O, "A directory is not to be held open."},
+    {"keep_fd", (PyCFunction)table_keep_fd, METH_VARARGS, "A node is reached by an O_PATH fd, which stays the caller's; -1: it is not any more."},
     {"make_room", (PyCFunction)table_make_room, METH_O, "Before a handle of a user's: directories give way; False: the user has their share."},
     {"may_open", (PyCFunction)table_may_open, METH_O, "Whether a user may have one more handle."},
     {"add_to_share", (PyCFunction)table_add_to_share, METH_VARARGS, "A user has so many more handles, or fewer."},

@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import functools
 import itertools
-import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -24,9 +23,11 @@ import pyfuse3
 import trio
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
 
+from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import Opcode
 from fusefs.mount.places.counters import CELL_OF
-from fusefs.mount.plain.values import changes_of, entry_of, file_info, statvfs
-from fusefs.mount.requests.failures import errno_of
+from fusefs.mount.plain.values import changes_of, entry_in, entry_of, file_info, statvfs
+from fusefs.mount.tree.make_core import errno_of
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
 
@@ -37,8 +38,6 @@ _N_OF_USER = 120
 """Requests of a user that workers serve at a time; the others wait."""
 _N_LISTED = 32
 """Entries that are looked up at a time: what fits into the kernel's buffer is not known here."""
-_N_STEPS, _STEP_S = 50, 0.001
-"""A deleted inode that is in use keeps its number for longer than a client wants to wait."""
 
 Listed = tuple[bytes, EntryAttributes, int, int]
 """A name, its attributes, the offset that follows, and the nodeid on which a reference is counted, or 0."""
@@ -126,21 +125,19 @@ class PlainHandlers(pyfuse3.Operations):
     def _entry(self, known: EntryParam) -> EntryAttributes:
         return entry_of(known, self._vfs.nodes.get(known.nodeid), self._vfs.timeouts)
 
-    def new_entry(self, known: EntryParam) -> EntryAttributes:
-        """The entry of a new inode. Its number may be a deleted one's, which the kernel forgets soon."""
-        references = self._vfs.references
-        for _ in range(_N_STEPS):
-            known = references.renumbered(known)
-            if not references.lacks_its_number(known):
-                break
-            self._lock.call(time.sleep, _STEP_S)
-        return self._entry(known)
+    def ask(self, opcode: Opcode, nodeid: int, caller: RequestContext, body: bytes = b"") -> bytes:
+        """The body of a reply to a request. body: what follows the request's head"""
+        return self._vfs.names.answer(wire.request(opcode, nodeid, (caller.uid, caller.gid, caller.pid), body))
+
+    def ask_entry(self, opcode: Opcode, nodeid: int, caller: RequestContext, body: bytes) -> EntryAttributes:
+        """The entry that a request is replied to with."""
+        return entry_in(self.ask(opcode, nodeid, caller, body), self._vfs.nodes)
 
     # Names.
 
     @_served
     def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(self._vfs.lookups.lookup(parent_inode, name, ctx))
+        return self.ask_entry(Opcode.LOOKUP, parent_inode, ctx, _strings(name))
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         await self._end("forget", partial(self._forget, inode_list))
@@ -151,27 +148,29 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_served
     def mknod(self, parent_inode: InodeT, name: bytes, mode: ModeT, rdev: int, ctx: RequestContext) -> EntryAttributes:
-        return self.new_entry(self._vfs.names.mknod(parent_inode, name, mode, rdev, ctx))
+        own = wire.MKNOD_IN.pack(mode, rdev, ctx.umask)
+        return self.ask_entry(Opcode.MKNOD, parent_inode, ctx, own + _strings(name))
 
     @_served
     def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
-        return self.new_entry(self._vfs.names.mkdir(parent_inode, name, mode, ctx))
+        own = wire.MKDIR_IN.pack(mode, ctx.umask)
+        return self.ask_entry(Opcode.MKDIR, parent_inode, ctx, own + _strings(name))
 
     @_served
     def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
-        return self.new_entry(self._vfs.names.symlink(parent_inode, name, target, ctx))
+        return self.ask_entry(Opcode.SYMLINK, parent_inode, ctx, _strings(name, target))
 
     @_served
     def link(self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(self._vfs.names.link(inode, new_parent_inode, new_name, ctx))
+        return self.ask_entry(Opcode.LINK, new_parent_inode, ctx, wire.LINK_IN.pack(inode) + _strings(new_name))
 
     @_served
     def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        self._vfs.names.unlink(parent_inode, name, ctx)
+        self.ask(Opcode.UNLINK, parent_inode, ctx, _strings(name))
 
     @_served
     def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        self._vfs.names.rmdir(parent_inode, name, ctx)
+        self.ask(Opcode.RMDIR, parent_inode, ctx, _strings(name))
 
     @_served
     def rename(
@@ -183,7 +182,8 @@ class PlainHandlers(pyfuse3.Operations):
         flags: FlagT,
         ctx: RequestContext,
     ) -> None:
-        self._vfs.names.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags, ctx)
+        own = wire.RENAME2_IN.pack(parent_inode_new, flags)
+        self.ask(Opcode.RENAME2, parent_inode_old, ctx, own + _strings(name_old, name_new))
 
     # Attributes.
 
@@ -204,7 +204,7 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_served
     def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
-        return self._vfs.attributes.readlink(inode, ctx)
+        return self.ask(Opcode.READLINK, inode, ctx)
 
     @_served
     def access(self, inode: InodeT, mode: ModeT, ctx: RequestContext) -> bool:
@@ -240,8 +240,9 @@ class PlainHandlers(pyfuse3.Operations):
     def create(
         self, parent_inode: InodeT, name: bytes, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        opened, known = self._vfs.names.create(parent_inode, name, mode, flags, ctx)
-        return file_info(opened), self.new_entry(known)
+        own = wire.CREATE_IN.pack(flags, mode, ctx.umask)
+        reply = self.ask(Opcode.CREATE, parent_inode, ctx, own + _strings(name))
+        return FileInfo(fh=FileHandleT(wire.handle_in(reply)), keep_cache=True), entry_in(reply, self._vfs.nodes)
 
     @_served
     def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -300,3 +301,7 @@ class PlainHandlers(pyfuse3.Operations):
 
     async def releasedir(self, fh: FileHandleT) -> None:
         await self._end("releasedir", partial(self._vfs.listings.releasedir, fh))
+
+
+def _strings(*strings: bytes) -> bytes:
+    return b"".join(string + b"\0" for string in strings)

@@ -6,7 +6,8 @@ from typing import Any
 
 from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, SetattrFields, StatvfsData
 
-from fusefs.mount.native._core import Node
+from fusefs.core.fuse_protocol import NANO, read_entry
+from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam, shown_number
@@ -34,8 +35,30 @@ def entry_of(known: EntryParam, node: Node | None, timeouts: AttrTimeouts) -> En
     ) = known.attributes  # fmt: skip
     field.st_ino = shown_number(known)  # the nodeid, too; the root's goes without saying
     field.entry_timeout, field.attr_timeout = timeouts.lifetimes(known)
-    field.generation = 0 if node is None else hash(node.source) & _GENERATIONS
+    field.generation = _generation(node)
     return entry
+
+
+def entry_in(reply: bytes, nodes: Tables) -> EntryAttributes:
+    """The entry in a reply."""
+    said = read_entry(reply)
+    entry = EntryAttributes()
+    field: Any = entry
+    field.st_ino, field.entry_timeout, field.attr_timeout = said.nodeid, said.name_s, said.attr_s
+    node = nodes.get(said.nodeid) if said.nodeid else None
+    (
+        _ino, field.st_size, field.st_blocks, atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns, field.st_mode,
+        field.st_nlink, field.st_uid, field.st_gid, field.st_rdev, field.st_blksize,
+    ) = said.numbers  # fmt: skip
+    field.st_atime_ns = atime_s * NANO + atime_ns
+    field.st_mtime_ns = mtime_s * NANO + mtime_ns
+    field.st_ctime_ns = ctime_s * NANO + ctime_ns
+    field.generation = _generation(node)
+    return entry
+
+
+def _generation(node: Node | None) -> int:
+    return 0 if node is None else hash(node.source) & _GENERATIONS
 
 
 def file_info(opened: OpenedFile) -> FileInfo:

@@ -48,28 +48,28 @@ class _Reader:
 class DeviceReaders:
     """Those of one mount."""
 
-    def __init__(
-        self, requests: FuseRequests, core: Core, watch_wake: Fd, rest_ms: int, gone: Callable[[], object]
-    ) -> None:
-        """Begin with none.
-
-        watch_wake  an eventfd, to which the core writes when a request begins while the watch sleeps
-        rest_ms     how long what has come may wait: beside a ring no client waits for it
-        gone        called by a thread that finds the connection gone
-        """
+    def __init__(self, requests: FuseRequests, core: Core, gone: Callable[[], object]) -> None:
+        """Begin with none. gone: called by a thread that finds the connection gone"""
         self._requests = requests
         self._core = core
-        self._watch_wake = watch_wake
-        self._rest_ms = rest_ms
         self._gone = gone
+        self._rest_ms = 0
+        self._watch_wake = Fd(os.eventfd(0, os.EFD_CLOEXEC))
+        """The core writes to it when a request begins while the watch sleeps."""
+        core.connect(requests.device, self._watch_wake, requests)
         self._threads: list[threading.Thread] = []
         self._reading: _Reader | None = None
         """The thread that reads. It is not the reader any more when it finds another one here."""
         self._held_up: set[_Reader] = set()
         self._has_ended = False
 
-    def begin(self) -> None:
-        """Read from now on. Raises  RuntimeError: no more threads for us"""
+    def begin(self, rest_ms: int = 0) -> None:
+        """Read from now on.
+
+        rest_ms  how long what has come may wait: beside a ring no client waits for it
+        Raises   RuntimeError: no more threads for us
+        """
+        self._rest_ms = rest_ms
         self._start(self._read)
         self._start(self._watch)
 

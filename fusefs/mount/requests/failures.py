@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import logging
-import struct
 from collections.abc import Callable, Generator
 from enum import Enum
 from typing import ParamSpec, TypeVar
 
 from fusefs.mount.tables.tables_lock import WouldWait
+from fusefs.mount.tree.make_core import errno_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 D = TypeVar("D")
-
-_log = logging.getLogger(__name__)
 
 
 class NotCached(Exception):
@@ -48,13 +44,3 @@ def attempt_step(steps: Generator[None, D, R], word: D) -> R | int | NotYet:
     except Exception as error:
         return errno_of(error, steps)
     return NotYet.NOT_YET
-
-
-def errno_of(error: Exception, failed: object) -> int:
-    """The errno for the client; what is no OSError is a fault of ours, and in the log."""
-    if isinstance(error, OSError):
-        return error.errno or errno.EIO
-    if isinstance(error, (OverflowError, struct.error)):  # a number of the client's that no system call takes
-        return errno.EINVAL
-    _log.exception("%s failed", failed)
-    return errno.EIO

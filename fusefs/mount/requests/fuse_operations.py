@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from enum import IntEnum
 from functools import partial
-from struct import Struct
 from typing import NamedTuple, TypeVar
 
 from fusefs.core import fuse_protocol as wire
-from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
-from fusefs.linux.fuse_caller import Caller
+from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, REQUEST_HEAD_SIZE, Opcode, Request
+from fusefs.mount.native._core import Node
 from fusefs.mount.places.counters import CELL_OF
 from fusefs.mount.requests.failures import NotCached
 from fusefs.mount.tree.act_as import RequestCaller
@@ -74,6 +73,7 @@ class FuseOperations:
 
     def __init__(self, vfs: Vfs, *, opens_directories: bool) -> None:
         """opens_directories: else the kernel is told at its first question to do that without us."""
+        self._nodes = vfs.nodes
         self._lookups = vfs.lookups
         self._recalls = vfs.recalls
         self._references = vfs.references
@@ -97,23 +97,23 @@ class FuseOperations:
     def acts(self) -> dict[int, OpcodeHandler]:
         """What is done for each request, by its opcode."""
         acts: dict[Opcode, tuple[str, Callable[[int, Request, RequestCaller], ReplyOrSteps], WaitClass]] = {
-            Opcode.LOOKUP: ("lookup", self._lookup, WaitClass.LOOK),
+            Opcode.LOOKUP: ("lookup", self._name, WaitClass.LOOK),
             Opcode.FORGET: ("forget", self._forget, WaitClass.SHORT),
             Opcode.BATCH_FORGET: ("forget", self._forget_many, WaitClass.SHORT),
             Opcode.GETATTR: ("getattr", self._getattr, WaitClass.LOOK),
             Opcode.SETATTR: ("setattr", self._setattr, WaitClass.CHANGE),
             Opcode.STATX: ("statx", self._statx, WaitClass.LOOK),
-            Opcode.READLINK: ("readlink", self._readlink, WaitClass.LOOK),
-            Opcode.SYMLINK: ("symlink", self._symlink, WaitClass.CHANGE),
-            Opcode.MKNOD: ("mknod", self._mknod, WaitClass.CHANGE),
-            Opcode.MKDIR: ("mkdir", self._mkdir, WaitClass.CHANGE),
+            Opcode.READLINK: ("readlink", self._name, WaitClass.LOOK),
+            Opcode.SYMLINK: ("symlink", self._name, WaitClass.CHANGE),
+            Opcode.MKNOD: ("mknod", self._name, WaitClass.CHANGE),
+            Opcode.MKDIR: ("mkdir", self._name, WaitClass.CHANGE),
             Opcode.CREATE: ("create", self._create, WaitClass.CHANGE),
-            Opcode.TMPFILE: ("tmpfile", self._tmpfile, WaitClass.LONG),
-            Opcode.UNLINK: ("unlink", partial(self._remove, self._names.unlink), WaitClass.CHANGE),
-            Opcode.RMDIR: ("rmdir", partial(self._remove, self._names.rmdir), WaitClass.CHANGE),
-            Opcode.RENAME: ("rename", partial(self._rename, wire.RENAME_IN), WaitClass.CHANGE),
-            Opcode.RENAME2: ("rename", partial(self._rename, wire.RENAME2_IN), WaitClass.CHANGE),
-            Opcode.LINK: ("link", self._link, WaitClass.CHANGE),
+            Opcode.TMPFILE: ("tmpfile", self._create, WaitClass.LONG),
+            Opcode.UNLINK: ("unlink", self._name, WaitClass.CHANGE),
+            Opcode.RMDIR: ("rmdir", self._name, WaitClass.CHANGE),
+            Opcode.RENAME: ("rename", self._name, WaitClass.CHANGE),
+            Opcode.RENAME2: ("rename", self._name, WaitClass.CHANGE),
+            Opcode.LINK: ("link", self._name, WaitClass.CHANGE),
             Opcode.OPEN: ("open", self._open, WaitClass.LOOK),
             Opcode.READ: ("read", self._read, WaitClass.LOOK),
             Opcode.WRITE: ("write", self._write, WaitClass.CHANGE),
@@ -162,9 +162,13 @@ class FuseOperations:
 
     # Names. Each takes the nodeid that is asked about and the whole request.
 
-    def _lookup(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        (name,) = wire.names(request)
-        return self._named(self._lookups.lookup(parent, name, caller))
+    def _name(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        return self._names.answer(request)
+
+    def _create(self, _parent: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+        """A handle, which `handle_in` finds if nobody takes the reply."""
+        self._created[ANSWER_HEAD_SIZE:] = self._names.answer(request)
+        return self._created
 
     def _recall_name(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
         (name,) = wire.names(request)
@@ -211,67 +215,20 @@ class FuseOperations:
             again_s = time.monotonic() + _REST_S
         return None
 
-    def _mkdir(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        mode, caller.umask = wire.MKDIR_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        (name,) = wire.names(request, wire.MKDIR_IN)
-        known = self._names.mkdir(parent, name, mode, caller)
-        if known.nodeid != known.attributes.ino:
-            return self.number(known, None)
-        return self._put(self._entry, known)
-
-    def _create(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        flags, mode, caller.umask = wire.CREATE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        (name,) = wire.names(request, wire.CREATE_IN)
-        opened, known = self._names.create(parent, name, mode, flags, caller)
-        if known.nodeid != known.attributes.ino:
-            return self.number(known, opened)
-        return self._put(self._handle(self._created, opened), known)
-
-    def _tmpfile(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        flags, mode, caller.umask = wire.CREATE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        opened, known = self._names.create_unnamed(parent, mode, flags, caller)
-        return self.number(known, opened)
-
-    def _mknod(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        mode, rdev, caller.umask = wire.MKNOD_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        (name,) = wire.names(request, wire.MKNOD_IN)
-        return self.number(self._names.mknod(parent, name, mode, rdev, caller), None)
-
-    def _symlink(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        name, target = wire.strings(request, n=2)
-        wire.check_name(name)
-        return self.number(self._names.symlink(parent, name, target, caller), None)
-
-    def _link(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        (nodeid,) = wire.LINK_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        (name,) = wire.names(request, wire.LINK_IN)
-        return self._put(self._entry, self._names.link(nodeid, parent, name, caller))
-
-    def number(self, known: EntryParam, opened: OpenedFile | None) -> ReplyInSteps:
-        """Answer when it has its own inode number for a nodeid, or won't get it.
+    def number(self, node: Node, body: bytes) -> ReplyInSteps:
+        """Reply to what has made a node when that has its own inode number for a nodeid, or won't get it.
 
         It may be that of a file just deleted: the kernel lets go of that at once, but prefers to hand us requests.
         """
         is_idle: bool | None = False
         for _ in range(_PATIENCE):
-            known = self._references.renumbered(known)
-            if is_idle or not self._references.lacks_its_number(known):
+            self._nodes.renumber(node)
+            if is_idle or not self._nodes.lacks_its_number(node):
                 break
             is_idle = yield
-        return self._put(self._entry if opened is None else self._handle(self._created, opened), known)
-
-    def _remove(
-        self, act: Callable[[int, bytes, Caller], None], parent: int, request: Request, caller: RequestCaller
-    ) -> ReplyOrSteps:
-        (name,) = wire.names(request)
-        act(parent, name, caller)
-        return self._done
-
-    def _rename(self, numbers: Struct, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        new_parent, *flags = numbers.unpack_from(request, REQUEST_HEAD_SIZE)
-        old, new = wire.names(request, numbers, 2)
-        self._names.rename(parent, old, new_parent, new, sum(flags), caller)
-        return self._done
+        answer = self._created if len(body) > len(self._entry) - ANSWER_HEAD_SIZE else self._entry
+        answer[ANSWER_HEAD_SIZE:] = wire.with_number(body, node.nodeid)
+        return answer
 
     # Attributes.
 
@@ -317,9 +274,6 @@ class FuseOperations:
         )
         handle = fh if wanted & wire.FATTR_FH else None
         return self._tell(self._attributes.setattr(nodeid, changes, handle, caller))
-
-    def _readlink(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        return self._attributes.readlink(nodeid, caller)
 
     def _recall_target(self, nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
         return _remembered(self._recalls.readlink(nodeid))

@@ -23,6 +23,7 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import is_killed
+from fusefs.mount.native._core import Node
 from fusefs.mount.requests.failures import NotCached, NotYet, attempt, attempt_step
 from fusefs.mount.requests.fuse_operations import FuseOperations, OpcodeHandler, Reply, ReplyInSteps, WaitClass
 from fusefs.mount.requests.thread_pool import Key, PoolTask, ThreadPool
@@ -87,13 +88,6 @@ class FuseRequests:
         self.wake = Fd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         """Has the thread that reads /dev/fuse call `go_on`."""
 
-    def native_parts(self) -> dict[str, object]:
-        """What the native core works on (core.h)."""
-        return {
-            "asked": self.answer, "later": self.answer_later, "write": self.write, "lost": self.lose_answer,
-            "numbered": self._answers.number,
-        }  # fmt: skip
-
     def answer(self, request: bytes, send: SendReply, patience: int) -> None:
         """Reply to a request, or have that done. patience: of this thread"""
         lock = self._lock
@@ -126,9 +120,10 @@ class FuseRequests:
     # What takes several steps.
 
     def answer_later(
-        self, steps: ReplyInSteps, unique: int, pid: int, opcode: int, begun_ns: int, send: SendReply
+        self, node: Node, body: bytes, unique: int, pid: int, opcode: int, begun_ns: int, send: SendReply
     ) -> None:
-        """Reply to a request that the core has done, but whose reply takes several steps; by any thread."""
+        """Reply to what has made a node when that has its own number; by any thread."""
+        steps = self._answers.number(node, body)
         with self._lock:
             self._begin_steps(_Unfinished(steps, unique, pid, self._acts[opcode].cell, begun_ns, send))
 

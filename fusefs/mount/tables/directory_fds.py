@@ -41,7 +41,7 @@ class DirectoryFds:
         self._lock = lock
         self._retries = retries
         self.has_handles = have_handles(root)
-        self._mount = self._open_mount()
+        self.mount = self._open_mount()
 
     def _open_mount(self) -> Fd | None:
         """An fd on the mount that handles are opened with; None where they can't be opened."""
@@ -58,8 +58,8 @@ class DirectoryFds:
 
     def close(self) -> None:
         """Open nothing any more."""
-        if self._mount is not None:
-            self._mount.close()
+        if self.mount is not None:
+            self.mount.close()
 
     def handle_of(self, fd: int) -> bytes:
         """The file handle of what an fd holds; empty where there are none that last."""
@@ -133,8 +133,8 @@ class DirectoryFds:
                 if fd is not None:
                     return fd
         device, handle = node.source[:2]
-        if self._mount is not None and isinstance(handle, bytes) and device == self._nodes.root.dev:
-            return self._lock.call(open_handle, self._mount, handle, TO_PEEK)
+        if self.mount is not None and isinstance(handle, bytes) and device == self._nodes.root.dev:
+            return self._lock.call(open_handle, self.mount, handle, TO_PEEK)
         for parent, name in node.places():
             fd = self._by_name(node, self._open_above(parent), name)
             if fd is not None:

@@ -37,7 +37,7 @@ class _Moved(NamedTuple):
 
     since_s: float
     place: tuple[Node, bytes] | None
-    source: SourceKey
+    node: Node | None
     fd: Fd
 
 
@@ -84,7 +84,9 @@ class EstaleRetries:
     def moved(self, pid: int, place: tuple[Node, bytes], source: SourceKey, fd: Fd) -> None:
         """A process has moved something to where it has no name. fd: of it, O_PATH, which is ours from now on"""
         self._leave(pid)
-        self._moved[pid] = _Moved(time.monotonic(), place, source, fd)
+        node = self._nodes.find(source)
+        self._moved[pid] = _Moved(time.monotonic(), place, node, fd)
+        self._keep(node)
         self._tell()
         while len(self._moved) > _N_MAX:
             self._leave(next(iter(self._moved)))
@@ -100,13 +102,23 @@ class EstaleRetries:
     def _leave(self, pid: int) -> None:
         moved = self._moved.pop(pid, None)
         if moved is not None:
+            self._keep(moved.node)
             self._lock.call(moved.fd.close)
 
     def _put(self, pid: int, found: tuple[Node, Fd] | None) -> None:
         before = self._retries.pop(pid, None)
         self._retries[pid] = _Retry(time.monotonic(), found)
         self._nodes.retry(pid, True)
+        if found is not None:
+            self._keep(found[0])
         self._close(before)
+
+    def _keep(self, node: Node | None) -> None:
+        """Have a node reached by what is held of it, if anything is."""
+        if node is not None:
+            held = [one.found[1] for one in self._retries.values() if one.found is not None and one.found[0] is node]
+            held += [one.fd for one in self._moved.values() if one.node is node]
+            self._nodes.keep_fd(node, held[0] if held else -1)
 
     def remove(self, pid: int) -> None:
         """A process has what it wanted."""
@@ -115,7 +127,9 @@ class EstaleRetries:
 
     def _close(self, retry: _Retry | None) -> None:
         if retry is not None and retry.found is not None:
-            self._lock.call(retry.found[1].close)
+            node, fd = retry.found
+            self._keep(node)
+            self._lock.call(fd.close)
 
     async def expire(self) -> None:
         """Those that have long tried again do so no more: nobody says when they have what they wanted. Until cancelled.
@@ -147,7 +161,7 @@ class EstaleRetries:
         for pid, (since_s, found) in list(self._retries.items()):
             if found is not None and found[0] is node:
                 self._retries[pid] = _Retry(since_s, None)
-                self._lock.call(found[1].close)
+                self._close(_Retry(since_s, found))
 
     def close(self) -> None:
         """Let all go."""
@@ -158,9 +172,8 @@ class EstaleRetries:
 
     def fd_of(self, node: Node) -> Fd | None:
         """An O_PATH fd of a node that is held for one of them; it stays ours."""
-        found = (retry.found for retry in self._retries.values())
-        held = [one[1] for one in found if one is not None and one[0] is node]
-        return next(iter(held or [one.fd for one in self._moved.values() if one.source == node.source]), None)
+        held = [one.found[1] for one in self._retries.values() if one.found is not None and one.found[0] is node]
+        return next(iter(held or [one.fd for one in self._moved.values() if one.node is node]), None)
 
     def open(self, pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
         """An O_PATH fd of what has a name now, the caller's own; None: no such process.

@@ -17,7 +17,6 @@ from fusefs.linux.statx import look_at, set_times, set_times_to_now
 from fusefs.linux.thread_credentials import call_as, in_no_group
 from fusefs.mount.native._core import Node
 from fusefs.mount.tables.daemon_cache import DaemonCache
-from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.open_handles import OpenHandles
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import setid_bits
@@ -25,8 +24,7 @@ from fusefs.mount.tree.act_as import NeededCapability, by_mode, by_owner_alone
 from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.opening import Opening
-from fusefs.mount.tree.trashd_dir import DropLinks, user_of
-from fusefs.mount.tree.validity import AttrTimeouts, EntryParam
+from fusefs.mount.tree.validity import EntryParam
 
 
 class Changes(NamedTuple):
@@ -55,26 +53,11 @@ class AttributeOperations:
     _root: Fd
     _lock: TablesLock
     _cache: DaemonCache
-    _directories: DirectoryFds
     _handles: OpenHandles
-    _timeouts: AttrTimeouts
-    _drops: DropLinks
     _access: NodeAccess
     _lookups: LookupOperations
     _opening: Opening
     _setid_bits: setid_bits.SetidBits
-
-    def readlink(self, nodeid: int, caller: Caller) -> bytes:
-        """A link's target."""
-        uid = user_of(nodeid)
-        if uid is not None:
-            return self._lock.call(self._drops.readlink, uid, caller)
-        node = self._access.node(nodeid)
-        with self._cache.reads(node.source), self._cache.looking() as look, self._directories.hold(node) as fd:
-            target = self._lock.call(os.readlink, b"", dir_fd=fd)
-            look.learn_target(node.source, target)
-            self._timeouts.renew(node)
-            return target
 
     def access(self, nodeid: int, mask: int) -> bool:
         """Whether the daemon's own user may (single-user mounts: it is the caller)."""

@@ -75,22 +75,6 @@ class NodeReferences:
             for table in self._tables:
                 table.drop(node)
 
-    def lacks_its_number(self, known: EntryParam) -> bool:
-        """Whether the kernel's next messages may free the nodeid that what was just made should have."""
-        node = self._nodes.get(known.nodeid)
-        return node is not None and self._nodes.lacks_its_number(node)
-
-    def renumbered(self, known: EntryParam) -> EntryParam:
-        """What was just made, by its own number if that is free by now; the kernel must not know it yet.
-
-        Raises  OSError ESTALE
-        """
-        node = self._nodes.get(known.nodeid)
-        if node is None:
-            raise _stale()
-        self._nodes.renumber(node)
-        return known._replace(nodeid=node.nodeid)
-
 
 def _stale() -> OSError:
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE))

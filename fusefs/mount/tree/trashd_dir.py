@@ -98,20 +98,12 @@ class StoredNodes:
         self._seen: dict[Node, None] = {}
         self._named: dict[tuple[NodeId, bytes], Node] = {}
         self._named_s = 0.0
-        self.is_known_anew = True
-        """Whether nothing lasts any more that was told of directories before they were moved there."""
 
-    def moved(self, directory: Node, node: Node) -> None:
-        """A node was moved into a directory; if that is in a store, so is all that is known in it."""
-        if holds_trash(self._nodes, directory):
-            if node.is_directory:
-                self._has_moved, self.is_known_anew = True, False
-            self.add(node)
-
-    def seen(self, directory: Node, node: Node) -> None:
-        """A client was told of a node in a directory."""
-        if holds_trash(self._nodes, directory):
-            self.add(node)
+    def note(self, node: Node, *, is_moved: bool) -> None:
+        """A client was told of a node in a directory that holds trash, or has moved it there, with all in it."""
+        if is_moved and node.is_directory:
+            self._has_moved, self._nodes.is_trash_renewed = True, False
+        self.add(node)
 
     def add(self, node: Node) -> None:
         """A client was told of a node in a directory that holds trash."""
@@ -140,7 +132,7 @@ class StoredNodes:
 
     def looked_through(self) -> None:
         """What was taken last was told to be asked for anew."""
-        self.is_known_anew = not self._has_moved
+        self._nodes.is_trash_renewed = not self._has_moved
 
 
 class DropLinks:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.names import STORE
-from fusefs.core.nodeids import ROOTS, NodeId, NodeZone
+from fusefs.core.nodeids import ROOTS, NodeId
 from fusefs.linux.casefold import case_folding
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import forget_attributes
@@ -84,8 +84,12 @@ class NameValidity:
         """Whether no name in a directory may be remembered. fd: of it"""
         return is_below(self._nodes, directory) or self._may_fold(directory, fd)
 
-    def _may_fold(self, directory: Node, fd: Fd) -> bool:
-        """Whether a name in a directory may have other spellings. fd: of it"""
+    def may_fold(self, directory: Node, fd: int) -> bool:
+        """Whether a name in a directory may have other spellings. fd: of it. Without the lock"""
+        with self._lock:
+            return self._may_fold(directory, fd)
+
+    def _may_fold(self, directory: Node, fd: int) -> bool:
         known, device = self._lock.submounts.folding, directory.source[0]
         if directory.is_case_sensitive or device in known:
             return not directory.is_case_sensitive and known[device]
@@ -152,10 +156,6 @@ class AttrTimeouts:
     def renew_all(self) -> None:
         """What the kernel was sent of any directory is void."""
         self.renew_those(self._nodes.lasting())
-
-    def renew_in_trash(self) -> None:
-        """What the kernel was sent of directories is void in which a reaper may have worked behind the mount."""
-        self.renew_those(node for node in self._nodes.lasting() if self._nodes.zone_of(node) == NodeZone.TRASH)
 
     def renew_those(self, nodes: Iterable[Node]) -> None:
         """What the kernel was sent of these is void, as far as they are directories whose attributes last."""

@@ -7,7 +7,7 @@ raise OSError only. They run under the tables' lock, and all that asks the backi
 from __future__ import annotations
 
 from fusefs.core.mount_counters import Gauges
-from fusefs.core.nodeids import source_key
+from fusefs.core.nodeids import SourceKey, source_key
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import StatxReaders, look_at
@@ -29,6 +29,7 @@ from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.file_operations import FileOperations
 from fusefs.mount.tree.inode_reader import InodeReader
 from fusefs.mount.tree.lookup_operations import LookupOperations
+from fusefs.mount.tree.make_core import make_core
 from fusefs.mount.tree.name_operations import NameOperations
 from fusefs.mount.tree.no_opendir import UnopenedListings
 from fusefs.mount.tree.node_access import NodeAccess
@@ -110,26 +111,28 @@ class Vfs:
 
         # What is done: both front ends call these.
         self.recalls = CachedReplies(self.nodes, self.cache, self.retries, self.prefetch, self.references)
-        self.lookups = LookupOperations(
-            lock, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
-            drops, self.stored, self.access, self.references, self.reader,
+        self.lookups = LookupOperations(lock, self.nodes, self.cache, drops, self.access, self.reader)
+        self.xattrs = XattrOperations(
+            lock, self.nodes, self.cache, self.directories, self.prefetch, wanted, self.timeouts, self.access,
+            are_shown=shows_xattrs, are_for_all=are_for_all(root), is_shared=is_shared,
         )  # fmt: skip
+        self.core = make_core(
+            root, lock, self.nodes, stats, self.directories, self.passthrough, self._calls(validity),
+            asks=self.reader.asks, is_shared=is_shared, tells_xattrs=self.xattrs.are_told_alike,
+            hides_trash=not shows_trash, lifetime_s=self.cache.lifetime_s,
+        )  # fmt: skip
+        self.references.forget_by(self.core.forget)
         self.names = NameOperations(
-            lock, self.nodes, self.cache, self.directories, self.retries, self.timeouts, self.stored, self.access,
-            self.references, self.reader, self.lookups, self.opening,
+            lock, self.core, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
+            self.timeouts, self.stored, drops, self.access, self.reader, self.lookups,
             DropAdoption(lock, self.nodes, self.directories, self.access, Kernel()),
         )  # fmt: skip
         self.attributes = AttributeOperations(
-            root, lock, self.cache, self.directories, self.handles, self.timeouts, drops, self.access, self.lookups,
-            self.opening, bits,
+            root, lock, self.cache, self.handles, self.access, self.lookups, self.opening, bits,
         )  # fmt: skip
         self.files = FileOperations(
             lock, self.nodes, self.cache, self.handles, self.retries, self.passthrough, self.timeouts, self.access,
             self.opening, is_shared=is_shared, is_flushed=is_flushed,
-        )  # fmt: skip
-        self.xattrs = XattrOperations(
-            lock, self.nodes, self.cache, self.directories, self.prefetch, wanted, self.timeouts, self.access,
-            are_shown=shows_xattrs, are_for_all=are_for_all(root), is_shared=is_shared,
         )  # fmt: skip
         self.listings = Listings(
             lock, self.nodes, self.cache, self.directories, self.handles, self.prefetch, validity, self.stored,
@@ -138,21 +141,29 @@ class Vfs:
         )  # fmt: skip
         self.unopened = UnopenedListings(lock, self.cache, self.directories, self.access, self.listings)
 
-    def native_parts(self) -> dict[str, object]:
-        """What the native core works on, and calls (native/core.h)."""
-        lock = self.lock
-        return {
-            "lock": lock, "mutex_of": lock.mutex, "counters": self.stats, "nodes": self.nodes, "latency": lock.latency,
-            "took": lock.took, "forget": self._forget, "unused": self._end_unused, "told_stale": self._add_retry,
-            "refused": self._refuse,
-        }  # fmt: skip
-
     # What the native core calls when it has let the tables go.
 
-    def _forget(self, node: Node | None, directory: Node | None, name: bytes) -> None:
+    def _calls(self, validity: NameValidity) -> dict[str, object]:
+        return {
+            "forget": self._forget, "unused": self._end_unused, "told_stale": self._add_retry, "refused": self._refuse,
+            "folds": validity.may_fold, "meets": self.lookups.are_asked, "stored": self._note_stored,
+            "came_back": self._come_back,
+        }  # fmt: skip
+
+    def _forget(self, source: SourceKey | None, directory: Node | None, name: bytes, has_ended: bool) -> None:
         with self.lock:
             names = () if directory is None else ((directory, name),)
-            self.cache.forget(() if node is None else (node.source,), names)
+            self.cache.forget(() if source is None else (source,), names)
+            if source is not None and has_ended:
+                self.cache.ended(source)
+
+    def _note_stored(self, node: Node, is_moved: bool) -> None:
+        with self.lock:
+            self.stored.note(node, is_moved=is_moved)
+
+    def _come_back(self) -> None:
+        with self.lock:
+            self.cache.clear()
 
     def _end_unused(self, node: Node) -> None:
         with self.lock.held():

@@ -1,0 +1,219 @@
+/* How a node's inode is reached: by what is open of it, by its name in a directory that is open, or by its file handle;
+ * always verified.
+ *
+ * Fds of directories are kept, up to some number of them; nothing else is, so that no deleted file's blocks are held. A
+ * name that means something else by now is no obstacle where the backing filesystem has file handles. */
+#include "core.h"
+
+static const int PEEK = O_PATH | O_NOFOLLOW | O_CLOEXEC;
+
+/* The links to drop folders (tree/trashd_dir.py) have nodeids of their own, behind which no node stands. */
+static bool is_drop_link(uint64_t nodeid) { return nodeid >= 3ull << 61 && nodeid < 1ull << 63; }
+
+/* The quickest way to a node. */
+static Known way_to(Tables *t, Node *node) {
+    Known known = {.node = node_take(node)};
+    if (node->handles != NULL)
+        known.fd = fd_take(node->handles->fd);
+    else if (node->kept_fd >= 0)
+        known.fd = fd_new(fcntl(node->kept_fd, F_DUPFD_CLOEXEC, 0), -1, 0);
+    else if (node->is_directory)
+        known.fd = directory_fd(t, node);
+    else if (node->at.parent != NULL && strlen(node->at.name) <= NAME_MAX) {
+        known.above = node_take(node->at.parent);
+        known.dir_fd = directory_fd(t, known.above);
+        strcpy(known.name, node->at.name);
+    }
+    return known;
+}
+
+/* The node of a nodeid, and the quickest way to it. Returns 0; -ESTALE: there is none; or NOT_OURS. */
+int open_known(Request *request, uint64_t nodeid, Known *known) {
+    Node *node = node_of(request->core->tables, nodeid);
+    if (node == NULL)
+        return is_drop_link(nodeid) ? NOT_OURS : -ESTALE;
+    *known = way_to(request->core->tables, node);
+    return 0;
+}
+
+void close_known(Known *known) {
+    fd_put(known->fd);
+    fd_put(known->dir_fd);
+    node_put(known->node);
+    node_put(known->above);
+    *known = (Known){0};
+}
+
+/* Whether attributes are those of a node: its number and its birth tell, where names change through the mount alone; else
+ * its file handle. fd: of what has them */
+static bool is_it(const Core *core, const Node *node, Seen *seen, int fd) {
+    if (seen->ino != node->ino || seen->dev != node->dev)
+        return false;
+    if (!node->n_handle || (!core->is_shared && seen->btime_ns))
+        return seen->btime_ns == node->btime_ns;
+    return handle_of(fd, "", core->statx_flags, seen) == 0 &&
+           node->n_handle == 2 * sizeof(uint32_t) + seen->handle.n_bytes &&
+           !memcmp(node->handle, &seen->handle, node->n_handle);
+}
+
+/* Look at what has a name in a directory, in one call; ESTALE: it is not known to be the node. Without the tables. */
+int look_by_name(const Core *core, const Known *known, Seen *seen) {
+    if (known->dir_fd == NULL || core->is_shared)
+        return ESTALE;
+    int error = look(known->dir_fd->number, known->name, core->statx_flags, seen);
+    bool is_node = !error && seen->btime_ns && is_it(core, known->node, seen, -1);
+    return is_node ? 0 : ESTALE;
+}
+
+/* Open a node by a name. Returns 0 or an errno: ESTALE: the name means something else. */
+static int open_by_name(const Core *core, const Node *node, int dir_fd, const char *name, Seen *seen, int *fd) {
+    int held = openat(dir_fd, name, PEEK);
+    if (held < 0)
+        return errno == ENOENT || errno == ENOTDIR ? ESTALE : errno;
+    int error = look(held, "", core->statx_flags, seen);
+    if (!error && !is_it(core, node, seen, held))
+        error = ESTALE;
+    if (error)
+        close(held);
+    else
+        *fd = held;
+    return error;
+}
+
+static int open_by_handle(const Core *core, const Node *node, Seen *seen, int *fd) {
+    int held = open_by_handle_at(core->mount_fd, (struct file_handle *)(uintptr_t)node->handle, PEEK);
+    if (held < 0)
+        return errno;
+    int error = look(held, "", core->statx_flags, seen);
+    if (error)
+        close(held);
+    else
+        *fd = held;
+    return error;
+}
+
+/* One of the names of a node, by number, with the fd of its directory if that is open; false: there are no more. */
+static bool take_place(Core *core, const Node *node, int number, Known *place) {
+    tables_lock(core->mutex);
+    const NodeName *at = number ? &node->others[number - 1] : &node->at;
+    *place = (Known){0};
+    bool is_one = !number || (node->others != NULL && number <= N_OTHERS_MAX);
+    if (is_one && at->parent != NULL && strlen(at->name) <= NAME_MAX) {
+        place->above = node_take(at->parent);
+        place->dir_fd = directory_fd(core->tables, place->above);
+        strcpy(place->name, at->name);
+    }
+    tables_unlock(core->mutex);
+    return is_one;
+}
+
+static void put_place(Core *core, Known *place) {
+    tables_lock(core->mutex);
+    close_known(place);
+    tables_unlock(core->mutex);
+}
+
+/* Open a node by one of its names. opens: its directory is opened if need be */
+static int open_by_names(Core *core, const Node *node, bool opens, Seen *seen, int *fd) {
+    Known place;
+    int error = ESTALE;
+    for (int number = 0; error == ESTALE && take_place(core, node, number, &place); number++) {
+        if (opens && place.above != NULL && place.dir_fd == NULL)
+            error = open_directory(core, place.above, &place.dir_fd);
+        if (place.dir_fd != NULL)
+            error = open_by_name(core, node, place.dir_fd->number, place.name, seen, fd);
+        put_place(core, &place);
+    }
+    return error;
+}
+
+/* Whether a node is reached by its file handle, wherever it is. */
+static bool has_lasting_handle(const Core *core, const Node *node) {
+    return core->mount_fd >= 0 && node->n_handle && node->dev == core->root_dev;
+}
+
+/* Open a node that was moved, or whose directory is not open. Without the tables. Returns 0 or an errno. */
+static int open_node(Core *core, const Node *node, Seen *seen, int *fd) {
+    tables_lock(core->mutex);
+    bool has_ended = node->last != NULL;
+    tables_unlock(core->mutex);
+    if (has_ended)
+        return ESTALE;
+    int error = open_by_names(core, node, false, seen, fd);
+    if (error == ESTALE && has_lasting_handle(core, node))
+        return open_by_handle(core, node, seen, fd);
+    return error == ESTALE ? open_by_names(core, node, true, seen, fd) : error;
+}
+
+/* The fd of a directory, with one use, which is opened if need be: from the first one above it that is open, and not from
+ * below, as a deep one would take a deep stack. Without the tables. Returns 0 or an errno. */
+int open_directory(Core *core, Node *directory, Fd **fd) {
+    Tables *t = core->tables;
+    size_t n = 0;
+    int error = 0;
+    tables_lock(core->mutex);
+    for (Node *at = directory; at != NULL && at->dir_fd == NULL; at = has_lasting_handle(core, at) ? NULL : at->at.parent)
+        n++;
+    Node **closed = n ? allocate(NULL, n * sizeof *closed) : NULL, *at = directory;
+    for (size_t number = 0; number < n; number++, at = at->at.parent)
+        closed[number] = node_take(at);
+    *fd = n ? NULL : directory_fd(t, directory);
+    while (n--) {
+        Node *node = closed[n];
+        int number;
+        Seen seen;
+        Fd *above = *fd; /* it stays open until this one is */
+        *fd = NULL;
+        if (!error && (*fd = directory_fd(t, node)) == NULL) {
+            tables_unlock(core->mutex);
+            error = open_node(core, node, &seen, &number);
+            tables_lock(core->mutex);
+            if (!error)
+                *fd = keep_directory_fd(t, node, number);
+        }
+        fd_put(above);
+        node_put(node);
+    }
+    tables_unlock(core->mutex);
+    free(closed);
+    return error;
+}
+
+/* Look at a node, of which an fd is the caller's then, if it is another than `known->fd`. Without the tables. Returns 0, or
+ * an errno: ESTALE: it is not to be found any more. */
+int reach(Core *core, Known *known, Seen *seen, int *fd) {
+    *fd = -1;
+    if (known->fd == NULL && known->node->is_directory) {
+        int error = open_directory(core, known->node, &known->fd);
+        if (error)
+            return error;
+    }
+    if (known->fd != NULL)
+        return look(known->fd->number, "", core->statx_flags, seen);
+    if (known->dir_fd != NULL && !open_by_name(core, known->node, known->dir_fd->number, known->name, seen, fd))
+        return 0;
+    return open_node(core, known->node, seen, fd);
+}
+
+/* An fd of a node for Python, which has the tables. */
+PyObject *core_hold(Core *core, PyObject *object) {
+    Node *node = node_from(object);
+    Seen seen;
+    int number;
+    if (node == NULL)
+        return NULL;
+    Known known = way_to(core->tables, node);
+    PyThreadState *released = PyEval_SaveThread();
+    tables_unlock(core->mutex);
+    int error = reach(core, &known, &seen, &number);
+    tables_lock(core->mutex);
+    Fd *fd = error ? NULL : number < 0 ? fd_take(known.fd) : fd_new(number, -1, 0);
+    close_known(&known);
+    tables_unlock(core->mutex); /* the interpreter's lock comes first */
+    PyEval_RestoreThread(released);
+    wait_for_tables(core->mutex);
+    if (!error)
+        return fd_object(fd);
+    errno = error;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
