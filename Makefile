@@ -15,13 +15,14 @@ native: .venv/.native
 demo: setup; @$(PYTHON) -m bench.demo $(ARGS)
 # The mount's tests with every mount over io_uring, and so by the native core.
 uring: setup; @TRASHD_TEST_TRANSPORT=uring=on .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal)
-test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=3 --dist=worksteal)
+# A test of the mount or of the service waits a third of its time: four processes keep two cores at work.
+test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=4 --dist=worksteal)
 every: setup; @.ci/pytest --every $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 # The tests that ARGS selects, ten times beside a load: make flaky ARGS='--times 20 tests/service -k held'
 flaky: setup; @$(PYTHON) -m tests.flaky --numprocesses=2 $(ARGS)
 quick: setup; @.ci/pytest -m quick tests/unit tests/linux $$(grep -rl --include='*.py' 'mark[.]quick(' tests) $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 without-native: setup; @TRASHD_NATIVE=0 .ci/pytest tests/linux tests/engine tests/plan tests/reaper tests/service tests/sweep tests/waiting $(or $(ARGS),--numprocesses=3 --dist=worksteal)
-lint: setup; $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy && $(PYTHON) hatch_build.py --lint
+lint: setup; $(PYTHON) hatch_build.py --lint & $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy; status=$$?; wait $$! && exit $$status
 # Counted is what the tests' own processes run, some as other users, and commands and daemons of a sample (tests/conftest.py).
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/data
 coverage: setup; @rm -rf .coverage && mkdir -m 1777 .coverage && .ci/pytest --cov --cov-report= $(or $(ARGS),--numprocesses=3 --dist=worksteal); $(PYTHON) -m coverage report --sort=cover

@@ -1,5 +1,6 @@
 """Rules for every test: hypothesis profiles, what the machine must offer, no WARNING but a declared one."""
 
+import gc
 import importlib
 import logging
 import os
@@ -76,12 +77,15 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[EVERY_CASE] = "1"  # modules of tests ask for it when they are imported
     # Run in the background of a script, all that we start ignores Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not hasattr(config, "workerinput"):
-        if not config.getoption("numprocesses", None):  # tests run in here
-            _hide_machine()
-        return
-    os.setsid()  # sessions share the processors fairly (sched(7), autogroup): else no reap, idle, ran beside a worker
-    _hide_machine()
+    if _runs_tests(config):
+        _hide_machine()
+    if hasattr(config, "workerinput"):
+        os.setsid()  # sessions share the processors fairly (sched(7), autogroup): else no reap, idle, ran beside it
+
+
+def _runs_tests(config: pytest.Config) -> bool:
+    """Return whether tests run in this process, which controls no workers."""
+    return hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
 
 
 def _hide_machine() -> None:
@@ -117,6 +121,21 @@ class _Tally:
 
 def _group_of(nodeid: str) -> str:
     return nodeid.removeprefix("tests/").partition("/")[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect tests without the collector of garbage, which would visit all those before again and again.
+
+    The product is imported before: what commands write to after their fork lies in few pages, not among the tests.
+    """
+    if _runs_tests(session.config) and not session.config.option.collectonly:
+        _import_product()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -172,7 +191,6 @@ def _long_first(items: list[pytest.Item], n_workers: int) -> list[pytest.Item]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.items and not session.config.option.collectonly:
-        _import_product()
         ease_forks()
         ease_each_fork()
         session.config.stash[GROWTH] = Growth()

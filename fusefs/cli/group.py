@@ -25,12 +25,10 @@ _BESIDE = {"undo": "restore", "resume": "pause", "umount": "mount", "cat": "ls",
 _COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 _N_MEANT = 3
 _SAID_ELSEWHERE = {
-    "empty": "reap", "put": "rm", "stats": "status",
+    "empty": "reap", "put": "rm", "stats": "status", "reaper": "service run",
     "quarantine": "list --state quarantine, reap ID, reap --force ID or restore ID",
 }  # fmt: skip
 """What other trash cans (trash-empty, trash-put) and earlier releases call it."""
-_OLD_NAMES = {"reaper": ("service", "run")}
-"""They work as ever, and are not listed."""
 REMOVED: dict[tuple[str, str], str] = {
     ("init", "--beside"): "takeover_s in the configuration states how long nodes are silent before they count as dead",
     ("", "--json-schema"): "the schema is a file: docs/json.schema.json, installed in fusefs/share/docs",
@@ -78,10 +76,6 @@ class LazyGroup(_AskingGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one."""
-        if cmd_name in _OLD_NAMES:
-            name, inner = _OLD_NAMES[cmd_name]
-            group = self.get_command(ctx, name)
-            return group.get_command(ctx, inner) if isinstance(group, click.Group) else None
         if cmd_name not in _COMMANDS:
             return None
         module = import_module(f"fusefs.cli.{_BESIDE.get(cmd_name, cmd_name)}")

@@ -11,6 +11,8 @@ def unescape(text: bytes, mark: bytes, n_digits: int, base: int) -> bytes:
     By hand: one mount or store with an odd path would have each start of a command load `re`, which takes longer than
     a swap.
     """
+    if mark not in text:
+        return text
     first, *others = text.split(mark)
     plain = bytearray(first)
     for part in others:

@@ -26,10 +26,6 @@ class Attributes(NamedTuple):
     ctime_ns: int
     btime_ns: int
 
-    def without_links(self) -> Attributes:
-        """What is known of it when its last name has gone. `_replace` takes five times as long."""
-        return tuple.__new__(Attributes, (*self[:3], 0, *self[4:]))
-
     def gives_rights(self) -> bool:
         """Whether it is a program that runs as its owner, or in its group, for every user."""
         is_set = self.mode & stat.S_ISUID or (self.mode & stat.S_ISGID and self.mode & stat.S_IXGRP)

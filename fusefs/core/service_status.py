@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.record import quote, unquote
+from fusefs.core.record import unquote
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 MOST_FAULTS = 10
@@ -228,11 +228,6 @@ def age_s(status: Status, boot_id: str, boot_ns: int, wall_ns: int) -> float:
     is_of_this_boot = status.boot_id == boot_id and status.updated_boot_ns is not None
     since_ns = boot_ns - (status.updated_boot_ns or 0) if is_of_this_boot else wall_ns - status.updated_ns
     return max(0.0, since_ns / 1e9)
-
-
-def volume_status(path: bytes) -> VolumeStatus:
-    """A volume's status of which nothing else is known yet."""
-    return VolumeStatus(path=quote(path))
 
 
 def encode(status: Status) -> bytes:

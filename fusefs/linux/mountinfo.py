@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Container, Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from fusefs.core.escaped_bytes import unescape
@@ -78,14 +79,20 @@ class FilesystemPath(NamedTuple):
 
 def read_mounts(pid: str = "self") -> list[Mount]:
     """The mounts that a process sees, in mount order."""
-    with open(f"/proc/{pid}/mountinfo", "rb") as lines:
-        return [_mount(line) for line in lines]
+    with open(f"/proc/{pid}/mountinfo", "rb") as table:
+        return list(_parse_mounts(table.read()))
 
 
-def _mount(line: bytes) -> Mount:
+@lru_cache(maxsize=2)
+def _parse_mounts(table: bytes) -> tuple[Mount, ...]:
+    """Parse a table, which a command reads several times and which seldom changes meanwhile."""
+    return tuple(_parse_mount(line) for line in table.split(b"\n")[:-1])
+
+
+def _parse_mount(line: bytes) -> Mount:
     # The kernel quotes blanks, tabs and newlines in names, and no carriage return or form feed: a user who mounts
     # somewhere called so must not make fields.
-    fields = line.rstrip(b"\n").split(b" ")
+    fields = line.split(b" ")
     kind = fields.index(b"-", 6) + 1
     root = _plain(fields[3])
     if fields[kind] == OURS and is_inside(root, b"/" + TOP):

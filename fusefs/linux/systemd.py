@@ -42,10 +42,6 @@ class SystemdNotifier:
         self._watchdog_us = environment.get("WATCHDOG_USEC", "")
         self._watchdog_pid = environment.get("WATCHDOG_PID", "")
 
-    def is_heard(self) -> bool:
-        """Whether there is a manager."""
-        return self._socket is not None
-
     def ready(self, status: str = "") -> None:
         """The service serves, again after a reload too."""
         self._send("READY=1", status)

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.core.printable_names import shell_word
 from fusefs.core.record import quote
-from fusefs.core.service_status import Status, VolumeStatus, volume_status
+from fusefs.core.service_status import Status, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir
 from fusefs.service.status_file import write_status
 from tests.cli.test_undo import in_a_shell
@@ -61,7 +61,12 @@ def dirty(text: str) -> list[str]:
 
 
 def victims(volume: Path) -> list[Path]:
-    return [volume / "alice" / os.fsdecode(name) for name in NAMES.values()]
+    return [volume / "alice" / os.fsdecode(name) for name in (*NAMES.values(), ALL)]
+
+
+def worst(volume: Path) -> list[Path]:
+    """The victim whose name is all others in one, and the one that could be an option."""
+    return [volume / "alice" / os.fsdecode(name) for name in (ALL, NAMES["option"])]
 
 
 @pytest.fixture
@@ -92,9 +97,9 @@ def said(done: CommandResult) -> str:
 
 
 def each(volume: Path, *lines: str | tuple[str, ...], below: str = "") -> str:
-    """Commands for each such path, or for what is below it, in the form of a whole path."""
+    """Commands for each of the worst paths, or for what is below it, in the form of a whole path."""
     split = [line.split() if isinstance(line, str) else line for line in lines]
-    return "\n".join(said(trashd(*words, path / below)) for words in split for path in victims(volume))
+    return "\n".join(said(trashd(*words, path / below)) for words in split for path in worst(volume))
 
 
 def all_of(volume: Path, *lines: str, below: str = "") -> str:
@@ -104,7 +109,7 @@ def all_of(volume: Path, *lines: str, below: str = "") -> str:
 
 
 def each_id(volume: Path, verb: str) -> str:
-    return "\n".join(said(trashd(verb, "--volume", volume, one)) for one in swapped_by_alice(volume))
+    return "\n".join(said(trashd(verb, "--volume", volume, one)) for one in swapped_by_alice(volume)[-2:])
 
 
 def wrong(*lines: str) -> str:
@@ -121,7 +126,7 @@ View = Callable[[Path], str]
 def view_list(volume: Path) -> str:
     swapped_by_alice(volume)
     told = said(trashd("list", "--volume", volume)) + said(trashd("du", "--volume", volume))
-    return told + "".join(said(trashd("list", "--path", path, "--volume", volume)) for path in victims(volume))
+    return told + "".join(said(trashd("list", "--path", path, "--volume", volume)) for path in worst(volume))
 
 
 def view_check(volume: Path) -> str:
@@ -215,7 +220,7 @@ def view_sweep_of_a_list(volume: Path) -> str:
 
 def view_plan(volume: Path) -> str:
     told = ""
-    for path in victims(volume):
+    for path in (*worst(volume), volume / "alice" / os.fsdecode(NAMES["markup"])):
         plan = volume / f"{os.path.basename(path)[:80]}.toml"
         if "\udcff" not in str(path) and str(path).isprintable():
             plan.write_text(f'[[rule]]\ndirectory = {json.dumps(str(path))}\nname = "*"\n', encoding="utf-8")
@@ -249,7 +254,7 @@ def view_of_who_takes_names(volume: Path) -> str:
 
 def view_status(volume: Path) -> str:
     evil = os.fsdecode(ALL).encode("utf-8", "replace").decode()
-    told = [volume_status(raw(path)) for path in victims(volume)]
+    told = [VolumeStatus(path=quote(raw(path))) for path in victims(volume)]
     told.append(VolumeStatus(path=quote(b"/" + ALL), why=evil, filesystem=evil))
     now_ns = time.time_ns()
     status = Status(
@@ -333,7 +338,7 @@ def test_a_list_on_a_terminal_is_text(shared: Path) -> None:
 def test_a_choice_on_a_terminal_is_text(shared: Path) -> None:
     swapped_by_alice(shared)
     swapped_by_alice(shared)
-    for path in victims(shared):
+    for path in worst(shared):
         terminal = Terminal("restore", "--user", str(ALICE), "--volume", shared, path)
         terminal.wait_for("Which one")
         terminal.type("1\n")
@@ -348,7 +353,7 @@ def test_progress_on_a_terminal_is_text(shared: Path) -> None:
     assert "[bold red]" in seen  # and not what rich makes of it
     (shared / os.fsdecode(OPENED)).parent.mkdir()
     nested = make_tree(shared / os.fsdecode(OPENED), {"file": ""})
-    for path in (nested, *victims(shared)):
+    for path in (nested, *worst(shared)):
         seen = on_terminal("sweep", path, "--type", "f", "--delete")
         assert "Traceback" not in seen
         assert NOT_TEXT.findall(seen) == []
@@ -360,8 +365,7 @@ def test_paths_that_are_printed_on_a_terminal_are_text(shared: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_what_a_shell_is_offered_is_text(shared: Path, shell: str) -> None:
-    for path in victims(shared):
-        assert trashd("swap", path).code == 0
+    assert trashd("swap", *victims(shared)).code == 0
     for typed in ("trashd restore 2", "trashd keep 2", "trashd holders 2", "trashd reap 2"):
         done = trashd(_TRASHD_COMPLETE=f"{shell}_complete", COMP_WORDS=typed, COMP_CWORD="2")
         assert done.err == ""

@@ -86,13 +86,6 @@ def test_every_exit_code_is_documented() -> None:
     assert codes <= said
 
 
-def test_the_old_name_of_the_service_is_the_same_command_and_is_not_listed() -> None:
-    service = find_command("service")
-    assert isinstance(service, click.Group)
-    assert find_command("reaper") is service.commands["run"]
-    assert "reaper" not in COMMANDS
-
-
 def test_the_help_of_a_mounts_option_tells_its_word() -> None:
     assert [one.name for one in OPTIONS if one.help and f"(-o {one.word()})" not in one.help] == []
 

@@ -73,6 +73,7 @@ TAKEN_OVER = (
     "restore-two-rename-late",
     "keep",
 )
+BY_ROOT = [name for name in TAKEN_OVER if not SCENES[name].uid]
 ERRNOS = (errno.EIO, errno.ENOENT, errno.ENOSPC)
 OTHER_BOOT = str(uuid.UUID(int=7))
 
@@ -172,11 +173,9 @@ class LosesAnAnswer(Kernel):
 
 
 @pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
-@pytest.mark.parametrize("name", TAKEN_OVER)
+@pytest.mark.parametrize("name", BY_ROOT)
 def test_nothing_is_lost_by_the_lost_answer_of_any_rename(volume: Path, name: str, number: int) -> None:
     scene = SCENES[name]
-    if scene.uid:
-        pytest.skip("the same code, as another user")
     n, left = 0, -1
     while left < 0:
         before = scene.set_up(volume)
@@ -197,7 +196,7 @@ class SaysExists(Kernel):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
 
-@pytest.mark.parametrize("name", [name for name in TAKEN_OVER if not SCENES[name].uid])
+@pytest.mark.parametrize("name", BY_ROOT)
 def test_a_directory_that_a_restarted_server_made_is_ours_whatever_it_says(volume: Path, name: str) -> None:
     scene = SCENES[name]
     before = scene.set_up(volume)

@@ -89,7 +89,7 @@ def test_mount_on_another_filesystem_of_the_same_path_is_not_inside() -> None:
 def test_line_is_read_with_any_number_of_optional_fields(optional: bytes) -> None:
     from fusefs.linux import mountinfo
 
-    line = b"36 35 98:0 /mnt1 /mnt\\0402\\012x rw,noatime " + optional + b"- ext4 /dev/root\\040y rw,errors=continue\n"
+    line = b"36 35 98:0 /mnt1 /mnt\\0402\\012x rw,noatime " + optional + b"- ext4 /dev/root\\040y rw,errors=continue"
     wanted = Mount(
         36,
         35,
@@ -102,7 +102,7 @@ def test_line_is_read_with_any_number_of_optional_fields(optional: bytes) -> Non
         0,
         b"rw,errors=continue",
     )
-    assert mountinfo._mount(line) == wanted
+    assert mountinfo._parse_mount(line) == wanted
 
 
 def test_a_name_makes_no_fields() -> None:
@@ -110,15 +110,15 @@ def test_a_name_makes_no_fields() -> None:
     from fusefs.linux import mountinfo
 
     point, source = b"/mnt\rrw\x0c-\x0bfuse.trashd\r/scratch\rrw,user_id=0", b"x\r-\rfuse.trashd\ry\ruser_id=0"
-    line = b"36 35 0:98 / %s rw shared:7 - fuse %s rw,user_id=1000\n" % (point, source)
-    read = mountinfo._mount(line)
+    line = b"36 35 0:98 / %s rw shared:7 - fuse %s rw,user_id=1000" % (point, source)
+    read = mountinfo._parse_mount(line)
     assert (read.point, read.source, read.owner, read.is_ours()) == (point, source, 1000, False)
 
 
 def test_a_source_may_have_no_name() -> None:
     from fusefs.linux import mountinfo
 
-    assert mountinfo._mount(b"36 35 0:98 / /mnt rw - tmpfs  rw\n").source == b""
+    assert mountinfo._parse_mount(b"36 35 0:98 / /mnt rw - tmpfs  rw\n").source == b""
 
 
 def test_own_table_has_a_root() -> None:
@@ -192,11 +192,11 @@ def test_mount_over_itself_is_seen_by_its_clone() -> None:
 def test_owner_of_a_mount_of_fuse_is_read(options: bytes, owner: int) -> None:
     from fusefs.linux import mountinfo
 
-    line = b"36 35 0:98 / /mnt rw shared:7 - fuse.trashd /scratch\\040x " + options + b"\n"
-    read = mountinfo._mount(line)
+    line = b"36 35 0:98 / /mnt rw shared:7 - fuse.trashd /scratch\\040x " + options
+    read = mountinfo._parse_mount(line)
     assert (read.is_ours(), read.source, read.owner) == (True, b"/scratch x", owner)
-    assert mountinfo._mount(line.replace(b"fuse.trashd", b"fuse.sshfs")).owner == owner
-    assert mountinfo._mount(line.replace(b"fuse.trashd", b"fusectl")).owner == 0
+    assert mountinfo._parse_mount(line.replace(b"fuse.trashd", b"fuse.sshfs")).owner == owner
+    assert mountinfo._parse_mount(line.replace(b"fuse.trashd", b"fusectl")).owner == 0
 
 
 @pytest.mark.parametrize(

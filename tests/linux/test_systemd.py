@@ -157,7 +157,6 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
 def test_the_manager_hears_each_message(manager: tuple[socket.socket, str]) -> None:
     ours, name = manager
     with closing(SystemdNotifier({"NOTIFY_SOCKET": name})) as notifier:
-        assert notifier.is_heard()
         notifier.ready("serving 2 volumes")
         notifier.status("reaping")
         notifier.alive()
@@ -187,7 +186,6 @@ def test_a_status_cannot_say_more_than_a_status(manager: tuple[socket.socket, st
 @pytest.mark.parametrize("variables", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1234"}])
 def test_without_a_manager_nothing_is_said(variables: dict[str, str]) -> None:
     with closing(SystemdNotifier(variables)) as notifier:
-        assert not notifier.is_heard()
         notifier.ready()
         notifier.alive()
 

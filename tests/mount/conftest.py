@@ -100,9 +100,15 @@ def mounted(volume: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
 
 
 @pytest.fixture
-def oracle(arena: Arena) -> Iterator[Oracle]:
+def own_name() -> str:
+    """For what is a test's own in what a module shares: nothing has asked a mount for that name."""
+    return f"case-{next(_NUMBERS)}"
+
+
+@pytest.fixture
+def oracle(arena: Arena, own_name: str) -> Iterator[Oracle]:
     """Fresh directories; in the end the vfs knows nothing of what is forgotten."""
-    with arena.oracle(b"case%d" % next(_NUMBERS)) as oracle:
+    with arena.oracle(os.fsencode(own_name)) as oracle:
         yield oracle
 
 

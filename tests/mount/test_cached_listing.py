@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.support.background_processes import workers
 from tests.support.foreground_mount import Mounted
 from tests.support.mount_and_backing import Sides, sides_on
 from tests.support.open_files import read_entries
@@ -164,36 +162,3 @@ def test_a_removed_directory_lists_nothing(mount: tuple[Mounted, Sides], place: 
         assert os.listdir(place.seen / "beside") == ["other"]
     finally:
         os.close(fd)
-
-
-def change_often(top: Path, number: int) -> None:
-    """Make, rename and remove; some of it stays."""
-    for i in range(N_CHANGES):
-        path = top / f"d/{number}-{i}-{next(_NUMBERS)}"
-        path.touch()
-        if i % 3 == 0:
-            path.rename(path.with_name(path.name + "-renamed"))
-        elif i % 3 == 1:
-            path.unlink()
-
-
-def look_on(top: Path) -> None:
-    """At names, and at what they mean, without an end."""
-    while True:
-        with os.scandir(top / "d") as entries:
-            for i, entry in enumerate(entries):
-                if i % 5 == 0:
-                    os.path.lexists(entry.path)
-
-
-def test_a_quiet_listing_is_right_after_many_changed_it(mount: tuple[Mounted, Sides], place: Sides) -> None:
-    mounted, _ = mount
-    with ThreadPoolExecutor(N_WRITERS) as pool:
-        for i in range(N_ROUNDS):
-            with workers([lambda: look_on(place.seen)] * N_READERS):
-                writers = [pool.submit(change_often, place.seen, number) for number in range(N_WRITERS)]
-                for writer in writers:
-                    writer.result(LIMIT_S)
-            if i % 2:
-                mounted.forget_all()
-            assert_right(mounted, place)

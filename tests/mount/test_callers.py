@@ -125,49 +125,6 @@ def test_what_a_user_may_do_to_his_own(oracle: Oracle, groups: tuple[int, ...]) 
     agree_as(oracle, shared, act, ALICE, groups)
 
 
-def suids(s: Native) -> None:
-    for name, mode in ((b"suid", 0o4777), (b"sgid", 0o2777), (b"both", 0o6777)):
-        for how in (b"written", b"cut", b"opened", b"extended"):
-            s.put(name + how, b"content")
-            s.chown(name + how, BOB, BOB)
-            s.chmod(name + how, mode)
-
-
-@pytest.mark.parametrize("uid", [0, ALICE, BOB])
-def test_strangers_write_clears_suid(oracle: Oracle, uid: int) -> None:
-    """Root without CAP_FSETID is a stranger too (as_user takes all capabilities)."""
-
-    def act(s: Native, tell: Story) -> None:
-        for name in (b"suid", b"sgid", b"both"):
-            h = s.open(name + b"written", os.O_RDWR)
-            tell(s.pwrite, h, b"x", 0)
-            tell(s.fstat, h)
-            s.close(h)
-            tell(s.truncate, name + b"cut", 3)
-            tell(s.stat, name + b"cut")
-            s.close(s.open(name + b"opened", os.O_WRONLY | os.O_TRUNC))
-            tell(s.stat, name + b"opened")
-            h = s.open(name + b"extended", os.O_WRONLY | os.O_APPEND)
-            tell(s.pwrite, h, b"x" * 10_000, 0)
-            s.close(h)
-            tell(s.stat, name + b"extended")
-
-    agree_as(oracle, suids, act, uid)
-
-
-def test_write_without_a_caller_is_a_strangers(oracle: Oracle) -> None:
-    """A write comes without its caller: bits that root, or a group's member, would keep below are cleared too."""
-    s = oracle.mounted
-    for name, mode in ((b"suid", 0o4777), (b"locking", 0o2767)):
-        s.put(name, b"content")
-        s.chown(name, BOB, BOB)
-        s.chmod(name, mode)
-        h = s.open(name, os.O_RDWR)
-        s.pwrite(h, b"x", 0)
-        s.close(h)
-        assert stat.S_IMODE(os.stat(s.top + b"/" + name).st_mode) == mode & 0o777
-
-
 def test_default_acl_of_a_team(oracle: Oracle) -> None:
     """setfacl -d: what one makes, all may use, whatever the umask."""
     for_team = acl((1, 7, NOBODY), (2, 7, BOB), (4, 5, NOBODY), (8, 7, TEAM), (16, 7, NOBODY), (32, 0, NOBODY))

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import mmap
 import os
 import select
-import signal
-import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from fusefs.linux.mountinfo import DAEMON_GONE
-from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, until
 from tests.support.mount_and_backing import Sides
-from tests.support.oracle_subjects import outcome
 from tests.support.real_filesystems import ALL_FILESYSTEMS, loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
@@ -57,73 +51,6 @@ def known_place(mounted: Mounted) -> Sides:
         (place.seen / path).stat()
     (place.seen / "file").read_bytes()
     return place
-
-
-NAMES = (
-    ".", "file", "inner", "inner/child", "inner/moved", "fresh", "fresh/child", "link", "moved", "moved/child", "new",
-)  # fmt: skip
-
-
-def look(path: Path) -> tuple[object, ...]:
-    st = path.lstat()
-    content = sorted(os.listdir(path)) if stat.S_ISDIR(st.st_mode) else path.read_bytes()
-    return st.st_mode, st.st_nlink, st.st_uid, st.st_gid, st.st_size, st.st_mtime_ns, content
-
-
-def told(top: Path) -> list[tuple[str, str]]:
-    """Of each name, whether it is there or not."""
-    return [(name, outcome(look, top / name)) for name in NAMES]
-
-
-def replace_file(top: Path) -> None:
-    (top / "other").write_bytes(b"another file")
-    (top / "other").rename(top / "file")
-
-
-def remove_directory(top: Path) -> None:
-    (top / "inner/child").unlink()
-    (top / "inner").rmdir()
-
-
-def change_attributes(top: Path) -> None:
-    for path in (top / "file", top / "inner"):
-        path.chmod(0o711)
-        os.chown(path, 12, 34)
-        os.utime(path, (1, 2))
-
-
-def write_by_another_name(top: Path) -> None:
-    os.link(top / "file", top / "link")
-    (top / "link").write_bytes(b"by the other name")
-
-
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "a new name": lambda top: (top / "new").write_bytes(b"content"),
-    "a name that goes": lambda top: (top / "file").unlink(),
-    "a directory that goes": remove_directory,
-    "another file of that name": replace_file,
-    "a file elsewhere": lambda top: (top / "file").rename(top / "inner/moved"),
-    "a directory elsewhere": lambda top: (top / "inner").rename(top / "moved"),
-    "directories exchanged": lambda top: renameat2(
-        AT_FDCWD, bytes(top / "inner"), AT_FDCWD, bytes(top / "fresh"), RENAME_EXCHANGE
-    ),
-    "an empty file": lambda top: os.truncate(top / "file", 0),
-    "a cut file": lambda top: os.truncate(top / "file", 3),
-    "a grown file": lambda top: os.truncate(top / "file", 1 << 20),
-    "mode, owner and times": change_attributes,
-    "another link": write_by_another_name,
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_seen(place: Sides, change: str) -> None:
-    before = told(place.seen)
-    CHANGES[change](place.behind)
-    assert until(lambda: told(place.seen) == told(place.behind))
-    if change == "another link":
-        (place.behind / "link").unlink()
-        assert until(lambda: told(place.seen) == told(place.behind))
-    assert told(place.seen) != before
 
 
 def test_who_is_in_a_directory_that_left_and_came_back_has_not_noticed(place: Sides) -> None:
@@ -217,30 +144,6 @@ def test_clients_go_on_in_a_directory_that_changes_behind_them() -> None:
     with fresh_mount(*SHARED) as mounted, clients(*both_sides(mounted)) as started:
         for client in started * 2:
             assert goes_on(client), client.poll()
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
-def test_the_daemon_ends_while_clients_are_at_work_on_both_sides(how: signal.Signals) -> None:
-    """No process tells the kernel what to forget: it would wait for a lock whose owner waits for the daemon."""
-    with (
-        fresh_mount(*SHARED, expect_end=True, limit_s=LIMIT_S * 2) as mounted,
-        clients(*both_sides(mounted)) as started,
-    ):
-        assert all(goes_on(client) for client in started)
-        pid_fd = os.pidfd_open(mounted.pid)
-        os.kill(mounted.pid, how)
-        assert select.select([pid_fd], [], [], LIMIT_S)[0], "the daemon did not end"
-        os.close(pid_fd)
-        if how is not signal.SIGTERM:  # after that there is no mount
-            for client in started[:-1]:
-                client.communicate(timeout=LIMIT_S)  # what the kernel remembers keeps it going, and its pipe would fill
-                assert client.returncode in (*DAEMON_GONE, errno.EIO)
-
-
-def test_no_process_works_beside_the_daemon() -> None:
-    with fresh_mount(*SHARED) as mounted:
-        known_place(mounted)
-        assert Path(f"/proc/{mounted.pid}/task/{mounted.pid}/children").read_text() == ""
 
 
 def test_an_unmount_is_not_held_up_by_changes_that_pour_in() -> None:

@@ -128,14 +128,19 @@ def test_a_request_waits_for_a_thread_of_pythons_that_has_the_tables(scene: Scen
     assert is_right(waits.result(LIMIT_S))
 
 
-def test_a_look_at_a_name_is_left_to_python_while_another_changes_one_in_that_directory(scene: Scene) -> None:
+def test_a_name_is_not_believed_while_another_changes_one_in_that_directory(scene: Scene) -> None:
+    def lifetime_s(directory: int = 1) -> int:
+        told = scene.other.asked(*FIND, directory)
+        assert told is not None
+        return int.from_bytes(told.body[16:24], "little")
+
     directory = elsewhere(scene)
     waits, go_on = scene.waits(*CREATE)
-    assert scene.other.asked(*FIND) is None
-    assert is_right(scene.other.asked(*FIND, directory))
+    assert not lifetime_s()
+    assert lifetime_s(directory)
     go_on()
     assert is_right(waits.result(LIMIT_S))
-    assert is_right(scene.other.asked(*FIND))
+    assert lifetime_s()
 
 
 def test_what_a_directory_is_is_not_believed_while_another_changes_it(scene: Scene) -> None:

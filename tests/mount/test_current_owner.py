@@ -6,7 +6,6 @@ how it is without a mount.
 
 from __future__ import annotations
 
-import itertools
 import os
 import stat
 import struct
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
 OTHERS, TEAM = 72_002, 72_100
 HIS_OWN = acl((USER_OBJ, 6, NOBODY), (USER, 6, HE), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 0, NOBODY))
-_NUMBERS = itertools.count()
 
 
 class Place(NamedTuple):
@@ -57,11 +55,10 @@ def where(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 @pytest.fixture
-def place(where: Place) -> Place:
-    name = f"case-{next(_NUMBERS)}"
-    (where.seen / name).mkdir()
-    (where.seen / name).chmod(0o777)
-    return Place(where.seen / name, where.behind / name)
+def place(where: Place, own_name: str) -> Place:
+    (where.seen / own_name).mkdir()
+    (where.seen / own_name).chmod(0o777)
+    return Place(where.seen / own_name, where.behind / own_name)
 
 
 class Target(NamedTuple):

@@ -117,13 +117,3 @@ def test_signal_unmounts_though_files_are_open(number: signal.Signals) -> None:
                 os.close(fd)
         assert (mounted.backing / "busy").read_bytes() == b"written before"
         assert os.listdir(mounted.path) == []
-
-
-def test_idle_daemon_ends_clean_on_sigterm() -> None:
-    with fresh_mount(expect_end=True) as mounted:
-        (mounted.path / "file").write_bytes(b"kept")
-        os.kill(mounted.pid, signal.SIGTERM)
-        ended(os.pidfd_open(mounted.pid))
-        assert mount_of(mounted.path) is None
-        assert (mounted.backing / "file").read_bytes() == b"kept"
-        assert "Error" not in mounted.log.read_text()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import mmap
 import os
 import select
@@ -28,76 +27,33 @@ from tests.support.busy_clients import work
 from tests.support.file_leases import is_broken_into, write_lease
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.fsfreeze import frozen
-from tests.support.fuse_slow import SlowVolume, slow_volume
+from tests.support.hanging_mounts import N_FILES, HangingMount, hanging_mount
 from tests.support.make_trees import snapshot
 from tests.support.open_files import waits_in_the_kernel
-from tests.support.real_filesystems import loop_volume, mount_of, tmpfs_over, tmpfs_volume
+from tests.support.real_filesystems import loop_volume, mount_of, tmpfs_over
 from tests.support.transports import RING, VARIABLE
 from tests.support.trashd_command import trashd
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
-N_FILES = 12
 N_MANY = 160
 N_OF_ONE = 120
 N_RING_THREADS = 16 * (os.cpu_count() or 1) if os.environ.get(VARIABLE) == RING else 0
 """Each has room for one request that waits; the calls below are the pool's."""
 ANOTHER = 4711
 FS_IOC_GETFLAGS = 0x80086601
-_NUMBERS = itertools.count()
 GONE = {*DAEMON_GONE, errno.EIO, errno.EINTR, errno.ENOENT}
 
 
-class Place(NamedTuple):
-    """A mount of what answers at once, until it is told otherwise."""
-
-    volume: SlowVolume
-    mounted: Mounted
-    top: Path
-    behind: Path
-
-    @contextmanager
-    def hanging(self, *acts: Callable[[Path], object]) -> Iterator[list[int]]:
-        """Clients that wait, until the end of the block at most."""
-        self.volume.hang("stuck")
-        try:
-            with clients([partial(act, self.top) for act in acts]) as pids:
-                self.volume.wait_until_hung()
-                yield pids
-        finally:
-            self.volume.go_on()
-
-
-@contextmanager
-def served(*, coherence: str = "exclusive", expect_end: bool = False, limit_s: float = 90) -> Iterator[Place]:
-    with tmpfs_volume() as source, slow_volume(source, delay_us=0, ttl_s=0, limit_s=limit_s + 10) as volume:
-        fill(source)
-        point = source.with_name("mounted")
-        options = [f"coherence={coherence}", "backing=local"]
-        with trashd_mount(volume.path, point, options, limit_s=limit_s, expect_end=expect_end) as mounted:
-            yield Place(volume, mounted, mounted.path, source)
-
-
-def fill(top: Path) -> None:
-    for name in ("stuck", "free", "also"):
-        (top / name).mkdir(parents=True)
-        for i in range(N_FILES):
-            (top / name / f"{name}-{i}").write_bytes(b"content")
-        (top / name / f"{name}-link").symlink_to("target")
-
-
 @pytest.fixture(scope="module")
-def served_for_all() -> Iterator[Place]:
-    with served(limit_s=SHARED_LIMIT_S) as place:
+def served_for_all() -> Iterator[HangingMount]:
+    with hanging_mount("local", limit_s=SHARED_LIMIT_S) as place:
         yield place
 
 
 @pytest.fixture
-def place(served_for_all: Place) -> Place:
-    """A directory of the test's own; nothing has asked the mount for that name."""
-    name = f"case-{next(_NUMBERS)}"
-    fill(served_for_all.behind / name)
-    return served_for_all._replace(top=served_for_all.top / name, behind=served_for_all.behind / name)
+def place(served_for_all: HangingMount, own_name: str) -> HangingMount:
+    return served_for_all.own_directory(own_name)
 
 
 def assert_same(top: Path, behind: Path) -> None:
@@ -137,7 +93,7 @@ STUCK: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["never looked at", "known"])
 @pytest.mark.parametrize("stuck", STUCK)
-def test_who_waits_keeps_nobody_else_waiting(place: Place, stuck: str, *, is_known: bool) -> None:
+def test_who_waits_keeps_nobody_else_waiting(place: HangingMount, stuck: str, *, is_known: bool) -> None:
     if is_known:
         work(place.top / "stuck")
     with place.hanging(STUCK[stuck]) as (client,):
@@ -154,7 +110,7 @@ def test_who_waits_keeps_nobody_else_waiting(place: Place, stuck: str, *, is_kno
 @pytest.mark.parametrize("coherence", ["exclusive", "shared"])
 def test_who_all_wait_at_a_time_keep_nobody_else_waiting(coherence: str) -> None:
     """Each stands in for the one before, until it waits itself."""
-    with served(coherence=coherence) as place:
+    with hanging_mount("local", coherence=coherence) as place:
         with place.hanging(*STUCK.values()) as pids:
             for _ in range(3):
                 in_time(partial(work, place.top / "free"))
@@ -179,11 +135,11 @@ def another_looks(top: Path) -> None:
     assert len(os.listdir(top / "also")) > N_FILES
 
 
-def n_threads(place: Place) -> int:
+def n_threads(place: HangingMount) -> int:
     return len(os.listdir(f"/proc/{place.mounted.pid}/task"))
 
 
-def are_asking(place: Place, n: int) -> bool:
+def are_asking(place: HangingMount, n: int) -> bool:
     """Whether so many wait for the daemon."""
     return until(lambda: place.mounted.fuse.n_waiting() >= n, LIMIT_S)
 
@@ -191,7 +147,7 @@ def are_asking(place: Place, n: int) -> bool:
 @pytest.mark.long
 @pytest.mark.takes_engine
 def test_many_who_wait_take_no_more_than_their_share_and_are_all_served_in_the_end() -> None:
-    with served() as place:
+    with hanging_mount("local") as place:
         (place.top / "stuck").lstat()
         before = n_threads(place)
         with place.hanging(*(partial(look, n) for n in range(N_MANY))) as pids:
@@ -207,7 +163,7 @@ def test_many_who_wait_take_no_more_than_their_share_and_are_all_served_in_the_e
 @pytest.mark.takes_engine
 def test_who_is_killed_while_he_waits_for_his_turn_ends_at_once() -> None:
     """Who is in a call below ends with that, as natively."""
-    with served() as place:
+    with hanging_mount("local") as place:
         (place.top / "stuck").lstat()
         with place.hanging(*(partial(look, n) for n in range(N_MANY))) as pids:
             assert are_asking(place, N_MANY)
@@ -221,8 +177,9 @@ def test_who_is_killed_while_he_waits_for_his_turn_ends_at_once() -> None:
 
 
 @pytest.mark.usefixtures("short_patience")
-def test_umount_force_lets_who_waits_go() -> None:
-    with served(expect_end=True) as place, place.hanging(*STUCK.values()) as pids:
+@pytest.mark.parametrize("backing", ["local", "slow"])
+def test_umount_force_lets_who_waits_go(backing: str) -> None:
+    with hanging_mount(backing, expect_end=True) as place, place.hanging(*STUCK.values()) as pids:
         for pid in pids:
             assert until(partial(waits, pid), LIMIT_S)
         done = trashd("umount", "--force", place.top)
@@ -230,7 +187,7 @@ def test_umount_force_lets_who_waits_go() -> None:
         assert {ends(pid) for pid in pids} <= GONE
 
 
-def test_a_program_that_is_served_while_others_wait_may_map_and_lock_and_poll(place: Place) -> None:
+def test_a_program_that_is_served_while_others_wait_may_map_and_lock_and_poll(place: HangingMount) -> None:
     """What the kernel asks of no daemon, and what none answers."""
 
     def act(top: Path) -> None:
@@ -254,7 +211,7 @@ def test_the_service_manager_hears_that_it_lives_while_somebody_waits(monkeypatc
         manager.settimeout(LIMIT_S)
         monkeypatch.setenv("NOTIFY_SOCKET", f"{directory}/notify")
         monkeypatch.setenv("WATCHDOG_USEC", "1000000")
-        with served() as place, place.hanging(STUCK["create"]):
+        with hanging_mount("local") as place, place.hanging(STUCK["create"]):
             in_time(partial(work, place.top / "free"))
             words = (manager.recv(100) for _ in range(10))
             assert sum(word == b"WATCHDOG=1" for word in words) >= 3
@@ -300,11 +257,9 @@ def disk_for_all(request: pytest.FixtureRequest) -> Iterator[Disk]:
 
 
 @pytest.fixture
-def on_disk(disk_for_all: Disk) -> Disk:
-    """A directory of the test's own; nothing has asked the mount for that name."""
-    name = f"case-{next(_NUMBERS)}"
-    fill_disk(disk_for_all.source / name)
-    return disk_for_all._replace(source=disk_for_all.source / name, top=disk_for_all.top / name)
+def on_disk(disk_for_all: Disk, own_name: str) -> Disk:
+    fill_disk(disk_for_all.source / own_name)
+    return disk_for_all._replace(source=disk_for_all.source / own_name, top=disk_for_all.top / own_name)
 
 
 def looks(place: Disk) -> None:

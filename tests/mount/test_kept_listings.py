@@ -3,7 +3,6 @@ as the directory is as it was."""
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ LIMIT_S = 40.0
 N_NAMES, N_CHANGES = 100, 50
 RACY_S = 0.1
 """A directory that changed less than so long ago may change once more without another time; a tick is 10 ms at most."""
-_NUMBERS = itertools.count()
 
 
 class Listed(NamedTuple):
@@ -61,14 +59,13 @@ def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, float]]:
 
 
 @pytest.fixture
-def listed(mount: tuple[Mounted, float]) -> Listed:
+def listed(mount: tuple[Mounted, float], own_name: str) -> Listed:
     mounted, late_s = mount
-    name = f"directory-{next(_NUMBERS)}"
-    behind = mounted.backing / name
+    behind = mounted.backing / own_name
     behind.mkdir()
     for number in range(N_NAMES):
         (behind / f"{number}").touch()
-    return Listed(mounted, mounted.path / name, behind, late_s)
+    return Listed(mounted, mounted.path / own_name, behind, late_s)
 
 
 def test_a_directory_that_has_not_changed_for_a_while_is_read_once(listed: Listed) -> None:

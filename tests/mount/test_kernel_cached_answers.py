@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ pytestmark = pytest.mark.needs("root", "fuse")
 
 HE = 72_001
 N_LOOKS = 20
-_NUMBERS = itertools.count()
 _TABLE = "| cached by the kernel |"
 
 
@@ -90,9 +88,8 @@ def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_what_the_kernel_answers_alone_is_no_older_than_it_may_be(mounted: Mounted, row: str) -> None:
-    name = f"case-{next(_NUMBERS)}"
-    seen, behind = mounted.path / name, mounted.backing / name
+def test_what_the_kernel_answers_alone_is_no_older_than_it_may_be(mounted: Mounted, own_name: str, row: str) -> None:
+    seen, behind = mounted.path / own_name, mounted.backing / own_name
     make(behind)
     assert until(seen.is_dir)
     change, tell = ROWS[row]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -38,7 +37,6 @@ WHERE = {
 N_MANY = 260
 """Of one user, of whose requests 120 may wait at a time."""
 IN_OPEN = 0x20
-_NUMBERS = itertools.count()
 
 
 class Place(NamedTuple):
@@ -56,7 +54,6 @@ class Place(NamedTuple):
 def served(how: str, *, expect_end: bool = False, limit_s: float = 90) -> Iterator[Place]:
     with loop_volume("ext4", 64) as volume:
         source = volume / "source"
-        source.mkdir()
         fill(source)
         point = source if how == "over itself" else None
         with trashd_mount(source, point, WHERE[how], limit_s=limit_s, expect_end=expect_end) as mounted:
@@ -65,6 +62,7 @@ def served(how: str, *, expect_end: bool = False, limit_s: float = 90) -> Iterat
 
 
 def fill(directory: Path) -> None:
+    directory.mkdir()
     for name in ("leased", "other"):
         (directory / name).write_bytes(b"content")
 
@@ -76,12 +74,10 @@ def served_for_all(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 @pytest.fixture
-def place(served_for_all: Place) -> Place:
-    """A directory of the test's own; nothing has asked the mount for that name."""
-    name = f"case-{next(_NUMBERS)}"
-    (served_for_all.behind / name).mkdir()
-    fill(served_for_all.behind / name)
-    return Place(served_for_all.mounted, served_for_all.seen / name, served_for_all.behind / name)
+def place(served_for_all: Place, own_name: str) -> Place:
+    mounted, seen, behind = served_for_all
+    fill(behind / own_name)
+    return Place(mounted, seen / own_name, behind / own_name)
 
 
 def cut(path: Path) -> None:

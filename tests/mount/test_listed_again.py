@@ -5,7 +5,6 @@ It asks again after each change in a directory, and when memory is short: it has
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -34,7 +33,6 @@ FEW = N_FILES // 20
 ROOM = 1 << 16
 HOUR_S, SECOND_S = 3600.0, 1.0
 ACL = acl((USER_OBJ, 6, NOBODY), (USER, 6, 1000), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY))
-_NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module", params=["tmpfs", "ext4", "pages"])
@@ -47,14 +45,13 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
 
 
 @pytest.fixture
-def directory(mount: Mounted) -> Path:
+def directory(mount: Mounted, own_name: str) -> Path:
     """That was listed with all that `ls -l` asks for, and is in use."""
-    name = f"d{next(_NUMBERS)}"
-    (mount.backing / name).mkdir()
+    (mount.backing / own_name).mkdir()
     for number in range(N_FILES):
-        (mount.backing / name / f"{number}").touch()
-    list_long(mount.path / name)
-    return mount.path / name
+        (mount.backing / own_name / f"{number}").touch()
+    list_long(mount.path / own_name)
+    return mount.path / own_name
 
 
 def list_long(path: Path) -> dict[str, tuple[object, ...]]:

@@ -36,41 +36,6 @@ def assert_whole(names: list[bytes]) -> None:
     assert not [name for name in standing() if name not in count]
 
 
-def change(top: bytes, number: int) -> None:
-    """Make, rename and remove names, each new, round and round."""
-    round_ = 0
-    while True:
-        names = [b"%s/d/%d-%d-%d" % (top, number, round_, i) for i in range(30)]
-        for name in names:
-            os.close(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_EXCL))
-        for name in names[::2]:
-            os.rename(name, name + b"-renamed")
-        for i, name in enumerate(names):
-            os.unlink(name if i % 2 else name + b"-renamed")
-        round_ += 1
-
-
-def race(seen: Path, changed: Path, mount: Mounted) -> None:
-    """Change a directory at one place, and list it at the other."""
-    with workers([lambda: change(bytes(changed), 1), lambda: change(bytes(changed), 2)]):
-        for i in range(12):
-            if i % 4 == 3:
-                mount.forget_all()
-            assert_whole(os.listdir(bytes(seen / "d")))
-
-
-def test_listing_race_through_the_mount(oracle: Oracle) -> None:
-    fill(oracle.behind["mount"])
-    top = Path(os.fsdecode(oracle.mounted.top))
-    race(top, top, oracle.mount)
-
-
-def test_listing_race_behind_the_mount(volume: Path) -> None:
-    with trashd_mount(volume / "shared", options=["coherence=shared"]) as mount:
-        fill(Native("behind", mount.backing))
-        race(mount.path, mount.backing, mount)
-
-
 def test_half_read_listing_goes_on_after_what_it_read_was_removed(oracle: Oracle) -> None:
     """What rm -r does: read some, remove them, read on."""
     for s in (oracle.native, oracle.mounted):
@@ -113,22 +78,6 @@ def test_offset_stays_valid_when_names_before_and_after_it_change(oracle: Oracle
         )
     finally:
         os.close(fd)
-
-
-def test_rewound_listing_shows_what_was_made_meanwhile(oracle: Oracle) -> None:
-    for s in (oracle.native, oracle.mounted):
-        s.mkdir(b"d")
-        fd = os.open(s.top + b"/d", os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            for expected in ([], ["file"], []):
-                os.lseek(fd, 0, os.SEEK_SET)  # btrfs lists what was there at the last rewind
-                assert os.listdir(fd) == expected
-                if expected:
-                    s.unlink(b"d/file")
-                else:
-                    s.put(b"d/file")
-        finally:
-            os.close(fd)
 
 
 def test_half_read_listing_of_a_directory_that_was_removed_behind_the_mount_ends(volume: Path) -> None:

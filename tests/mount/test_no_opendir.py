@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -27,7 +26,6 @@ pytestmark = [
 
 N_NAMES = 3000
 """More than the kernel asks for at a time."""
-_NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module", params=["tmpfs exclusive", "ext4 exclusive", "tmpfs shared", "ext4 shared"])
@@ -39,13 +37,12 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
 
 
 @pytest.fixture
-def directory(mount: Mounted) -> Path:
+def directory(mount: Mounted, own_name: str) -> Path:
     """A directory with more names than one answer takes, that was not listed yet."""
-    name = f"d{next(_NUMBERS)}"
-    (mount.backing / name).mkdir()
+    (mount.backing / own_name).mkdir()
     for number in range(N_NAMES):
-        (mount.backing / name / f"{number}").touch()
-    return mount.path / name
+        (mount.backing / own_name / f"{number}").touch()
+    return mount.path / own_name
 
 
 def n_asked(mount: Mounted, *operations: str) -> int:
@@ -83,40 +80,6 @@ def test_no_directory_stays_open(mount: Mounted, directory: Path) -> None:
         assert until(lambda: (told := mount.stats()).updated_ns > began_ns and not told.gauges["n_handles"])
 
 
-def test_each_name_comes_once(directory: Path) -> None:
-    found = os.listdir(directory)
-    assert len(found) == len(set(found)) == N_NAMES
-
-
-def test_what_changes_is_listed_at_once(directory: Path) -> None:
-    expected = set(os.listdir(directory))
-    for number in range(30):
-        (directory / f"new-{number}").touch()
-        (directory / f"new-{number}").rename(directory / f"other-{number}")
-        (directory / str(number)).unlink()
-        expected = expected - {str(number)} | {f"other-{number}"}
-        assert set(os.listdir(directory)) == expected
-
-
-def test_what_changes_behind_a_shared_mount_is_listed_soon() -> None:
-    with fresh_mount("coherence=shared") as mounted:
-        (mounted.path / "d").mkdir()
-        for number in range(3):
-            (mounted.backing / "d" / f"{number}").touch()
-            assert until(lambda number=number: len(os.listdir(mounted.path / "d")) == number + 1)  # type: ignore[misc]
-
-
-def test_a_listing_goes_on_while_names_change(directory: Path) -> None:
-    with Fd(os.open(directory, os.O_RDONLY)) as fd:
-        first = read_on(fd)
-        assert first is not None
-        for name in first.names:
-            (directory / name).unlink()
-        found = first.names + names_left(fd)
-    assert len(found) == len(set(found))
-    assert set(found) == names()
-
-
 def test_a_listing_stays_in_the_directory_that_was_opened(directory: Path) -> None:
     """A swap, while a process lists: it goes on in what it has opened."""
     fresh = directory.with_name(f"{directory.name}-fresh")
@@ -128,22 +91,6 @@ def test_a_listing_stays_in_the_directory_that_was_opened(directory: Path) -> No
         assert os.listdir(directory) == []
         assert {*first.names, *names_left(fd)} == names()
     assert set(os.listdir(fresh)) == names()
-
-
-def test_a_removed_directory_that_is_open_lists_nothing(mount: Mounted) -> None:
-    path = mount.path / f"d{next(_NUMBERS)}"
-    path.mkdir()
-    with Fd(os.open(path, os.O_RDONLY)) as fd:
-        path.rmdir()
-        with pytest.raises(FileNotFoundError):  # which libc takes for the end, as on any filesystem
-            read_on(fd)
-        assert os.fstat(fd).st_nlink == 0
-
-
-def test_names_are_made_durable(directory: Path) -> None:
-    with Fd(os.open(directory, os.O_RDONLY)) as fd:
-        os.fsync(fd)
-        os.fdatasync(fd)
 
 
 def test_a_filesystem_that_has_become_slow_tells_names_alone() -> None:

@@ -177,16 +177,6 @@ def test_in_a_directory_that_is_gone_there_is_none_or_one_that_goes(mounted: Mou
         assert made in (0, errno.ENOENT, errno.EPERM)
 
 
-def test_many_at_a_time_are_different_files(mounted: Mounted) -> None:
-    fds = [unnamed(mounted) for _ in range(100)]
-    for number, fd in enumerate(fds):
-        os.write(fd, b"%d" % number)
-    assert [os.pread(fd, 9, 0) for fd in fds] == [b"%d" % number for number in range(100)]
-    assert len({os.fstat(fd).st_ino for fd in fds}) == 100
-    for fd in fds:
-        os.close(fd)
-
-
 def test_where_nobody_answers_programs_take_a_name() -> None:
     with fresh_mount("coherence=exclusive", "engine=plain", limit_s=LIMIT_S) as mounted:
         assert errno_of(lambda: unnamed(mounted)) == errno.EOPNOTSUPP

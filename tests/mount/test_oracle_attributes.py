@@ -50,7 +50,7 @@ def test_times_to_the_nanosecond(s: Subject, tell: Story) -> None:
     s.put(b"file")
     s.mkdir(b"d")
     s.symlink(b"file", b"link")
-    for ns in (0, 1, 999_999_999, 1_700_000_000_123_456_789, 2**32 * 10**9 + 7, -1_000_000_001, -5 * 10**9):
+    for ns in (0, 1, 999_999_999, 1_700_000_000_123_456_789, 2**32 * 10**9 + 7, 12 * 10**18, -1_000_000_001):
         for name in (b"file", b"d", b"link"):
             tell(s.utime, name, ns, ns + 1)
             tell(s.times, name)

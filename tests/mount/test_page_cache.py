@@ -49,12 +49,6 @@ def test_what_has_not_changed_for_a_while_is_read_once(file: File) -> None:
     assert until(lambda: not any(file.costs_a_read() for _ in range(3)), LIMIT_S)  # but for a kernel short of memory
 
 
-def test_what_is_changed_behind_is_seen_at_the_next_open(file: File) -> None:
-    assert until(lambda: not file.costs_a_read(), LIMIT_S)
-    file.behind.write_bytes(CONTENT.swapcase())
-    assert file.seen.read_bytes() == CONTENT.swapcase()
-
-
 def test_a_change_in_the_same_tick_is_seen_too(file: File) -> None:
     """Of the same size, and so soon that its time may be that of the one before."""
     for number in range(200):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import os
-import shutil
 import struct
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, until
-from tests.support.open_files import may_be_written, opened
+from tests.support.open_files import opened
 from tests.support.passthrough_files import all_closed, n_messages, why_off
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
@@ -126,14 +123,6 @@ def test_a_mapping_and_a_handle_see_each_other(file: File) -> None:
         assert os.pread(other, 3, 200) == b"too"
 
 
-def test_two_who_append_write_one_after_the_other(file: File) -> None:
-    with opened(file.seen, os.O_WRONLY | os.O_APPEND) as one, opened(file.seen, os.O_WRONLY | os.O_APPEND) as other:
-        for _ in range(20):
-            os.write(one, b"1" * 10)
-            os.write(other, b"2" * 10)
-    assert file.below.read_bytes()[8192:] == (b"1" * 10 + b"2" * 10) * 20
-
-
 def test_direct_writing_and_reading_is_direct_below(file: File) -> None:
     with opened(file.seen, os.O_RDWR | os.O_DIRECT) as fd, mmap.mmap(-1, 4096) as aligned:
         aligned[:] = b"d" * 4096
@@ -142,46 +131,6 @@ def test_direct_writing_and_reading_is_direct_below(file: File) -> None:
         assert aligned[:] == b"a" * 4096
     assert file.below.read_bytes() == b"a" * 4096 + b"d" * 4096
     assert file.agrees()
-
-
-def test_what_is_open_without_a_name_goes_on(file: File) -> None:
-    with opened(file.seen, os.O_RDWR) as fd:
-        file.seen.unlink()
-        os.pwrite(fd, b"end", 8192)
-        st = os.fstat(fd)
-        assert (st.st_size, st.st_nlink) == (8195, 0)
-        assert os.pread(fd, 3, 8192) == b"end"
-        os.fsync(fd)
-        with opened(Path(f"/proc/self/fd/{fd}"), os.O_RDONLY) as again:
-            assert os.pread(again, 3, 8192) == b"end"
-
-
-def test_many_handles_of_one_file_are_one_file(file: File) -> None:
-    fds = [os.open(file.seen, flags) for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR) * 30]
-    try:
-        for number, fd in enumerate(fds[1::3]):
-            os.pwrite(fd, b"%08d" % number, 8 * number)
-        for fd in fds[::3] + fds[2::3]:
-            assert os.pread(fd, 8, 8 * 29) == b"%08d" % 29
-    finally:
-        for fd in fds:
-            os.close(fd)
-    assert file.agrees()
-
-
-def test_a_program_is_run_and_is_busy_as_long_as_it_runs(file: File) -> None:
-    program = file.seen.with_name("program")
-    shutil.copy("/bin/sleep", program)
-    with subprocess.Popen([program, "60"]) as running:
-        try:
-            with pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):
-                os.open(program, os.O_WRONLY)
-        finally:
-            running.kill()
-    assert until(lambda: may_be_written(program))
-    with opened(program, os.O_WRONLY), pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):
-        subprocess.run([program, "0"], check=False)
-    assert subprocess.run([program, "0"], check=False).returncode == 0
 
 
 # What is told of it.

@@ -79,20 +79,6 @@ def test_a_thousand_files_open_at_a_time_are_passed_through_each_by_itself(mount
 # Opens that come to nothing.
 
 
-def test_killed_clients_leave_no_file_behind(mount: Mounted) -> None:
-    with space_comes_back(mount.backing):
-        files = [put(mount.path / str(number)) for number in range(4)]
-
-        def open_and_map() -> None:
-            fds = [os.open(file, os.O_RDWR) for file in files for _ in range(10)]
-            mmap.mmap(fds[0], SIZE)[0] = 0
-
-        with processes(5, open_and_map):
-            pass
-        for file in files:
-            file.unlink()
-
-
 def test_clients_killed_while_they_open_leave_no_file_behind(mount: Mounted) -> None:
     n_fds = mount.n_fds()
     with space_comes_back(mount.backing):

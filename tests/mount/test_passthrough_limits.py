@@ -6,11 +6,9 @@ import ctypes
 import errno
 import mmap
 import os
-import select
-import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -200,23 +198,6 @@ def test_what_is_immutable_below_is_so(flag: str) -> None:
 
 
 # Whatever happens to the daemon.
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_who_has_a_file_open_goes_on_when_the_daemon_ends(number: signal.Signals) -> None:
-    with fresh_mount(expect_end=True) as mounted:
-        with opened(mounted.path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND) as fd:
-            os.close(os.dup(fd))  # from the first close on the kernel sends no message for one
-            os.write(fd, b"before ")
-            daemon = os.pidfd_open(mounted.pid)
-            os.kill(mounted.pid, number)
-            assert select.select([daemon], [], [], LIMIT_S)[0]
-            os.close(daemon)
-            os.write(fd, b"and after")
-            assert errno_of(lambda: os.fsync(fd)) in DEAD
-            with suppress(OSError):
-                os.close(os.dup(fd))
-        assert (mounted.backing / "log").read_bytes() == b"before and after"
 
 
 def test_fuse_below_hears_of_each_close_itself() -> None:

@@ -20,9 +20,8 @@ import pytest
 
 from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
 from fusefs.linux.thread_credentials import ThreadCredentials, call_as
-from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.open_files import may_be_written
-from tests.support.other_users import as_user, run_as
+from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
+from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume
 from tests.support.transports import is_plain
 
@@ -235,16 +234,6 @@ def test_bits_set_behind_the_mount_go_when_somebody_writes(mount: Mounted) -> No
         _set_bits(behind, "both")
         as_user(EVERYBODY["stranger"].uid, lambda: os.pwrite(file.fileno(), b"x", 0))
     assert left(behind).mode == "0777"
-
-
-def test_a_program_that_a_stranger_wrote_to_runs_as_who_runs_it(mount: Mounted) -> None:
-    path, stranger = mount.path / "program", EVERYBODY["stranger"]
-    shutil.copyfile("/usr/bin/id", path)
-    path.chmod(0o4777)
-    assert run_as(stranger.uid, [path, "-u"]).stdout == b"0\n"
-    assert until(lambda: may_be_written(path))
-    as_user(stranger.uid, lambda: write(path, os.O_WRONLY | os.O_APPEND))
-    assert run_as(stranger.uid, [path, "-u"]).stdout == b"%d\n" % stranger.uid
 
 
 @pytest.mark.parametrize("roots_is_first", [True, False])

@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 import pytest
 
 from fusefs.linux.fd import Fd
+from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.background_processes import clients, is_ended
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.odd_daemon import SWITCH_S, daemon_command
@@ -45,6 +46,8 @@ HOW = {
     "native core": ("uring=on",),
     "shared": ("uring=on", "coherence=shared"),
     "over /dev/fuse": (),
+    "slow": ("backing=slow",),
+    "slow, shared, tiny cache": ("backing=slow", "coherence=shared", "timeout=3600", "cache_size=8K"),
 }
 
 
@@ -57,7 +60,7 @@ def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
             for path in (source / name, source / name / "inner"):
                 os.chown(path, *[ANOTHER if name == "another's" else 0] * 2)
                 path.chmod(0o777)
-        options = [*HOW[request.param], *([] if request.param == "shared" else ["coherence=exclusive"])]
+        options = [*([] if "shared" in request.param else ["coherence=exclusive"]), *HOW[request.param]]
         command = daemon_command(switch_s=SWITCH_S)
         with trashd_mount(source, options=options, limit_s=LIMIT_S, command=command) as mounted:
             yield mounted
@@ -98,12 +101,17 @@ def look(drawn: Chance) -> None:
     drawn.other.exists()
 
 
+def exchange(one: Path, other: Path) -> None:
+    renameat2(AT_FDCWD, bytes(one), AT_FDCWD, bytes(other), RENAME_EXCHANGE)
+
+
 STEPS: dict[Callable[[Chance], object], int] = {
     write: 6,
     read: 3,
     look: 4,
     list_it: 2,
     lambda drawn: drawn.path.rename(drawn.other): 4,
+    lambda drawn: exchange(drawn.path, drawn.other): 1,
     lambda drawn: drawn.path.unlink(): 3,
     lambda drawn: drawn.path.mkdir(): 2,
     lambda drawn: drawn.path.rmdir(): 2,
@@ -112,6 +120,7 @@ STEPS: dict[Callable[[Chance], object], int] = {
     lambda drawn: drawn.path.chmod(drawn.one_of(0o600, 0o644, 0o755, 0o666)): 2,
     lambda drawn: os.utime(drawn.path, drawn.one_of(None, (1, 2))): 2,
     lambda drawn: os.truncate(drawn.path, drawn.one_of(0, 5, 20_000)): 1,
+    lambda drawn: os.setxattr(drawn.path, "user.x", drawn.one_of(b"1", b"2"), follow_symlinks=False): 1,
 }
 
 
@@ -144,9 +153,10 @@ def tree(top: Path) -> dict[str, tuple[object, ...]]:
             elif stat.S_ISLNK(st.st_mode):
                 content = os.readlink(path)
             size = 0 if stat.S_ISDIR(st.st_mode) else st.st_size
+            xattrs = "user.x" in os.listxattr(path, follow_symlinks=False) and os.getxattr(path, "user.x")
             found[str(path.relative_to(top))] = (
                 stat.filemode(st.st_mode), st.st_ino, st.st_nlink, st.st_uid, st.st_gid, size,
-                st.st_mtime_ns, st.st_ctime_ns, content,
+                st.st_mtime_ns, st.st_ctime_ns, content, xattrs,
             )  # fmt: skip
     return found
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import errno
 import functools
-import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -23,84 +21,33 @@ from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import ended
 from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.busy_clients import work
-from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.fuse_slow import SlowVolume, slow_volume
+from tests.support.foreground_mount import SHARED_LIMIT_S, until
+from tests.support.hanging_mounts import N_FILES, HangingMount, hanging_mount
 from tests.support.open_files import waits_in_the_kernel
 from tests.support.proc_stat import status_of
-from tests.support.real_filesystems import mount_of, tmpfs_volume
-from tests.support.trashd_command import EXECUTED, TRASHD, trashd
+from tests.support.real_filesystems import mount_of
+from tests.support.trashd_command import EXECUTED, trashd
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
-N_FILES = 50
 N_CLIENTS = 700  # more than there are workers and threads
-N_BEARABLE = 100  # a user's share of the threads; the slow filesystem has 256
 N_THREADS_MOST = 1024
 N_FDS_MOST = 1600
 KIB_A_CLIENT = 100
 GONE = {*DAEMON_GONE, errno.EIO, errno.ENOENT, errno.EINTR}
-SIDE_BY_SIDE = pytest.mark.takes_engine
-NOT_KNOWN = pytest.param(False, id="never looked at", marks=SIDE_BY_SIDE)
 BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
-OPTIONS = ("coherence=exclusive", "backing=slow")
-_NUMBERS = itertools.count()
-
-
-class Slow(NamedTuple):
-    """A slow volume with a few directories, and its mount."""
-
-    volume: SlowVolume
-    mounted: Mounted
-    top: Path
-
-
-@contextmanager
-def slow_mount(
-    *,
-    expect_end: bool = False,
-    has_uring: bool = True,
-    limit_s: float = 90,
-    command: tuple[str, ...] = (TRASHD,),
-) -> Iterator[Slow]:
-    """What hangs goes on at the end, before it is checked whether the daemon is as it was."""
-    with tmpfs_volume() as source, slow_volume(source, delay_us=200, limit_s=limit_s + 10) as volume:
-        fill(source)
-        point = source.with_name("mounted")
-        with trashd_mount(
-            volume.path,
-            point,
-            OPTIONS,
-            limit_s=limit_s,
-            expect_end=expect_end,
-            has_uring=has_uring,
-            command=command,
-        ) as mounted:
-            try:
-                yield Slow(volume, mounted, mounted.path)
-            finally:
-                volume.go_on()
-
-
-def fill(top: Path) -> None:
-    for name in ("stuck", "free", "also"):
-        (top / name).mkdir(parents=True)
-        for i in range(N_FILES):
-            (top / name / f"{name}-{i}").write_bytes(b"content")
 
 
 @pytest.fixture(scope="module")
-def slow_for_all() -> Iterator[Slow]:
-    with slow_mount(limit_s=SHARED_LIMIT_S) as slow:
+def slow_for_all() -> Iterator[HangingMount]:
+    with hanging_mount("slow", limit_s=SHARED_LIMIT_S) as slow:
         yield slow
 
 
 @pytest.fixture
-def slow(slow_for_all: Slow) -> Iterator[Slow]:
-    """A directory of the test's own; nothing has asked the mount for that name."""
-    name = f"case-{next(_NUMBERS)}"
-    fill(slow_for_all.volume.backing / name)
+def slow(slow_for_all: HangingMount, own_name: str) -> Iterator[HangingMount]:
     try:
-        yield slow_for_all._replace(top=slow_for_all.top / name)
+        yield slow_for_all.own_directory(own_name)
     finally:
         slow_for_all.volume.go_on()
 
@@ -118,9 +65,9 @@ STUCK: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("is_known", [NOT_KNOWN, pytest.param(True, id="known")])
+@pytest.mark.parametrize("is_known", [False, True], ids=["never looked at", "known"])
 @pytest.mark.parametrize("stuck", STUCK)
-def test_what_is_done_elsewhere_goes_on(slow: Slow, stuck: str, *, is_known: bool) -> None:
+def test_what_is_done_elsewhere_goes_on(slow: HangingMount, stuck: str, *, is_known: bool) -> None:
     if is_known:
         work(slow.top / "stuck")
     slow.volume.hang("stuck")
@@ -135,8 +82,7 @@ def test_what_is_done_elsewhere_goes_on(slow: Slow, stuck: str, *, is_known: boo
     in_time(lambda: work(slow.top / "stuck"))
 
 
-@SIDE_BY_SIDE
-def test_a_file_that_hangs_keeps_nobody_else_waiting_in_its_directory(slow: Slow) -> None:
+def test_a_file_that_hangs_keeps_nobody_else_waiting_in_its_directory(slow: HangingMount) -> None:
     slow.volume.hang("stuck-33")
     with clients([lambda: os.lstat(slow.top / "stuck/stuck-33")]) as (client,):
         slow.volume.wait_until_hung()
@@ -148,9 +94,9 @@ def test_a_file_that_hangs_keeps_nobody_else_waiting_in_its_directory(slow: Slow
 @BOTH_WAYS
 def test_a_listing_with_a_name_that_hangs_tells_all_names(*, has_uring: bool) -> None:
     """Plain ones at once; with attributes, when the hung one has been given up for the others' sake."""
-    with slow_mount(has_uring=has_uring) as slow:
+    with hanging_mount("slow", has_uring=has_uring) as slow:
         slow.volume.hang("stuck-33")
-        in_time(lambda: len(os.listdir(slow.top / "stuck")) == N_FILES or os._exit(1))
+        in_time(lambda: len(os.listdir(slow.top / "stuck")) == N_FILES + 1 or os._exit(1))
         others = [slow.top / f"stuck/stuck-{i}" for i in range(N_FILES) if i != 33]
         with clients([lambda: [os.lstat(path) for path in others] and None]) as (client,):
             assert ends(client) == 0
@@ -174,9 +120,8 @@ def crowd(top: Path, n: int) -> Callable[[], object]:
     return act
 
 
-@SIDE_BY_SIDE
 def test_more_clients_than_workers_hang_and_nothing_piles_up() -> None:
-    with slow_mount(command=EXECUTED) as slow:
+    with hanging_mount("slow", command=EXECUTED) as slow:
         pid = slow.mounted.pid
         work(slow.top / "free")
         (slow.top / "stuck").lstat()  # all may come in, and look further
@@ -194,21 +139,7 @@ def test_more_clients_than_workers_hang_and_nothing_piles_up() -> None:
         in_time(lambda: work(slow.top / "free"))
 
 
-@SIDE_BY_SIDE
-def test_many_who_hang_leave_room_for_others(slow: Slow) -> None:
-    """Nearly as many as one user may have waiting at a time."""
-    (slow.top / "stuck").lstat()
-    slow.volume.hang("stuck")
-    with clients([crowd(slow.top, N_BEARABLE)]) as pids:
-        slow.volume.wait_until_hung(N_BEARABLE)
-        for _ in range(3):
-            in_time(lambda: work(slow.top / "free"))
-            slow.mounted.forget_all()
-        slow.volume.go_on()
-        assert {ends(client) for client in pids} == {errno.ENOENT}
-
-
-def test_what_was_remembered_is_answered_though_it_hangs(slow: Slow) -> None:
+def test_what_was_remembered_is_answered_though_it_hangs(slow: HangingMount) -> None:
     paths = [slow.top / f"stuck/stuck-{i}" for i in range(N_FILES)]
     for path in paths:
         path.lstat()
@@ -217,8 +148,7 @@ def test_what_was_remembered_is_answered_though_it_hangs(slow: Slow) -> None:
     in_time(lambda: [path.lstat() for path in paths])
 
 
-@SIDE_BY_SIDE
-def test_stats_tell_how_many_wait_while_it_hangs(slow: Slow) -> None:
+def test_stats_tell_how_many_wait_while_it_hangs(slow: HangingMount) -> None:
     (slow.top / "stuck").lstat()
     slow.volume.hang("stuck")
     with clients([crowd(slow.top, 9)]) as pids:
@@ -229,7 +159,7 @@ def test_stats_tell_how_many_wait_while_it_hangs(slow: Slow) -> None:
         assert until(lambda: n_threads(slow) == 0, LIMIT_S)
 
 
-def n_threads(slow: Slow) -> int:
+def n_threads(slow: HangingMount) -> int:
     mounts = trashd("status", "--json").objects()[-1]["mounts"]
     (told,) = [mount["gauges"] for mount in mounts if mount["mount_point"] == str(slow.mounted.path)]
     return int(told["n_threads"])
@@ -239,24 +169,13 @@ def n_threads(slow: Slow) -> int:
 
 
 @contextmanager
-def hung(*, n: int = 5) -> Iterator[tuple[Slow, list[int]]]:
-    with slow_mount(expect_end=True) as slow:
+def hung(*, n: int = 5) -> Iterator[tuple[HangingMount, list[int]]]:
+    with hanging_mount("slow", expect_end=True) as slow:
         slow.volume.hang("stuck")
         with clients([functools.partial(os.lstat, slow.top / f"stuck/stuck-{i}") for i in range(n)]) as pids:
             slow.volume.wait_until_hung()
             assert until(lambda: all(waits_in_the_kernel(pid) for pid in pids), LIMIT_S)
             yield slow, pids
-
-
-@pytest.mark.usefixtures("short_patience")
-def test_umount_force_lets_all_go_while_it_hangs() -> None:
-    with hung() as (slow, pids):
-        done = trashd("umount", "--force", slow.top)
-        assert done.code == 0, done.err
-        assert mount_of(slow.top) is None
-        assert {ends(pid) for pid in pids} <= GONE
-        slow.volume.go_on()
-        ended(os.pidfd_open(slow.mounted.pid))
 
 
 def test_umount_lazy_takes_it_out_of_sight_while_it_hangs() -> None:
@@ -281,7 +200,7 @@ def test_umount_tells_who_waits_that_it_is_busy() -> None:
         ended(os.pidfd_open(slow.mounted.pid))
 
 
-def fetch_ahead(slow: Slow) -> None:
+def fetch_ahead(slow: HangingMount) -> None:
     """A listing fetches attributes ahead, of a name that hangs; who listed has left."""
     slow.volume.hang("stuck-33")
     in_time(lambda: os.listdir(slow.top / "stuck") and None)
@@ -291,7 +210,7 @@ def fetch_ahead(slow: Slow) -> None:
 
 @BOTH_WAYS
 def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more(*, has_uring: bool) -> None:
-    with slow_mount(expect_end=True, has_uring=has_uring) as slow:
+    with hanging_mount("slow", expect_end=True, has_uring=has_uring) as slow:
         fetch_ahead(slow)
         done = trashd("umount", slow.top)
         assert done.code == 0, done.err
@@ -303,7 +222,7 @@ def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more(*, has_uring: b
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @BOTH_WAYS
 def test_a_signal_ends_it_while_what_it_fetches_hangs(number: signal.Signals, *, has_uring: bool) -> None:
-    with slow_mount(expect_end=True, has_uring=has_uring) as slow:
+    with hanging_mount("slow", expect_end=True, has_uring=has_uring) as slow:
         fetch_ahead(slow)
         os.kill(slow.mounted.pid, number)
         assert number == signal.SIGKILL or until(lambda: mount_of(slow.top) is None, LIMIT_S)
@@ -328,15 +247,3 @@ def test_a_killed_daemon_lets_go_who_waits() -> None:
         slow.volume.go_on()
         ended(os.pidfd_open(slow.mounted.pid))
         assert {ends(pid) for pid in pids} <= GONE | {0}
-
-
-@SIDE_BY_SIDE
-def test_a_killed_client_leaves_the_rest_alone(slow: Slow) -> None:
-    slow.volume.hang("stuck")
-    with clients([lambda: os.lstat(slow.top / "stuck/stuck-1")]) as (client,):
-        slow.volume.wait_until_hung()
-        os.kill(client, signal.SIGKILL)
-        in_time(lambda: work(slow.top / "free"))
-        slow.volume.go_on()
-        assert ends(client) == -signal.SIGKILL
-    in_time(lambda: work(slow.top / "stuck"))

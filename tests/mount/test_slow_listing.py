@@ -8,83 +8,31 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.support.background_processes import workers
-from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.fuse_slow import SlowVolume, Xattrs, slow_volume
+from tests.support.foreground_mount import SHARED_LIMIT_S
+from tests.support.fuse_slow import Xattrs
 from tests.support.many_files import fill
-from tests.support.real_filesystems import tmpfs_volume
+from tests.support.slow_mounts import BOTH_WAYS, LIMIT_S, SLOW, N, SlowMount, slow_mount
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
-N = 1000
 N_MANY = 10_000
 N_SPARE = 20  # the directory itself, and the way to it
 N_LATE = 512  # two batches that are fetched ahead: for what is late, the daemon waits two seconds, and then asks again
 N_IN_FLIGHT = 64
-LIMIT_S = 60.0
-EXCLUSIVE, SLOW = "coherence=exclusive", "backing=slow"
-BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
 
 
-class Listed:
-    """A slow volume with one large directory, and its mount."""
-
-    def __init__(self, volume: SlowVolume, mounted: Mounted) -> None:
-        self.volume = volume
-        self.mounted = mounted
-        self.top = mounted.path / "flat"
-
-    def asked(self) -> int:
-        """How often the slow filesystem was asked about an entry, when nothing is fetched for it any more."""
-        began_ns = time.time_ns()
-        os.statvfs(self.mounted.path)  # after each operation, and until nothing is fetched, there are new numbers
-        assert until(lambda: self._rests(began_ns), LIMIT_S)
-        return self._asked()
-
-    def _rests(self, since_ns: int) -> bool:
-        told = self.mounted.stats()
-        return told.updated_ns > since_ns and not told.gauges["n_prefetches"] and not self.volume.n_under_way
-
-    def forget_all(self) -> None:
-        """Let the kernel forget what it knows of both filesystems, so that it is the daemon who remembers."""
-        self.mounted.forget_all()
-        self.volume.forget_all()
-
-    def _asked(self) -> int:
-        counts = self.volume.n_messages
-        return counts.get("lookup", 0) + counts.get("getattr", 0)
-
-
-@contextmanager
-def listed(
-    *options: str,
-    n: int = N,
-    delay_us: int = 100,
-    n_directories: int = 1,
-    has_uring: bool = True,
-    xattrs: Xattrs = Xattrs.ALL,
-    limit_s: float = 90,
-) -> Iterator[Listed]:
-    """The kernel believes what it knows of the slow filesystem for longer than any test takes."""
-    with tmpfs_volume(options=["nr_inodes=50000"]) as source:
-        fill(source / "flat", n)
-        for i in range(1, n_directories):
-            fill(source / f"flat{i}", n)
-        point = source.with_name("mounted")
-        with (
-            slow_volume(source, delay_us=delay_us, ttl_s=1000, xattrs=xattrs, limit_s=limit_s + 10) as volume,
-            trashd_mount(volume.path, point, [EXCLUSIVE, *options], limit_s=limit_s, has_uring=has_uring) as mounted,
-        ):
-            os.lstat(point / "flat")
-            yield Listed(volume, mounted)
+def make_many(n_directories: int, directory: Path, n: int) -> None:
+    fill(directory, n)
+    for number in range(1, n_directories):
+        fill(directory.with_name(f"{directory.name}{number}"), n)
 
 
 def ls(*words: str | Path) -> list[str]:
@@ -96,42 +44,42 @@ def ls(*words: str | Path) -> list[str]:
 @pytest.mark.parametrize("words", [["-f"], ["-U"], ["-1"], ["-p", "-U"], ["--color=never", "-a"]], ids=" ".join)
 def test_names_alone_ask_for_no_attributes(words: list[str]) -> None:
     """Kinds come with the names."""
-    with listed(SLOW) as one:
-        before = one.asked()
+    with slow_mount(SLOW) as one:
+        before = one.n_looks()
         assert len(ls(*words, one.top)) >= N
-        assert one.asked() - before < N_SPARE
+        assert one.n_looks() - before < N_SPARE
 
 
 @pytest.mark.parametrize("xattrs", [Xattrs.ALL, Xattrs.NONE], ids=["xattrs", "no xattrs"])
 @pytest.mark.parametrize("words", [["-l"], ["-lU"], ["-l", "--color=always"], ["-s"]], ids=" ".join)
 @BOTH_WAYS
 def test_attributes_are_asked_for_once_for_each_entry(words: list[str], *, xattrs: Xattrs, has_uring: bool) -> None:
-    with listed(SLOW, xattrs=xattrs, has_uring=has_uring) as one:
-        before = one.asked()
+    with slow_mount(SLOW, xattrs=xattrs, has_uring=has_uring) as one:
+        before = one.n_looks()
         assert len(ls(*words, one.top)) == N + 1
-        first = one.asked()
+        first = one.n_looks()
         assert N <= first - before < N * 1.1 + N_LATE + N_SPARE
         assert len(ls(*words, one.top)) == N + 1
-        assert one.asked() - first < N_SPARE
+        assert one.n_looks() - first < N_SPARE
         one.forget_all()
         assert len(ls(*words, one.top)) == N + 1
-        assert one.asked() - first < 2 * N_SPARE, "the kernel forgot, and so did the daemon"
+        assert one.n_looks() - first < 2 * N_SPARE, "the kernel forgot, and so did the daemon"
 
 
 def test_who_wants_names_and_then_attributes_has_them_once() -> None:
     """A plain listing first, as a shell does for a pattern; then each name."""
-    with listed(SLOW) as one:
-        before = one.asked()
+    with slow_mount(SLOW) as one:
+        before = one.n_looks()
         names = os.listdir(one.top)
         for name in sorted(names):
             assert os.lstat(one.top / name).st_size == 0
-        assert one.asked() - before < N * 1.2 + N_LATE + N_SPARE
+        assert one.n_looks() - before < N * 1.2 + N_LATE + N_SPARE
 
 
 @pytest.mark.parametrize("n_in_flight", [1, 8, N_IN_FLIGHT])
 @BOTH_WAYS
 def test_no_more_are_in_flight_than_allowed(n_in_flight: int, *, has_uring: bool) -> None:
-    with listed(SLOW, f"in_flight={n_in_flight}", n=4 * N, has_uring=has_uring) as one:
+    with slow_mount(SLOW, f"in_flight={n_in_flight}", n=4 * N, has_uring=has_uring) as one:
         one.volume.forget_max()
         with os.scandir(one.top) as entries:
             for number, entry in enumerate(entries):
@@ -141,7 +89,7 @@ def test_no_more_are_in_flight_than_allowed(n_in_flight: int, *, has_uring: bool
                     break
                 one.volume.delay(100 if number < N_SPARE or is_seen else 2000 * n_in_flight)
                 entry.stat(follow_symlinks=False)
-        one.asked()
+        one.n_looks()
         most = one.volume.max_under_way
         assert most <= n_in_flight + 4  # and the listing itself, and the client's own
         assert most >= n_in_flight / 2
@@ -149,41 +97,34 @@ def test_no_more_are_in_flight_than_allowed(n_in_flight: int, *, has_uring: bool
 
 def test_the_head_of_a_listing_costs_little() -> None:
     """`ls -U | head`: names; and a few attributes, for which no more are fetched than the next few."""
-    with listed(SLOW, n=N_MANY) as one:
-        before = one.asked()
+    with slow_mount(SLOW, n=N_MANY) as one:
+        before = one.n_looks()
         with subprocess.Popen(["ls", "-U", one.top], stdout=subprocess.PIPE) as head:
             assert head.stdout is not None
             assert head.stdout.readline()
             head.stdout.close()
-        assert one.asked() - before < N_SPARE
+        assert one.n_looks() - before < N_SPARE
         with os.scandir(one.top) as entries:
             for _, entry in zip(range(3), entries, strict=False):
                 entry.stat(follow_symlinks=False)
-        assert one.asked() - before < N_MANY / 4
-
-
-def test_nothing_is_fetched_for_who_reads_no_further() -> None:
-    with listed(SLOW, n=N_MANY) as one:
-        before = one.asked()
-        with os.scandir(one.top) as entries:
-            for _, entry in zip(range(500), entries, strict=False):
-                entry.stat(follow_symlinks=False)
-            assert 500 <= one.asked() - before < N_MANY / 2
-        assert one.asked() - before < N_MANY / 2
+        assert one.n_looks() - before < N_MANY / 4
 
 
 def test_two_who_list_at_a_time_are_both_told_all() -> None:
-    with listed(SLOW, delay_us=500) as one, ThreadPoolExecutor(3) as pool:
-        before = one.asked()
+    with slow_mount(SLOW, delay_us=500) as one, ThreadPoolExecutor(3) as pool:
+        before = one.n_looks()
         lists = [pool.submit(ls, "-l", one.top) for _ in range(3)]
         assert {len(found.result(LIMIT_S)) for found in lists} == {N + 1}
         assert lists[0].result() == lists[1].result() == lists[2].result()
-        assert one.asked() - before < 3 * N + N_SPARE
+        assert one.n_looks() - before < 3 * N + N_SPARE
 
 
 @BOTH_WAYS
 def test_many_directories_at_a_time_are_listed_whole(*, has_uring: bool) -> None:
-    with listed(SLOW, n=200, n_directories=12, has_uring=has_uring) as one, ThreadPoolExecutor(8) as pool:
+    with (
+        slow_mount(SLOW, n=200, make=partial(make_many, 12), has_uring=has_uring) as one,
+        ThreadPoolExecutor(8) as pool,
+    ):
         directories = [path for path in one.mounted.path.iterdir() if path.name.startswith("flat")]
         assert len(directories) == 12
         for found in pool.map(lambda path: ls("-l", path), directories):
@@ -193,17 +134,17 @@ def test_many_directories_at_a_time_are_listed_whole(*, has_uring: bool) -> None
 @pytest.mark.parametrize("size", ["0", "4K", "200K"])
 def test_what_can_not_be_remembered_is_listed_too(size: str) -> None:
     """Larger than the cache: it costs more, and within bounds."""
-    with listed(SLOW, f"cache_size={size}") as one:
-        before = one.asked()
+    with slow_mount(SLOW, f"cache_size={size}") as one:
+        before = one.n_looks()
         for _ in range(2):
             found = ls("-l", one.top)
             assert len(found) == N + 1
             one.forget_all()
-        assert one.asked() - before < 2 * (2 * N + N_LATE + N_SPARE)
+        assert one.n_looks() - before < 2 * (2 * N + N_LATE + N_SPARE)
 
 
 def test_find_and_du_are_right_over_a_slow_filesystem() -> None:
-    with listed(SLOW, n=200, n_directories=10) as one:
+    with slow_mount(SLOW, n=200, make=partial(make_many, 10)) as one:
         for i, path in enumerate(sorted((one.volume.backing / "flat3").iterdir())):
             if i % 2:
                 path.write_bytes(b"x" * 5000)
@@ -217,7 +158,7 @@ def test_find_and_du_are_right_over_a_slow_filesystem() -> None:
 
 
 def test_it_is_found_out_that_a_filesystem_is_slow() -> None:
-    with listed(n=1000, delay_us=3000, n_directories=3) as one:
+    with slow_mount(make=partial(make_many, 3), delay_us=3000) as one:
         for name in ("flat", "flat1"):
             ls("-l", one.mounted.path / name)
         one.volume.delay(100_000)
@@ -247,13 +188,13 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["by io_uring", "by threads"])
-def listed_for_all(request: pytest.FixtureRequest) -> Iterator[Listed]:
-    with listed(SLOW, n=0, has_uring=request.param, limit_s=SHARED_LIMIT_S) as one:
+def listed_for_all(request: pytest.FixtureRequest) -> Iterator[SlowMount]:
+    with slow_mount(SLOW, n=0, has_uring=request.param, limit_s=SHARED_LIMIT_S) as one:
         yield one
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_is_fetched_as_it_is_now(listed_for_all: Listed, change: str) -> None:
+def test_what_was_changed_is_fetched_as_it_is_now(listed_for_all: SlowMount, change: str) -> None:
     """Though the kernel below believes what it knows: of what changed, it must be asked anew."""
     one = listed_for_all
     behind = fill(one.volume.backing / f"of {change}", 50)
@@ -281,11 +222,11 @@ def lists_for_ever(top: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [[EXCLUSIVE], [EXCLUSIVE, "cache_size=8K"], [EXCLUSIVE, "timeout=0"]], ids=str)
+@pytest.mark.parametrize("options", [[], ["cache_size=8K"], ["timeout=0"]], ids=str)
 @BOTH_WAYS
 def test_who_changed_something_sees_it_however_many_look(options: Sequence[str], *, has_uring: bool) -> None:
     """What was fetched before a change, and comes after it, is not believed: by no client."""
-    with listed(SLOW, *options, n=150, delay_us=1000, has_uring=has_uring) as one:
+    with slow_mount(SLOW, *options, n=150, delay_us=1000, has_uring=has_uring) as one:
         with workers([lambda: lists_for_ever(one.top)] * 2):
             for i in range(10):
                 path = one.top / f"f{i}"
@@ -305,5 +246,5 @@ def test_who_changed_something_sees_it_however_many_look(options: Sequence[str],
                 made.unlink()
                 assert not made.exists()
         for _ in range(2):
-            assert attributes(one.top) == attributes(one.volume.backing / "flat")
+            assert attributes(one.top) == attributes(one.backing)
             one.forget_all()

@@ -7,7 +7,6 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -15,66 +14,39 @@ import pytest
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
 from tests.support.acls import ACCESS
-from tests.support.foreground_mount import Mounted, trashd_mount
-from tests.support.fuse_slow import SlowVolume, slow_volume
-from tests.support.many_files import fill
 from tests.support.open_files import errno_of, opened
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import tmpfs_volume
+from tests.support.slow_mounts import SLOW, N, SlowMount, slow_mount
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
-N = 1000
-SLOW = ("coherence=exclusive", "backing=slow")
-
-
-class Two:
-    """A slow volume and its mount: the same directory by either."""
-
-    def __init__(self, volume: SlowVolume, mounted: Mounted) -> None:
-        self.volume = volume
-        self.mounted = mounted
-        self.top = mounted.path / "d"
-        self.backing = volume.backing / "d"
-
-    def n_opened(self) -> int:
-        """How often a directory was opened below."""
-        return self.volume.n_messages.get("opendir", 0)
-
-    def remember(self) -> None:
-        """Only the daemon does."""
-        os.listdir(self.top)
-        self.mounted.forget_all()
-        self.volume.forget_all()
-
-
-@contextmanager
-def two(*options: str) -> Iterator[Two]:
-    with tmpfs_volume() as source:
-        fill(source / "d", N)
-        point = source.with_name("mounted")
-        with (
-            slow_volume(source, delay_us=100, ttl_s=0) as volume,
-            trashd_mount(volume.path, point, [*SLOW, *options]) as mounted,
-        ):
-            yield Two(volume, mounted)
-
 
 @pytest.fixture
-def both() -> Iterator[Two]:
-    with two() as found:
+def both() -> Iterator[SlowMount]:
+    with slow_mount(SLOW, ttl_s=0) as found:
         yield found
 
 
-def test_what_is_remembered_is_listed_without_opening_it(both: Two) -> None:
-    both.remember()
-    before = both.n_opened()
+def n_opened(both: SlowMount) -> int:
+    """How often a directory was opened below."""
+    return both.volume.n_messages.get("opendir", 0)
+
+
+def remember(both: SlowMount) -> None:
+    """Only the daemon does."""
+    os.listdir(both.top)
+    both.forget_all()
+
+
+def test_what_is_remembered_is_listed_without_opening_it(both: SlowMount) -> None:
+    remember(both)
+    before = n_opened(both)
     assert sorted(os.listdir(both.top)) == sorted(os.listdir(both.backing))
-    assert both.n_opened() == before
+    assert n_opened(both) == before
 
 
-def test_what_changes_while_it_is_open_is_seen(both: Two) -> None:
-    both.remember()
+def test_what_changes_while_it_is_open_is_seen(both: SlowMount) -> None:
+    remember(both)
     with opened(both.top, os.O_RDONLY | os.O_DIRECTORY) as fd:
         (both.top / "new").touch()
         assert "new" in os.listdir(fd)
@@ -82,8 +54,8 @@ def test_what_changes_while_it_is_open_is_seen(both: Two) -> None:
         assert sorted(os.listdir(fd)) == sorted(os.listdir(both.backing))
 
 
-def test_its_names_are_made_durable(both: Two) -> None:
-    both.remember()
+def test_its_names_are_made_durable(both: SlowMount) -> None:
+    remember(both)
     with opened(both.top, os.O_RDONLY | os.O_DIRECTORY) as fd:
         before = both.volume.n_messages.get("fsyncdir", 0)
         os.fsync(fd)
@@ -91,8 +63,8 @@ def test_its_names_are_made_durable(both: Two) -> None:
         os.fdatasync(fd)
 
 
-def test_it_may_be_moved_and_removed_while_it_is_open(both: Two) -> None:
-    both.remember()
+def test_it_may_be_moved_and_removed_while_it_is_open(both: SlowMount) -> None:
+    remember(both)
     with opened(both.top, os.O_RDONLY | os.O_DIRECTORY) as fd:
         both.top.rename(both.top.with_name("moved"))
         assert len(os.listdir(fd)) == N
@@ -102,8 +74,8 @@ def test_it_may_be_moved_and_removed_while_it_is_open(both: Two) -> None:
         assert os.listdir(fd) == []
 
 
-def test_what_is_gone_behind_the_mount_is_told_to_be(both: Two) -> None:
-    both.remember()
+def test_what_is_gone_behind_the_mount_is_told_to_be(both: SlowMount) -> None:
+    remember(both)
     with opened(both.top, os.O_RDONLY | os.O_DIRECTORY) as fd:
         shutil.rmtree(both.backing)
         (both.mounted.path / "other").mkdir()
@@ -111,8 +83,8 @@ def test_what_is_gone_behind_the_mount_is_told_to_be(both: Two) -> None:
     assert (both.mounted.path / "other").is_dir()
 
 
-def test_many_read_one_handle_at_a_time(both: Two) -> None:
-    both.remember()
+def test_many_read_one_handle_at_a_time(both: SlowMount) -> None:
+    remember(both)
     handles = [os.open(both.top, os.O_RDONLY | os.O_DIRECTORY) for _ in range(20)]
     (both.top / "new").touch()
     for fd in handles:
@@ -124,9 +96,9 @@ def test_many_read_one_handle_at_a_time(both: Two) -> None:
 @pytest.mark.parametrize("is_remembered", [False, True])
 def test_who_goes_back_is_told_what_was_told_before_and_nothing_is_read_again(*, is_remembered: bool) -> None:
     """As the kernel does when it has lost what it kept of a listing."""
-    with two() as both:
+    with slow_mount(SLOW, ttl_s=0) as both:
         if is_remembered:
-            both.remember()
+            remember(both)
         with opened(both.top, os.O_RDONLY | os.O_DIRECTORY) as fd:
             entries = Dirents(Fd(fd))
 
@@ -147,14 +119,14 @@ def test_who_goes_back_is_told_what_was_told_before_and_nothing_is_read_again(*,
                 assert again == following[: len(again)]
                 assert bool(again) == bool(following)
             assert both.volume.n_messages.get("readdir", 0) == n_read
-        both.remember()
+        remember(both)
         assert both.volume.n_messages.get("readdir", 0) == n_read
         assert sum(map(len, parts)) == N + 2
 
 
-def test_who_may_not_read_it_is_refused(both: Two) -> None:
+def test_who_may_not_read_it_is_refused(both: SlowMount) -> None:
     both.top.chmod(0o711)
-    both.remember()
+    remember(both)
     with pytest.raises(PermissionError):
         as_user(1000, lambda: os.listdir(both.top))
     both.top.chmod(0o755)
@@ -163,14 +135,14 @@ def test_who_may_not_read_it_is_refused(both: Two) -> None:
 
 @pytest.mark.parametrize("options", [["cache_size=0"], ["timeout=0"], ["cache_size=16K"]], ids=str)
 def test_what_is_not_remembered_is_opened(options: list[str]) -> None:
-    with two(*options) as both:
-        both.remember()
-        before = both.n_opened()
+    with slow_mount(SLOW, *options, ttl_s=0) as both:
+        remember(both)
+        before = n_opened(both)
         assert len(os.listdir(both.top)) == N
-        assert both.n_opened() == before + 1
+        assert n_opened(both) == before + 1
 
 
-def test_a_listing_read_anew_makes_nobody_ask_for_what_the_kernel_knows(both: Two) -> None:
+def test_a_listing_read_anew_makes_nobody_ask_for_what_the_kernel_knows(both: SlowMount) -> None:
     """The kernel drops a file's ACL when a listing tells what the file is; so does no listing, of what it was told."""
 
     def ask_all() -> int:
@@ -187,7 +159,7 @@ def test_a_listing_read_anew_makes_nobody_ask_for_what_the_kernel_knows(both: Tw
 
 
 def test_a_listing_tells_in_full_what_the_kernel_believes_no_more() -> None:
-    with two("timeout=1.5") as both:
+    with slow_mount(SLOW, "timeout=1.5", ttl_s=0) as both:
 
         def look_at_all() -> int:
             """How often names were looked up for it; read anew, and not as the kernel has it."""

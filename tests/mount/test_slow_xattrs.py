@@ -10,7 +10,6 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -30,67 +29,21 @@ from tests.support.acls import (
     acl,
 )
 from tests.support.background_processes import workers
-from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
-from tests.support.fuse_slow import SlowVolume, Xattrs, slow_volume
+from tests.support.foreground_mount import SHARED_LIMIT_S, until
+from tests.support.fuse_slow import Xattrs
 from tests.support.many_files import fill
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import tmpfs_volume
+from tests.support.slow_mounts import BOTH_WAYS, LIMIT_S, SLOW, N, SlowMount, slow_mount
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
-N, N_FEW = 1000, 200
+N_FEW = 200
 N_LATE = 300  # asked for while they were being fetched, or fetched before it was known what is wanted
-LIMIT_S = 60.0
 BEFORE_ALL = 1_000_000_000  # s: of no file here
 PLAIN = acl((USER_OBJ, 6, NOBODY), (GROUP_OBJ, 0, NOBODY), (OTHER, 0, NOBODY))
 GRANTS = acl((USER_OBJ, 6, NOBODY), (USER, 6, 1234), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY))
 _300_USERS = ((USER, 4, uid) for uid in range(300))
 LONG = acl((USER_OBJ, 6, NOBODY), *_300_USERS, (GROUP_OBJ, 4, NOBODY), (MASK, 4, NOBODY), (OTHER, 0, NOBODY))
-BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
-
-
-class Served:
-    """A slow volume, with a directory that has many files, and its mount."""
-
-    def __init__(self, volume: SlowVolume, mounted: Mounted, name: str) -> None:
-        self.volume = volume
-        self.mounted = mounted
-        self.top = mounted.path / name
-        self.backing = volume.backing / name
-
-    def rests(self) -> dict[str, int]:
-        """What the slow filesystem has been asked, when nothing is under way any more."""
-        assert until(lambda: not (self.mounted.stats().gauges["n_prefetches"] or self.volume.n_under_way), LIMIT_S)
-        return self.volume.n_messages
-
-    def asked_since(self, before: dict[str, int]) -> dict[str, int]:
-        now = self.rests()
-        return {name: n - before.get(name, 0) for name, n in now.items() if n != before.get(name, 0)}
-
-    def drop_all(self) -> None:
-        """Let the kernel forget what it knows of both filesystems, so that only the daemon remembers."""
-        self.mounted.forget_all()
-        self.volume.forget_all()
-
-
-@contextmanager
-def served(
-    *options: str,
-    n: int = N,
-    xattrs: Xattrs = Xattrs.ALL,
-    ttl_s: float = 1000,
-    has_uring: bool = True,
-    limit_s: float = 90,
-) -> Iterator[Served]:
-    with tmpfs_volume(options=["nr_inodes=50000"]) as source:
-        make(source / "flat", n)
-        point = source.with_name("mounted")
-        own = ["coherence=exclusive", "backing=slow", *options]
-        with (
-            slow_volume(source, delay_us=100, ttl_s=ttl_s, xattrs=xattrs, limit_s=limit_s + 10) as volume,
-            trashd_mount(volume.path, point, own, limit_s=limit_s, has_uring=has_uring) as mounted,
-        ):
-            yield Served(volume, mounted, "flat")
 
 
 def make(top: Path, n: int) -> None:
@@ -127,21 +80,20 @@ COMMANDS = {
 def test_the_second_time_nothing_is_asked_though_the_kernel_has_forgotten_all(
     command: str, ttl_s: float, *, has_uring: bool
 ) -> None:
-    with served(n=N_FEW, ttl_s=ttl_s, has_uring=has_uring) as one:
+    with slow_mount(SLOW, make=make, n=N_FEW, ttl_s=ttl_s, has_uring=has_uring) as one:
         first = run(COMMANDS[command], one.top)
-        before = one.rests()
-        one.drop_all()
+        before = one.asked()
+        one.forget_all()
         assert run(COMMANDS[command], one.top) == first
         asked = one.asked_since(before)
-        asked.pop("statfs", None)  # find asks once for the free room, which is not remembered
         assert asked == {}
         assert first == run(COMMANDS[command], one.backing)
 
 
 @BOTH_WAYS
 def test_each_is_asked_for_once(*, has_uring: bool) -> None:
-    with served(has_uring=has_uring) as one:
-        before = one.rests()
+    with slow_mount(SLOW, make=make, has_uring=has_uring) as one:
+        before = one.asked()
         run(COMMANDS["ls -l"], one.top)
         asked = one.asked_since(before)
         assert N <= asked["getxattr"] <= N + N_LATE
@@ -149,7 +101,7 @@ def test_each_is_asked_for_once(*, has_uring: bool) -> None:
 
 
 def test_many_are_asked_for_at_a_time() -> None:
-    with served("in_flight=64") as one:
+    with slow_mount(SLOW, "in_flight=64", make=make) as one:
         one.volume.delay_all()
         one.volume.delay(5000)
         one.volume.forget_max()
@@ -158,14 +110,14 @@ def test_many_are_asked_for_at_a_time() -> None:
 
 
 def test_who_asks_for_none_has_none_fetched() -> None:
-    with served() as one:
-        before = one.rests()
+    with slow_mount(SLOW, make=make) as one:
+        before = one.asked()
         for _ in range(2):
             run(COMMANDS["ls --color"], one.top)
         assert "getxattr" not in one.asked_since(before)
         run(COMMANDS["ls -l"], one.top)
         for name in ("next", "one after"):  # one listing later, they are not wanted any more
-            before = one.rests()
+            before = one.asked()
             fill(one.volume.backing / name, 100)
             run(COMMANDS["ls --color"], one.top.parent / name)
         assert one.asked_since(before).get("getxattr", 0) == 0
@@ -173,24 +125,24 @@ def test_who_asks_for_none_has_none_fetched() -> None:
 
 def test_what_ls_has_fetched_getfacl_is_told_from_memory() -> None:
     """And what was listed without is fetched at a request: many at a time."""
-    with served() as one:
+    with slow_mount(SLOW, make=make) as one:
         run(COMMANDS["find"], one.top)
-        before = one.rests()
+        before = one.asked()
         one.volume.forget_max()
         run(COMMANDS["ls -l"], one.top)
         asked = one.asked_since(before)
         assert N <= asked["getxattr"] <= N + N_LATE
-        before = one.rests()
+        before = one.asked()
         run(COMMANDS["getfacl"], one.top)
         assert one.asked_since(before).get("getxattr", 0) < 10  # of the directories: a default ACL each
 
 
 def test_few_are_waited_for_one_by_one_though_the_attributes_are_remembered() -> None:
-    with served() as one:
+    with slow_mount(SLOW, make=make) as one:
         one.volume.delay_all()
         run(COMMANDS["find"], one.top)
-        one.rests()
-        one.drop_all()
+        one.asked()
+        one.forget_all()
         before = one.mounted.stats().remembered["xattr"].n_misses
         run(COMMANDS["getfacl"], one.top)
         assert one.mounted.stats().remembered["xattr"].n_misses - before < N / 10
@@ -201,9 +153,9 @@ def test_few_are_waited_for_one_by_one_though_the_attributes_are_remembered() ->
 @BOTH_WAYS
 def test_who_has_none_is_asked_once(xattrs: Xattrs, command: str, *, has_uring: bool) -> None:
     """Or once of a file, and once of a directory."""
-    with served(n=N_FEW, xattrs=xattrs, has_uring=has_uring) as one:
+    with slow_mount(SLOW, make=make, n=N_FEW, xattrs=xattrs, has_uring=has_uring) as one:
         for _ in range(2):
-            before = one.rests()
+            before = one.asked()
             told = run(COMMANDS[command], one.top)
             asked = one.asked_since(before)
             n_asked = asked.get("getxattr", 0) + asked.get("listxattr", 0)
@@ -211,7 +163,7 @@ def test_who_has_none_is_asked_once(xattrs: Xattrs, command: str, *, has_uring: 
                 assert n_asked <= 2 * N_FEW + 3 * N_LATE  # the list of names, and an ACL
             else:
                 assert n_asked <= 16
-            one.drop_all()
+            one.forget_all()
         assert told.count(b"\n") >= N_FEW or command == "getfattr"
 
 
@@ -257,14 +209,14 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.fixture(scope="module", params=[[], ["cache_size=0"], ["timeout=0"], ["timeout=1"]], ids=str)
-def served_for_all(request: pytest.FixtureRequest) -> Iterator[Served]:
-    with served(*request.param, n=0, limit_s=SHARED_LIMIT_S) as one:
+def served_for_all(request: pytest.FixtureRequest) -> Iterator[SlowMount]:
+    with slow_mount(SLOW, *request.param, make=make, n=0, limit_s=SHARED_LIMIT_S) as one:
         yield one
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_is_told_as_it_is_now(served_for_all: Served, change: str) -> None:
-    one = Served(served_for_all.volume, served_for_all.mounted, f"of {change}")
+def test_what_was_changed_is_told_as_it_is_now(served_for_all: SlowMount, change: str) -> None:
+    one = served_for_all._replace(name=f"of {change}")
     make(one.backing, 6)
     os.setxattr(one.backing / "f0", ACCESS, GRANTS)
     os.setxattr(one.backing / "f0", CAPABILITY, CAN_BIND)
@@ -282,7 +234,7 @@ def test_what_was_changed_is_told_as_it_is_now(served_for_all: Served, change: s
 
 
 def test_xattrs_of_all_kinds_are_told_as_they_are() -> None:
-    with served(n=10) as one:
+    with slow_mount(SLOW, make=make, n=10) as one:
         os.mkfifo(one.backing / "pipe")
         (one.backing / "link").symlink_to("f1")
         (one.backing / "\udcff new\nline").touch()
@@ -303,16 +255,16 @@ def test_an_acl_lets_in_and_keeps_out_as_it_is_now() -> None:
     def may_read() -> bool:
         return os.access(one.top / "f0", os.R_OK)
 
-    with served(n=20) as one:
+    with slow_mount(SLOW, make=make, n=20) as one:
         (one.backing / "f0").chmod(0o600)
         os.setxattr(one.backing / "f0", ACCESS, GRANTS)
         run(COMMANDS["ls -l"], one.top)
-        one.drop_all()
+        one.forget_all()
         for _ in range(2):
             assert as_user(1234, may_read)
             os.setxattr(one.top / "f0", ACCESS, PLAIN)
             assert not as_user(1234, may_read)
-            one.drop_all()
+            one.forget_all()
             assert not as_user(1234, may_read)
             os.setxattr(one.top / "f0", ACCESS, GRANTS)
 
@@ -333,7 +285,7 @@ def lists_for_ever(top: Path) -> None:
 @BOTH_WAYS
 def test_who_changed_one_sees_it_however_many_look(options: list[str], *, has_uring: bool) -> None:
     """What was fetched before a change, and comes after it, is not believed: by no client."""
-    with served(*options, n=150, has_uring=has_uring) as one:
+    with slow_mount(SLOW, *options, make=make, n=150, has_uring=has_uring) as one:
         path = one.top / "f7"
         with workers([lambda: lists_for_ever(one.top)] * 2 + [lambda: sets_for_ever(one.top / "f8")]):
             for i in range(25):
@@ -342,7 +294,7 @@ def test_who_changed_one_sees_it_however_many_look(options: list[str], *, has_ur
                 os.setxattr(path, ACCESS, value)
                 assert os.getxattr(path, ACCESS) == value
                 if i % 5 == 4:
-                    one.drop_all()
+                    one.forget_all()
                     assert os.getxattr(path, ACCESS) == value
                 os.removexattr(path, ACCESS)
                 with pytest.raises(OSError, match=os.strerror(errno.ENODATA)):
@@ -360,7 +312,7 @@ def acl_of(path: Path) -> bytes | None:
 
 def test_nobody_is_told_what_another_user_was_told() -> None:
     """Of a filesystem that looks who asks: neither by the daemon nor by the kernel, which has one ACL of an inode."""
-    with served(n=20, xattrs=Xattrs.ALL | Xattrs.FOR_ROOT, ttl_s=0) as one:
+    with slow_mount(SLOW, make=make, n=20, xattrs=Xattrs.ALL | Xattrs.FOR_ROOT, ttl_s=0) as one:
         names = [path.name for path in one.backing.iterdir() if acl_of(path) is not None]
         assert names
         for _ in range(3):
@@ -372,18 +324,18 @@ def test_nobody_is_told_what_another_user_was_told() -> None:
             with pytest.raises(OSError, match=os.strerror(errno.ENODATA)):
                 as_user(1000, lambda: os.listxattr(one.top / names[0]))
             assert ACCESS in os.listxattr(one.top / names[0])
-            one.drop_all()
+            one.forget_all()
 
 
 def test_each_is_told_from_memory_what_he_was_told() -> None:
     """And what is told to no client is asked for once."""
-    with served(n=20, xattrs=Xattrs.ALL | Xattrs.FOR_ROOT) as one:
+    with slow_mount(SLOW, make=make, n=20, xattrs=Xattrs.ALL | Xattrs.FOR_ROOT) as one:
         path = next(path for path in one.backing.iterdir() if acl_of(path) is not None)
         for _ in range(2):
             as_user(1000, partial(acl_of, one.top / path.name))
             as_user(1001, partial(acl_of, one.top / path.name))
-        before = one.rests()
-        one.drop_all()
+        before = one.asked()
+        one.forget_all()
         assert as_user(1000, partial(acl_of, one.top / path.name)) is None
         assert as_user(1001, partial(acl_of, one.top / path.name)) is None
         assert "getxattr" not in one.asked_since(before)
@@ -391,8 +343,8 @@ def test_each_is_told_from_memory_what_he_was_told() -> None:
         assert as_user(1000, partial(acl_of, one.top / path.name)) is None
         assert one.asked_since(before)["getxattr"] >= 1, "what was changed is asked for"
         one.volume.serve_xattrs(Xattrs.NONE)
-        one.drop_all()
-        before = one.rests()
+        one.forget_all()
+        before = one.asked()
         for name in os.listdir(one.top):
             for uid in (1000, 1001):
                 with contextlib.suppress(OSError):
@@ -401,18 +353,18 @@ def test_each_is_told_from_memory_what_he_was_told() -> None:
 
 
 def test_root_is_told_from_memory_though_others_would_be_told_otherwise() -> None:
-    with served(xattrs=Xattrs.ALL | Xattrs.FOR_ROOT) as one:
+    with slow_mount(SLOW, make=make, xattrs=Xattrs.ALL | Xattrs.FOR_ROOT) as one:
         first = run(COMMANDS["ls -l"], one.top)
-        before = one.rests()
-        one.drop_all()
+        before = one.asked()
+        one.forget_all()
         assert run(COMMANDS["ls -l"], one.top) == first
         assert one.asked_since(before) == {}
 
 
 def test_what_is_remembered_is_counted() -> None:
-    with served() as one:
+    with slow_mount(SLOW, make=make) as one:
         run(COMMANDS["getfacl"], one.top)
-        one.drop_all()
+        one.forget_all()
         before = one.mounted.stats().remembered
         run(COMMANDS["getfacl"], one.top)
         now = one.mounted.stats().remembered
@@ -422,7 +374,7 @@ def test_what_is_remembered_is_counted() -> None:
 
 
 def test_what_is_remembered_takes_the_room_that_it_may() -> None:
-    with served("cache_size=64K") as one:
+    with slow_mount(SLOW, "cache_size=64K", make=make) as one:
         for _ in range(2):
             run(COMMANDS["getfattr"], one.top)
             assert run(COMMANDS["getfacl"], one.top) == run(COMMANDS["getfacl"], one.backing)

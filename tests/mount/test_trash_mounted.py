@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 
@@ -11,12 +10,12 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
-from tests.support.foreground_mount import Mounted, fresh_mount, trashd_mount, until
-from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.make_trees import Dir, make_tree
 from tests.support.open_files import held
 from tests.support.other_users import as_user, run_as
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_verbs import ENTRIES, assert_silent, entries, init, raw, recover_all, swap
+from tests.support.store_verbs import ENTRIES, assert_silent, init, raw, recover_all
 from tests.support.transports import by_ring
 from tests.support.trashd_command import trashd
 
@@ -92,18 +91,6 @@ def test_what_a_store_makes_behind_the_mount_is_seen_at_once(mount: Mounted) -> 
         assert not (listed / str(number)).exists()
 
 
-@pytest.mark.parametrize("user", USERS)
-def test_mv_into_drop_is_all_that_a_user_needs(mount: Mounted, user: str) -> None:
-    uid = USERS[user]
-    before = snapshot(mount.path / user / "job")
-    done = run_as(uid, ["mv", "job", "../.trashd/drop/"], cwd=mount.path / user)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert os.listdir(mount.path / user) == []
-    [entry] = entries(mount.path)
-    assert (entry.uid, entry.origin) == (uid, raw(mount.path / user / "job"))
-    assert snapshot(mount.backing / ".trashd/u" / str(uid) / "orphans" / entry.id / "tree") == before
-
-
 def test_everybody_is_led_to_his_own_at_the_same_time(mount: Mounted) -> None:
     drop = mount.path / ".trashd" / "drop"
     wrong: list[object] = []
@@ -160,31 +147,6 @@ def test_the_link_is_a_link_and_nothing_else_can_be_done_with_it(mount: Mounted)
             act()
     assert sorted(os.listdir(mount.backing / ".trashd")) == ENTRIES
     assert os.readlink(drop) == "u/0/drop"
-
-
-def test_without_a_store_there_is_nothing_to_find() -> None:
-    with fresh_mount() as bare:
-        store = bare.path / ".trashd"
-        if not store.exists():  # a mount may have made it
-            with pytest.raises(FileNotFoundError):
-                os.lstat(store / "drop")
-
-
-def test_a_file_of_an_orphan_goes_on_for_who_has_it_open(mount: Mounted) -> None:
-    job = mount.path / "alice" / "job"
-    with open(job / "a", "r+") as file:
-        swapped = swap(job)
-        file.write("y")
-        file.flush()
-        kept = mount.backing / ".trashd" / "u" / "0" / "orphans" / swapped.id / "tree" / "a"
-        assert kept.read_text() == "y"
-        assert raw(job) == swapped.path
-
-
-def test_ls_does_not_tell_the_link_from_another(mount: Mounted) -> None:
-    told = subprocess.run(["ls", "-l", mount.path / ".trashd" / "drop"], capture_output=True, check=True).stdout
-    assert told.startswith(b"lrwxrwxrwx")
-    assert told.rstrip().endswith(b"drop -> u/0/drop")
 
 
 def test_an_exchange_with_a_store_asks_for_no_permissions(mount: Mounted) -> None:

@@ -21,7 +21,7 @@ from fusefs.mount.native._core import Tables
 from fusefs.mount.tree.validity import AttrTimeouts, EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_processes import workers
-from tests.support.foreground_mount import fresh_mount
+from tests.support.foreground_mount import fresh_mount, until
 from tests.support.transports import by_ring
 from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
@@ -230,10 +230,13 @@ def test_what_else_does_not_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("root", "fuse")
-@pytest.mark.parametrize("coherence", ["exclusive", "shared"])
-def test_who_looked_during_a_change_does_not_believe_it(coherence: str) -> None:
-    """Two look all the time while one changes names: in the end both see what is there."""
-    with fresh_mount(f"coherence={coherence}") as mount:
+def test_who_looked_during_a_change_does_not_believe_it_for_long() -> None:
+    """Two processes stat all the time while one changes names.
+
+    A reply may be on its way to the kernel during a change. Attributes in it last a second, and not the hour that all
+    others have (docs/decisions/0063-what-the-kernel-caches.md).
+    """
+    with fresh_mount("coherence=exclusive") as mount:
         seen, behind = mount.path / "top", mount.backing / "top"
         (seen / "sub").mkdir(parents=True)
 
@@ -255,8 +258,8 @@ def test_who_looked_during_a_change_does_not_believe_it(coherence: str) -> None:
                     case 3:
                         (seen / "other").rename(seen / "sub")
                 if number % 100 == 99:
-                    assert told(seen) == told(behind)
-                    assert told(seen / "sub") == told(behind / "sub")
+                    for one in ("", "sub"):
+                        assert until(lambda one=one: told(seen / one) == told(behind / one))  # type: ignore[misc]
 
 
 @pytest.mark.needs("root", "fuse")

@@ -18,7 +18,8 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.core.events import Event, EventKind
-from fusefs.core.service_status import HeldByUser, SeenNode, Status, VolumePhase, VolumeStatus, volume_status
+from fusefs.core.record import quote
+from fusefs.core.service_status import HeldByUser, SeenNode, Status, VolumePhase, VolumeStatus
 from fusefs.service.hooks import HookCounts
 from fusefs.service.prometheus import PrometheusMetrics, serve
 
@@ -152,7 +153,7 @@ def test_hooks_are_counted(textfile: Path) -> None:
 
 
 def test_a_volumes_name_breaks_no_line(textfile: Path) -> None:
-    volume = volume_status(b'/v"\n# HELP x\xff\x1b\\')
+    volume = VolumeStatus(path=quote(b'/v"\n# HELP x\xff\x1b\\'))
     told = publish(textfile, replace(SOME, volumes=(volume,)))
     assert told["trashd_orphans"].samples[0].labels["volume"].isprintable()
 

@@ -205,7 +205,7 @@ purgelist = { directory = "{volume}/lists", ahead = "1d" }
 """
 HOME = {"HOME": "{volume}", "XDG_DATA_HOME": "", "XDG_RUNTIME_DIR": ""}
 _OF_HELP = {
-    **{f"{command} --help".strip(): command for command in (*dict(all_commands()), "reaper")},
+    **{f"{command} --help".strip(): command for command in dict(all_commands())},
     **{f"help {command}".strip(): command for command in ("", "swap", "service install")},
     "-h": "",
 }

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -49,6 +49,7 @@ _CHANGING = frozenset(
         "chmod", "chown", "setxattr", "removexattr", "ioctl", "fallocate",
     }
 )  # fmt: skip
+_OF_UNNAMED = frozenset({"write", "fallocate", "link"})
 LOOKING = frozenset(
     {
         "open", "openat2", "identify", "stat", "fstat", "statx", "statfs", "read", "refresh", "getdents", "listxattr",
@@ -102,7 +103,7 @@ class CrashScenario:
             as_user(self.uid, partial(self.prepare, volume))
         else:
             self.prepare(volume)
-        return look(volume)
+        return _look_once(self, volume)
 
     def run(self, volume: Path, hook: CallHook) -> object:
         """The act's result, in this process, which becomes the actor."""
@@ -116,6 +117,12 @@ class CrashScenario:
         actor = self.uid if self.by is None else self.by
         count = partial(numbered_calls, partial(self.act, volume))
         return as_user(actor, count) if actor else count()
+
+
+@cache
+def _look_once(_scenario: CrashScenario, volume: Path) -> VolumeContents:
+    """Look at what a scenario's act finds: the same at each of hundreds of set-ups."""
+    return look(volume)
 
 
 class VolumeContents(NamedTuple):
@@ -288,10 +295,18 @@ def deaths(scene: CrashScenario, volume: Path, case: int = 0, n_cases: int = 1) 
 
 
 def changing(calls: Sequence[NumberedCall]) -> list[int]:
-    """The numbers of the calls before which to die, and of the end: between two of them nothing changes on disk."""
+    """The numbers of the calls before which to die, and of the end: between two of them nothing changes on disk.
+
+    What is written into a file without a name goes with its process: until it is linked all deaths are alike.
+    """
     names = {name for _, name in calls}
     assert names <= _CHANGING | LOOKING, f"what do they do: {names - _CHANGING - LOOKING}?"
-    numbers = [number for number, name in calls if name in _CHANGING]
+    numbers, is_unnamed = [], False
+    for number, name in calls:
+        if name in _CHANGING:
+            if not is_unnamed or name not in _OF_UNNAMED:
+                numbers.append(number)
+            is_unnamed = name == "tmpfile" or (is_unnamed and name in _OF_UNNAMED - {"link"})
     return [*numbers, 1 + max(number for number, _ in calls)]
 
 

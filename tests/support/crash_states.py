@@ -22,15 +22,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.loop_devices import LoopDevice, loop_device
 from tests.support.write_log_disk import (
     MOUNTED,
     Flush,
     Log,
-    LoopDevice,
     Mark,
     Write,
     forget_btrfs_devices,
-    loop_device,
     mount_fs,
     unmount,
 )

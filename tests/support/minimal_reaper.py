@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.service_status import Status, VolumePhase, VolumeStatus, volume_status
+from fusefs.core.record import quote
+from fusefs.core.service_status import Status, VolumePhase, VolumeStatus
 from fusefs.linux.file_locks import take
 from fusefs.linux.runtime_directories import make_dir, runtime_dir
 from fusefs.reaper.reap import reap
@@ -83,7 +82,7 @@ def _serve(
     lock = take(directory)
     assert lock is not None
     with opened(volume) as store:
-        status = msgspec.structs.replace(volume_status(raw(volume)), id=store.volume.id, phase=phase, why=why)
+        status = VolumeStatus(path=quote(raw(volume)), id=store.volume.id, phase=phase, why=why)
         tell(directory, status)
         ends: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, _frame: ends.append(number))

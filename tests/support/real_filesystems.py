@@ -24,11 +24,13 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.loop_devices import OWN_SEED, loop_device, make_filesystem, with_new_uuid
+
 # What a device of these filesystems has to have at least, mkfs's own limits.
 MIN_SIZE_MB = MappingProxyType({"ext4": 2, "xfs": 300, "btrfs": 128})
 _MKFS = MappingProxyType(
     {
-        "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,nodiscard"),
+        "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0", "-O", OWN_SEED, "-E", "lazy_itable_init=0,nodiscard"),
         "xfs": ("mkfs.xfs", "-q", "-f", "-K"),
         "btrfs": ("mkfs.btrfs", "-q", "-f", "-K"),
     }
@@ -159,7 +161,7 @@ def _mount_by_call(fs_type: str, source: str | Path, target: Path, flags: int, d
 
 @contextlib.contextmanager
 def _mounted(fs_type: str, source: str | Path, target: Path, options: Sequence[str]) -> Iterator[Path]:
-    if fs_type == "tmpfs" and all("=" in option for option in options):
+    if all("=" in option for option in options):
         _mount_by_call(fs_type, source, target, 0, ",".join(options))
     elif options == ("bind",):
         _mount_by_call(fs_type, source, target, _MS_BIND, "")
@@ -199,21 +201,25 @@ def loop_volume(
 ) -> Iterator[Path]:
     """The mount point of a fresh ext4 (without blocks reserved for root), xfs or btrfs in a file.
 
+    An ext4 is a copy of one that was made once, with a UUID of its own; xfs and btrfs have theirs in every block.
+
     size_mb   in MiB; raised to the least that mkfs accepts
-    Raises    OSError: mkfs or mount failed; the text is theirs
+    Raises    OSError: mkfs or mount failed
     """
     size_bytes = max(size_mb or 64, MIN_SIZE_MB[fs_type]) << 20
+    mkfs = (*_MKFS[fs_type], *mkfs_options)
     with _scratch() as scratch, contextlib.ExitStack() as stack:
-        fd, name = tempfile.mkstemp(prefix="trashd-image-", dir=_image_parent(size_bytes))
-        image, target = Path(name), scratch / "volume"
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.truncate(size_bytes)
-            _run(*_MKFS[fs_type], *mkfs_options, image)
-            target.mkdir()
-            stack.enter_context(_mounted(fs_type, image, target, ("loop", *mount_options)))
-        finally:
-            image.unlink()
+        target = scratch / "volume"
+        target.mkdir()
+        with tempfile.NamedTemporaryFile(prefix="trashd-image-", dir=_image_parent(size_bytes), buffering=0) as image:
+            image.truncate(size_bytes)
+            if fs_type == "ext4" and "-O" not in mkfs_options:
+                for offset, page in make_filesystem(mkfs, size_bytes):
+                    os.pwrite(image.fileno(), page if offset else with_new_uuid(page), offset)
+            else:
+                _run(*mkfs, image.name)
+            with loop_device(image.fileno()) as device:
+                stack.enter_context(_mounted(fs_type, device.path, target, mount_options))
         yield target
 
 

@@ -18,8 +18,6 @@ import mmap
 import os
 import pickle
 import stat
-import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.fuse_watchdog import fuse_mount
+from tests.support.loop_devices import LoopDevice, loop_device, make_filesystem
 from tests.support.trashd_command import support_program
 
 MOUNTED = "mounted"  # the mark that ends mkfs and the first mount
@@ -44,13 +43,7 @@ _MOUNT_DATA = {"ext4": "commit=300", "xfs": "nouuid", "btrfs": "nodiscard,commit
 _MNT_DETACH = 2
 _PATIENCE_S = 20.0
 
-# linux/loop.h, linux/fs.h, linux/btrfs.h
-_LOOP_CTL_GET_FREE = 0x4C82
-_LOOP_CONFIGURE = 0x4C0A
-_LOOP_CONFIG = struct.Struct("<II5Q4I64s64s32s2Q8Q")
-_LO_FLAGS_AUTOCLEAR = 4
-_BLKFLSBUF = 0x1261
-_BTRFS_IOC_FORGET_DEV = 0x50009405
+_BTRFS_IOC_FORGET_DEV = 0x50009405  # linux/btrfs.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -92,7 +85,7 @@ class Log:
 _EVENT_BY_N_FIELDS: dict[int, Callable[..., Event]] = {0: Flush, 1: Mark, 2: Write}
 
 
-# ---- loop devices and mounts; crash_states.py uses them too
+# ---- mounts; crash_states.py uses them too
 
 
 def mount_fs(fstype: str, device: Path, mountpoint: Path) -> None:
@@ -124,69 +117,6 @@ def forget_btrfs_devices() -> None:
             fcntl.ioctl(fd, _BTRFS_IOC_FORGET_DEV, bytearray(4096))  # of every path
         finally:
             os.close(fd)
-
-
-@dataclass(frozen=True, slots=True)
-class LoopDevice:
-    path: Path
-    fd: int
-
-    def drop_cache(self) -> None:
-        """Forget the cached pages of the device, after its backing file was changed from outside."""
-        fcntl.ioctl(self.fd, _BLKFLSBUF, 0)
-
-    def wait_unused(self) -> None:
-        """Wait until it is not mounted any more; Raises OSError, EBUSY for longer than a moment.
-
-        A mount namespace that was made meanwhile has a copy of our mount: until that is gone, the next
-        mount of the device would be the same filesystem, with what it remembers of the content before.
-        """
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                os.close(os.open(self.path, os.O_RDWR | os.O_EXCL))
-            except OSError as error:
-                if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.001)
-            else:
-                return
-
-
-@contextlib.contextmanager
-def loop_device(backing_fd: int) -> Iterator[LoopDevice]:
-    """A loop device on an open file. It detaches itself at its last close, after a kill too."""
-    fd, path = _configure_loop(backing_fd)
-    try:
-        yield LoopDevice(path, fd)
-    finally:
-        os.close(fd)
-
-
-def _configure_loop(backing_fd: int) -> tuple[int, Path]:
-    config = _LOOP_CONFIG.pack(
-        backing_fd, 0, *[0] * 5, 0, 0, 0, _LO_FLAGS_AUTOCLEAR, b"logdisk", b"", b"", *[0] * 2, *[0] * 8
-    )
-    control = os.open("/dev/loop-control", os.O_RDWR)
-    try:
-        for _ in range(100):
-            number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
-            path = Path(f"/dev/loop{number}")
-            if not path.exists():  # a private /dev does not get the nodes of new devices
-                with contextlib.suppress(FileExistsError):
-                    os.mknod(path, 0o600 | stat.S_IFBLK, os.makedev(7, number))
-            fd = os.open(path, os.O_RDWR)
-            try:
-                fcntl.ioctl(fd, _LOOP_CONFIGURE, config)
-            except OSError as error:
-                os.close(fd)
-                if error.errno != errno.EBUSY:  # EBUSY: another process was faster; take the next free one
-                    raise
-                continue
-            return fd, path
-    finally:
-        os.close(control)
-    raise OSError(errno.EBUSY, "no free loop device after 100 attempts")
 
 
 # ---- the volume
@@ -225,9 +155,11 @@ def logged_volume(fstype: str, size_mb: int, *, limit_s: float = 120.0) -> Itera
         served.mkdir()
         mountpoint.mkdir()
         stack.enter_context(fuse_mount(support_program("write_log_disk", served, str(size_mb)), served, limit_s))
+        with (served / "disk").open("r+b", buffering=0) as disk:
+            for offset, data in make_filesystem(_MKFS[fstype], size_mb << 20):
+                disk.seek(offset)
+                disk.write(data)
         device = stack.enter_context(_loop_on(served / "disk"))
-        command = [*_MKFS[fstype], str(device.path)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
         mount_fs(fstype, device.path, mountpoint)
         stack.callback(_leave, mountpoint)
         volume = LoggedVolume(fstype, mountpoint, served / "ctl", device.path, scratch / "log")
@@ -279,22 +211,18 @@ class _Recorder:
     size_bytes: int
     disk: mmap.mmap
     events: list[Event] = field(default_factory=list)
-    is_mounted: bool = False
 
     def read(self, nodeid: int, offset: int, n_bytes: int) -> bytes:
         return self.disk[offset : offset + n_bytes] if nodeid == _DISK else b""
 
     def write(self, nodeid: int, offset: int, data: bytes) -> int:
         if nodeid == _DISK:
-            # mkfs writes zeros on zeros, 64 MiB of them on xfs: no state needs those.
-            if self.is_mounted or self.disk[offset : offset + len(data)] != data:
-                self.disk[offset : offset + len(data)] = data
-                self.events.append(Write(offset, data))
+            self.disk[offset : offset + len(data)] = data
+            self.events.append(Write(offset, data))
             return len(data)
         verb, _, rest = data.partition(b" ")
         if verb == b"mark":
             self.events.append(Mark(rest.decode().strip()))
-            self.is_mounted |= self.events[-1] == Mark(MOUNTED)
         elif verb == b"dump":
             Path(os.fsdecode(rest.strip())).write_bytes(Log(self.size_bytes, tuple(self.events)).to_bytes())
         else:

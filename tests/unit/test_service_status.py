@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.errors import TrashdError
+from fusefs.core.record import quote
 from fusefs.core.service_status import (
     SeenStatus,
     Status,
@@ -19,13 +20,12 @@ from fusefs.core.service_status import (
     age_s,
     decode,
     encode,
-    volume_status,
 )
 
 SOME = Status(version="0.1", pid=1, boot_id="b", started_ns=1, updated_ns=2)
 VOLUMES = st.builds(
     VolumeStatus,
-    path=st.binary(max_size=20).map(lambda path: volume_status(path).path),
+    path=st.binary(max_size=20).map(quote),
     phase=st.sampled_from(VolumePhase),
     why=st.text(max_size=20),
     io=st.none() | st.floats(0, 1),
@@ -42,7 +42,7 @@ def test_a_status_is_read_as_it_was_written(volumes: tuple[VolumeStatus, ...]) -
 
 @given(st.binary(max_size=60))
 def test_a_volume_keeps_its_name(path: bytes) -> None:
-    assert volume_status(path).root() == path
+    assert VolumeStatus(path=quote(path)).root() == path
 
 
 @given(

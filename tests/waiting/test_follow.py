@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fusefs.core.record import quote
 from fusefs.core.report import Waited, WaitReason, WaitReasonKind
-from fusefs.core.service_status import VolumePhase, volume_status
+from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.file_locks import take
 from fusefs.linux.kernel import Kernel
 from fusefs.store.swap import Swapped
@@ -56,7 +57,7 @@ def served(volume: Path, phase: VolumePhase = VolumePhase.REAPING) -> Iterator[C
         lock = take(directory)
         assert lock is not None
         with own(volume) as folder, lock:
-            status = msgspec.structs.replace(volume_status(raw(volume)), id=folder.store.volume.id)
+            status = VolumeStatus(path=quote(raw(volume)), id=folder.store.volume.id)
 
             def say(phase: VolumePhase | None) -> None:
                 if phase is None:

@@ -31,18 +31,18 @@ from tests.support.store_verbs import init, raw, reap_now, swap, tree_of
 pytestmark = pytest.mark.needs("root", "loop")
 
 MIB = 1 << 20
-SIZE = 8 * MIB
+SIZE, N_SMALL, SMALL = 2 * MIB, 50, 20_000
 
 
 def make_job(volume: Path) -> Path:
     """A directory with a large file, `held`, and small ones; of new bytes, for kept ones make every fork dearer."""
-    spec: Spec = {"held": os.urandom(SIZE), "sub": {f"{i}": os.urandom(20_000) for i in range(200)}}
+    spec: Spec = {"held": os.urandom(SIZE), "sub": {f"{i}": os.urandom(SMALL) for i in range(N_SMALL)}}
     return make_tree(volume / "job", spec)
 
 
 @contextmanager
 def volume_of(fs_type: str) -> Iterator[Path]:
-    with tmpfs_volume() if fs_type == "tmpfs" else loop_volume(fs_type, 200) as path:
+    with tmpfs_volume() if fs_type == "tmpfs" else loop_volume(fs_type) as path:
         init(path)
         yield path
 
@@ -88,7 +88,7 @@ def holder(path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_the_space_comes_back(fs_type: str) -> None:
     with volume_of(fs_type) as volume, reaped(volume, make_job(volume)) as gone:
         waited = gone.wait()
-        assert gone.n_bytes >= SIZE + 200 * 20_000
+        assert gone.n_bytes >= SIZE + N_SMALL * SMALL
         assert (waited.is_reached, waited.reasons) == (True, ())
         assert waited.came_bytes >= gone.n_bytes - max(TOLERANCE_BYTES, gone.n_bytes // 50)
 

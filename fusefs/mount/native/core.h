@@ -68,6 +68,9 @@ typedef struct {
     } handle;
 } Seen;
 
+/* A time in ns, modulo 2^64: files may have times after the year 2262. */
+static inline int64_t in_ns(int64_t seconds, uint32_t ns) { return (int64_t)((uint64_t)seconds * 1000000000u + ns); }
+
 /* Which incarnation of which inode: by its file handle, or where there is none by the time of its birth. */
 typedef struct {
     uint64_t dev, ino;

@@ -61,8 +61,30 @@ PyObject *source_object(const Source *source) {
                          (long long)source->btime_ns);
 }
 
-static PyObject *in_ns(int64_t seconds, uint32_t ns) {
-    return PyLong_FromLongLong(seconds * 1000000000ll + ns);
+/* Ns in 64 bits end in the year 2262; files may have later times. */
+static const long NANO = 1000000000;
+
+static PyObject *time_object(int64_t seconds, uint32_t ns) {
+    PyObject *whole = PyLong_FromLongLong(seconds), *nano = PyLong_FromLong(NANO), *rest = PyLong_FromUnsignedLong(ns);
+    PyObject *product = whole == NULL || nano == NULL ? NULL : PyNumber_Multiply(whole, nano);
+    PyObject *time = product == NULL || rest == NULL ? NULL : PyNumber_Add(product, rest);
+    Py_XDECREF(whole);
+    Py_XDECREF(nano);
+    Py_XDECREF(rest);
+    Py_XDECREF(product);
+    return time;
+}
+
+/* Returns 0, or -1 with an exception. */
+static int time_from(PyObject *time, int64_t *seconds, uint32_t *ns) {
+    PyObject *nano = PyLong_FromLong(NANO), *parts = nano == NULL ? NULL : PyNumber_Divmod(time, nano);
+    if (parts != NULL) {
+        *seconds = PyLong_AsLongLong(PyTuple_GetItem(parts, 0));
+        *ns = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(parts, 1));
+    }
+    Py_XDECREF(nano);
+    Py_XDECREF(parts);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 PyObject *attributes_object(const Seen *seen) {
@@ -73,9 +95,9 @@ PyObject *attributes_object(const Seen *seen) {
                                 seen->gid, seen->rdev, seen->size, seen->blocks, seen->blksize};
     for (int at = 0; at < 10; at++)
         PyTuple_SetItem(fields, at, PyLong_FromUnsignedLongLong(numbers[at]));
-    PyTuple_SetItem(fields, 10, in_ns(seen->atime_s, seen->atime_ns));
-    PyTuple_SetItem(fields, 11, in_ns(seen->mtime_s, seen->mtime_ns));
-    PyTuple_SetItem(fields, 12, in_ns(seen->ctime_s, seen->ctime_ns));
+    PyTuple_SetItem(fields, 10, time_object(seen->atime_s, seen->atime_ns));
+    PyTuple_SetItem(fields, 11, time_object(seen->mtime_s, seen->mtime_ns));
+    PyTuple_SetItem(fields, 12, time_object(seen->ctime_s, seen->ctime_ns));
     PyTuple_SetItem(fields, 13, PyLong_FromLongLong(seen->btime_ns));
     PyObject *arguments = PyErr_Occurred() ? NULL : PyTuple_Pack(1, fields);
     if (arguments != NULL) {
@@ -89,27 +111,24 @@ PyObject *attributes_object(const Seen *seen) {
 
 /* What Attributes say. Returns 0, or -1 with an exception. */
 int seen_from(PyObject *attributes, Seen *seen) {
-    int64_t values[14];
+    uint64_t values[14];
     if (!PyTuple_Check(attributes) || PyTuple_Size(attributes) != 14) {
         PyErr_SetString(PyExc_TypeError, "not Attributes");
         return -1;
     }
     for (int at = 0; at < 14; at++)
-        values[at] = at < 10 ? (int64_t)PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(attributes, at))
-                             : PyLong_AsLongLong(PyTuple_GetItem(attributes, at));
+        values[at] = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(attributes, at));
     memset(seen, 0, sizeof *seen);
-    seen->dev = (uint64_t)values[0], seen->ino = (uint64_t)values[1], seen->mode = (uint32_t)values[2];
+    seen->dev = values[0], seen->ino = values[1], seen->mode = (uint32_t)values[2];
     seen->nlink = (uint32_t)values[3], seen->uid = (uint32_t)values[4], seen->gid = (uint32_t)values[5];
-    seen->rdev = (uint64_t)values[6], seen->size = (uint64_t)values[7], seen->blocks = (uint64_t)values[8];
+    seen->rdev = values[6], seen->size = values[7], seen->blocks = values[8];
     seen->blksize = (uint32_t)values[9];
     int64_t *const seconds[] = {&seen->atime_s, &seen->mtime_s, &seen->ctime_s};
     uint32_t *const ns[] = {&seen->atime_ns, &seen->mtime_ns, &seen->ctime_ns};
-    for (int at = 0; at < 3; at++) {
-        int64_t rest = values[10 + at] % 1000000000;
-        rest += rest < 0 ? 1000000000 : 0;
-        *seconds[at] = (values[10 + at] - rest) / 1000000000, *ns[at] = (uint32_t)rest;
-    }
-    seen->btime_ns = values[13];
+    for (int at = 0; at < 3; at++)
+        if (time_from(PyTuple_GetItem(attributes, 10 + at), seconds[at], ns[at]) < 0)
+            return -1;
+    seen->btime_ns = (int64_t)values[13];
     return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -130,7 +149,7 @@ int source_from(PyObject *key, Source *source) {
         source->handle = bytes, source->n_handle = (uint32_t)n_bytes;
     } else {
         source->ino = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(key, 1));
-        source->btime_ns = PyLong_AsLongLong(PyTuple_GetItem(key, 2));
+        source->btime_ns = (int64_t)PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(key, 2));
     }
     return PyErr_Occurred() ? -1 : 0;
 }

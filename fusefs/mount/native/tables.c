@@ -183,13 +183,12 @@ void renew(Tables *t, Node *node) {
  * the last open, and had been so for a while then: clocks of filesystems tick slowly, and what is written in the same
  * tick can't be told apart. */
 bool pages_are_right(const Tables *t, Node *node, const Seen *seen) {
-    static const int64_t NANO = 1000000000;
-    int64_t mtime_ns = seen->mtime_s * NANO + seen->mtime_ns, ctime_ns = seen->ctime_s * NANO + seen->ctime_ns;
+    int64_t mtime_ns = in_ns(seen->mtime_s, seen->mtime_ns), ctime_ns = in_ns(seen->ctime_s, seen->ctime_ns);
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     bool are_right = node->page_size == (int64_t)seen->size && node->page_mtime_ns == mtime_ns &&
                      node->page_ctime_ns == ctime_ns;
-    int64_t age_ns = now.tv_sec * NANO + now.tv_nsec - (mtime_ns > ctime_ns ? mtime_ns : ctime_ns);
+    int64_t age_ns = in_ns(now.tv_sec, (uint32_t)now.tv_nsec) - ctime_ns; /* what sets a later mtime sets this to now */
     node->page_mtime_ns = mtime_ns, node->page_ctime_ns = ctime_ns;
     node->page_size = age_ns > t->racy_ns ? (int64_t)seen->size : -1;
     return are_right;

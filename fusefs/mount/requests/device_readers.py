@@ -115,6 +115,8 @@ class DeviceReaders:
             raise
         finally:
             self._held_up.discard(reader)
+            if self._reading is reader:
+                self._reading = None
 
     def _answer(self, reader: _Reader) -> None:
         device, requests = reader.device, self._requests
