@@ -117,7 +117,7 @@ static bool answer_read(CoreDevice *device, size_t size) {
     Worker *worker = &device->worker;
     const char *head = device->request;
     uint32_t opcode = 0, n_own = 0, n_said = 0;
-    Incoming incoming = {.head = head, .own = head + HEAD_BYTES_IN, .size = (uint32_t)size};
+    Incoming incoming = {.head = head, .own = head + HEAD_BYTES_IN, .payload = head, .size = (uint32_t)size};
     int result = NOT_OURS;
     if (size >= HEAD_BYTES_IN) {
         memcpy(&n_said, head, sizeof n_said);
