@@ -24,8 +24,9 @@ UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 
 _ABSENT: Final = UNSUPPORTED | {errno.ENODATA}
 """There is none; any other error may be over the next time."""
-_REMEMBERED: Final = (NAMES, ACCESS_ACL, DEFAULT_ACL, CAPABILITY, LABEL)
-_NUMBERS: Final = {name: number for number, name in enumerate(_REMEMBERED)}
+ASKED_OF_ALL: Final = (NAMES, ACCESS_ACL, DEFAULT_ACL, CAPABILITY, LABEL)
+"""Numbered as in mount/native/prefetch.c."""
+_NUMBERS: Final = {name: number for number, name in enumerate(ASKED_OF_ALL)}
 _LONGEST_BYTES = 4096
 _ONE = Struct("=IBi")
 """The uid that was told; the number of the name; and the bytes of the value that follows, or a negative errno."""
@@ -65,8 +66,8 @@ def unpack(packed: bytes, at: int = 0) -> Known:
         uid, number, size = _ONE.unpack_from(packed, at)
         at += _ONE.size
         if size < 0:
-            known[uid, _REMEMBERED[number]] = -size
+            known[uid, ASKED_OF_ALL[number]] = -size
         else:
-            known[uid, _REMEMBERED[number]] = packed[at : at + size]
+            known[uid, ASKED_OF_ALL[number]] = packed[at : at + size]
             at += size
     return known

@@ -6,7 +6,7 @@ Source  linux/fuse.h, version 7.31 and later: fuse_in_header, fuse_out_header, f
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from struct import Struct
@@ -42,6 +42,7 @@ _TIME = "qI4x"
 _STATX = Struct("=QI20x" + "II8xIIIHxxQQQ8x" + 4 * _TIME + "II120x")
 """fuse_statx_out without what we don't tell: attributes, and a device, which is the kernel's."""
 _STATX_BASIC, _STATX_BTIME = 0x7FF, 0x800
+_DIRENT = Struct("=QQII")
 _DIRENT_PLUS = "=QQQQII" + _ATTRIBUTES + "QQII{}s"
 """With a name's bytes, padded to a multiple of eight."""
 _NUMBER, _ATTRIBUTES_AT = Struct("=Q"), 40
@@ -49,7 +50,7 @@ _NO_ATTRIBUTES = (0,) * 21
 _OPEN = Struct("=QIi")
 _WRITTEN = Struct("=I4x")
 _BATCH_FORGET_IN = Struct("=I4x")
-FORGET_ONE = Struct("=QQ")
+_FORGET_ONE = Struct("=QQ")
 
 
 class Opcode(IntEnum):
@@ -96,6 +97,14 @@ class Opcode(IntEnum):
     COPY_FILE_RANGE_64 = 53
 
 
+NAMES: Final = frozenset({
+    Opcode.LOOKUP, Opcode.READLINK, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR,
+    Opcode.RENAME, Opcode.RENAME2, Opcode.LINK, Opcode.CREATE, Opcode.TMPFILE,
+})  # fmt: skip
+"""Requests about names, and about what is named."""
+XATTRS: Final = frozenset({Opcode.SETXATTR, Opcode.GETXATTR, Opcode.LISTXATTR, Opcode.REMOVEXATTR})
+
+
 # What follows the head of a request: numbers first, then names, each with a NUL byte at its end.
 
 NO_NUMBERS: Final = Struct("=")
@@ -103,6 +112,7 @@ FORGET_IN: Final = Struct("=Q")
 MKDIR_IN: Final = Struct("=II")
 MKNOD_IN: Final = Struct("=III4x")
 LINK_IN: Final = Struct("=Q")
+GETATTR_IN: Final = Struct("=16x")
 SETATTR_IN: Final = Struct("=I4xQQ8xqq8xII4xI4xII4x")
 """What is to be changed (FATTR_*), the handle, and the values: size; atime and mtime; their ns; mode, uid, gid."""
 FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE, FATTR_ATIME, FATTR_MTIME, FATTR_FH = (1 << n for n in range(7))
@@ -112,7 +122,7 @@ RENAME2_IN: Final = Struct("=QI4x")
 OPEN_IN: Final = Struct("=I4x")
 CREATE_IN: Final = Struct("=III4x")
 HANDLE_IN: Final = Struct("=Q")
-READ_IN: Final = Struct("=QQI")
+READ_IN: Final = Struct("=QQI20x")
 FSYNC_IN: Final = Struct("=QI4x")
 FSYNC_DATA_ONLY: Final = 1
 WRITE_IN: Final = Struct("=QQI12xI4x")
@@ -198,6 +208,15 @@ def check_name(name: bytes) -> None:
         raise OSError(errno.EINVAL, "not a name of an entry")
 
 
+class CallerIds(NamedTuple):
+    """The process that makes a request. pid: of its thread"""
+
+    uid: int
+    gid: int
+    pid: int
+    umask: int = 0
+
+
 def request(opcode: Opcode, nodeid: int, caller: tuple[int, int, int], body: bytes) -> bytes:
     """A whole request. caller: uid, gid, pid"""
     return _REQUEST_HEAD.pack(REQUEST_HEAD_SIZE + len(body), opcode, 0, nodeid, *caller) + body
@@ -222,10 +241,11 @@ def with_number(body: bytes, nodeid: int) -> bytes:
 
 
 class Entry(NamedTuple):
-    """What fuse_entry_out says.
+    """What fuse_entry_out says, or fuse_attr_out.
 
     nodeid          0: nothing has the name
     name_s, attr_s  for how long it may be believed what the name means, and its attributes
+    numbers         of struct fuse_attr
     """
 
     nodeid: int
@@ -243,24 +263,75 @@ class Entry(NamedTuple):
         return Attributes(dev, ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, *times, btime_ns)
 
 
-def read_entry(body: bytes) -> Entry:
+def read_entry(body: bytes, at: int = 0) -> Entry:
     """What a reply says of a name."""
-    nodeid, _generation, name_s, attr_s, name_ns, attr_ns, *numbers = _ENTRY.unpack_from(body)
+    nodeid, _generation, name_s, attr_s, name_ns, attr_ns, *numbers = _ENTRY.unpack_from(body, at)
     return Entry(nodeid, name_s + name_ns / NANO, attr_s + attr_ns / NANO, tuple(numbers))
 
 
-def forgotten(request: Request) -> Request:
-    """Of BATCH_FORGET: who is forgotten, FORGET_ONE.size bytes each."""
-    (n,) = _BATCH_FORGET_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-    at = REQUEST_HEAD_SIZE + _BATCH_FORGET_IN.size
-    n = min(n, (len(request) - at) // FORGET_ONE.size)
-    return request[at : at + n * FORGET_ONE.size]
+class Listed(NamedTuple):
+    """An entry of a listing's reply: fuse_dirent, and fuse_entry_out, whose nodeid is 0 if there is but the name."""
+
+    name: bytes
+    ino: int
+    offset: int
+    kind: int
+    entry: Entry
+
+
+def batch_forget(forgotten: Sequence[tuple[int, int]]) -> bytes:
+    """A whole BATCH_FORGET: of each node its nodeid, and how many references are forgotten."""
+    pairs = b"".join(_FORGET_ONE.pack(*one) for one in forgotten)
+    return request(Opcode.BATCH_FORGET, 0, (0, 0, 0), _BATCH_FORGET_IN.pack(len(forgotten)) + pairs)
+
+
+def read_attr(body: bytes) -> Entry:
+    """What a reply says of a node."""
+    attr_s, attr_ns, *numbers = _ATTR.unpack_from(body)
+    return Entry(numbers[0], 0, attr_s + attr_ns / NANO, tuple(numbers))
+
+
+def read_opened(body: bytes) -> tuple[int, int, int]:
+    """The handle in a reply to OPEN, FOPEN_* flags, and the id by which the file is passed through, or 0."""
+    fh, flags, backing_id = _OPEN.unpack(body)
+    return fh, flags, backing_id
+
+
+def written_in(body: bytes) -> int:
+    """How many bytes were written, by the reply to WRITE or COPY_FILE_RANGE."""
+    (n,) = _WRITTEN.unpack(body)
+    return int(n)
+
+
+def caller_of(request: Request) -> CallerIds:
+    """The process that has made a request."""
+    return CallerIds(*read_head(request)[4:])
+
+
+def attr(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
+    """The body of a reply with what a node is."""
+    message = attr_answer()
+    put_attr(message, ino, attributes, attr_s)
+    return bytes(message[ANSWER_HEAD_SIZE:])
+
+
+def statx(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
+    """The body of a reply with what a node is and when it was made."""
+    message = statx_answer()
+    put_statx(message, ino, attributes, attr_s)
+    return bytes(message[ANSWER_HEAD_SIZE:])
 
 
 def read_in(request: Request) -> tuple[int, int, int]:
     """Of READ and READDIRPLUS: the handle, the offset, and how many bytes a reply's body may have."""
     fh, offset, size = READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
     return fh, offset, min(size, _BODY_BYTES_MAX)
+
+
+def with_handle(request: Request, fh: int) -> bytes:
+    """A request whose numbers begin with a handle, with another one."""
+    at = REQUEST_HEAD_SIZE + HANDLE_IN.size
+    return bytes(request[:REQUEST_HEAD_SIZE]) + HANDLE_IN.pack(fh) + bytes(request[at:])
 
 
 def answer(body_size: int = 0) -> bytearray:
@@ -327,6 +398,13 @@ def put_missing(message: bytearray, entry_s: float) -> None:
     _ENTRY.pack_into(message, ANSWER_HEAD_SIZE, 0, 0, seconds, 0, ns, 0, *[0] * 15)
 
 
+def missing(entry_s: float) -> bytes:
+    """The body of a reply that nothing has a name."""
+    message = entry_answer()
+    put_missing(message, entry_s)
+    return bytes(message[ANSWER_HEAD_SIZE:])
+
+
 def entry(nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float) -> bytes:
     """What a name means: the body of fuse_entry_out; as `put_entry` has it."""
     message = entry_answer()
@@ -377,6 +455,17 @@ def handle_in(message: bytes | bytearray) -> int:
     return fh
 
 
+def opened(fh: int, flags: int) -> bytes:
+    """A handle: the body of fuse_open_out. flags: FOPEN_*"""
+    return _OPEN.pack(fh, flags, 0)
+
+
+def flags_in(body: bytes) -> int:
+    """The flags in fuse_open_out."""
+    flags: int = _OPEN.unpack(body)[1]
+    return flags
+
+
 @lru_cache(maxsize=32)
 def _direntplus(n_words: int) -> Callable[..., bytes]:
     """What packs struct fuse_direntplus with a name that takes so many words of eight bytes."""
@@ -393,6 +482,22 @@ def direntplus(
         nodeid, 0, seconds, attr_seconds, ns, attr_ns, *_attributes(ino, attributes),
         ino, offset, len(name), attributes.mode >> 12, name,
     )  # fmt: skip
+
+
+def direntplus_size(name: bytes) -> int:
+    """Bytes of a reply that an entry of a listing takes."""
+    return _ENTRY.size + _DIRENT.size + (len(name) + 7 & ~7)
+
+
+def direntplus_in(reply: bytes) -> Iterator[Listed]:
+    """The entries of a listing's reply."""
+    at = 0
+    while at < len(reply):
+        ino, offset, n_name, kind = _DIRENT.unpack_from(reply, at + _ENTRY.size)
+        name_at = at + _ENTRY.size + _DIRENT.size
+        name = reply[name_at : name_at + n_name]
+        yield Listed(name, ino, offset, kind, read_entry(reply, at))
+        at += direntplus_size(name)
 
 
 def dirent_alone(name: bytes, offset: int, ino: int, kind: int) -> bytes:

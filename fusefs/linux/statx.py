@@ -10,12 +10,10 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
-from fusefs.linux.xattrs import get_of
 
 _statx = syscalls.statx_call
 _name_to_handle = syscalls.name_to_handle_at_held
@@ -48,8 +46,6 @@ class StatxReader:
         self._statx = ctypes.create_string_buffer(syscalls.STATX_SIZE)
         self._handle = ctypes.create_string_buffer(_HANDLE_HEAD.size + _MAX_HANDLE_SZ)
         self._mount_id = ctypes.byref(ctypes.c_int())
-        self.address = ctypes.addressof(self._statx)
-        """A buffer into which others may have the kernel write a statx, for `seen` and `peeked`."""
 
     def look(self, dir_fd: int, name: bytes = b"") -> Attributes:
         """The attributes of a name in a directory, or of what the fd itself holds; never through a link."""
@@ -84,7 +80,7 @@ class StatxReader:
         """Attributes and file handle of what an fd holds."""
         if _statx(fd, b"", self._by_fd, WANTED, self._statx) < 0:
             raise syscalls.failure()
-        return self.peeked(fd)
+        return self.seen(), self.handle_of(fd, b"", syscalls.AT_EMPTY_PATH)
 
     def peek_name(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
         """Attributes and file handle of a name in a directory: both of one inode, whatever is renamed meanwhile."""
@@ -92,11 +88,7 @@ class StatxReader:
         try:
             return self.peek(fd)
         finally:
-            close_path(fd)
-
-    def peeked(self, fd: int) -> tuple[Attributes, bytes]:
-        """Attributes and file handle of an fd, whose attributes the kernel has written already."""
-        return self.seen(), self.handle_of(fd, b"", syscalls.AT_EMPTY_PATH)
+            _close(fd)  # opened as a path alone: nothing has to wait
 
     def seen(self) -> Attributes:
         """What the kernel has told."""
@@ -145,29 +137,6 @@ def look_anew(fd: int) -> Attributes:
 def peek_at(fd: int) -> tuple[Attributes, bytes]:
     """Attributes and file handle of what an fd holds."""
     return _mine.looker.peek(fd)
-
-
-def close_path(fd: int) -> None:
-    """Close what was opened as a path alone, for which nothing has to wait."""
-    _close(fd)
-
-
-def peek(dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
-    """Attributes and file handle of one and the same inode, by one round trip: for a slow filesystem, from any thread.
-
-    Other threads run only while it opens and asks for attributes: with 64 of them, getting Python's lock back costs
-    more than the other calls, which don't wait.
-    """
-    return _mine.looker.peek_name(dir_fd, name)
-
-
-def peek_closely(
-    dir_fd: int, name: bytes, xattrs_of: Callable[[Attributes], Sequence[bytes]]
-) -> tuple[Attributes, bytes, dict[bytes, bytes | int]]:
-    """Attributes, file handle and some extended attributes of a name: each one's value, or an errno."""
-    with Fd(os.open(name, TO_PEEK, dir_fd=dir_fd)) as fd:
-        seen, handle = _mine.looker.peek(fd)
-        return seen, handle, {xattr: get_of(fd, xattr) for xattr in xattrs_of(seen)}
 
 
 def set_times(fd: int, atime_ns: int | None, mtime_ns: int | None) -> None:

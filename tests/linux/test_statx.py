@@ -16,7 +16,7 @@ import pytest
 
 from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
-from fusefs.linux.statx import StatxReader, look_at, open_handle, peek, peek_at
+from fusefs.linux.statx import StatxReader, look_at, open_handle, peek_at
 from fusefs.linux.syscalls import handle_of
 from tests.support.real_filesystems import tmpfs_volume
 
@@ -44,7 +44,7 @@ def identified(dir_fd: int, name: bytes) -> Attributes:
 
 
 def peeked(dir_fd: int, name: bytes) -> Attributes:
-    return peek(dir_fd, name)[0]
+    return StatxReader().peek_name(dir_fd, name)[0]
 
 
 def looked(dir_fd: int, name: bytes) -> Attributes:
@@ -196,7 +196,7 @@ def test_a_looker_tells_devices_apart(top: Path, fd: Fd) -> None:
 def test_a_handle_finds_what_was_looked_at(top: Path, fd: Fd, kind: str) -> None:
     make(kind, top / "it")
     with Fd(os.open(top, os.O_RDONLY)) as mount:
-        for seen, handle in (StatxReader().identify(fd, b"it"), peek(fd, b"it")):
+        for seen, handle in (StatxReader().identify(fd, b"it"), StatxReader().peek_name(fd, b"it")):
             assert handle == handle_of(fd, b"it")
             with open_handle(mount, handle, os.O_PATH | os.O_NOFOLLOW) as found:
                 assert look_at(found) == seen
@@ -215,15 +215,15 @@ def test_a_looker_takes_handles_of_any_length(top: Path, fd: Fd) -> None:
 
 def test_a_peek_without_handles_has_an_empty_one() -> None:
     with Fd(os.open("/proc/self", os.O_PATH)) as proc:
-        assert peek(proc, b"status")[1] == b""
+        assert StatxReader().peek_name(proc, b"status")[1] == b""
 
 
 def test_a_peek_leaves_no_fd_open(top: Path, fd: Fd) -> None:
     (top / "it").touch()
     before = os.listdir("/proc/self/fd")
-    peek(fd, b"it")
+    StatxReader().peek_name(fd, b"it")
     with pytest.raises(FileNotFoundError):
-        peek(fd, b"none")
+        StatxReader().peek_name(fd, b"none")
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -235,7 +235,9 @@ def test_many_threads_look_each_at_its_own(top: Path, fd: Fd) -> None:
 
     def seen(number: int) -> bool:
         mine = names[number:] + names[:number]
-        return all(peek(fd, name) == right[name] and look_at(fd, name) == right[name][0] for name in mine)
+        return all(
+            StatxReader().peek_name(fd, name) == right[name] and look_at(fd, name) == right[name][0] for name in mine
+        )
 
     with ThreadPoolExecutor(64) as threads:
         assert all(threads.map(seen, range(64)))

@@ -13,7 +13,7 @@ from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import trashd_mount
 from tests.support.fuse_casefold import folding_volume
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.vfs_without_mount import Names, Somebody, vfs_at
+from tests.support.vfs_without_mount import DirectoryRequests, Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -72,12 +72,9 @@ def test_each_directory_s_own_flag_counts(folding: Vfs) -> None:
 
 
 def test_a_listing_makes_no_name_known_where_names_fold(folding: Vfs) -> None:
-    fh = folding.listings.opendir(ROOT, ME)
-    for listed in folding.listings.read(fh, 0):
-        if listed.known is not None:
-            assert listed.known.timeout_s == 0 or listed.name in (b".", b"..")
-        folding.listings.told(fh, listed, is_taken=False)
-    folding.listings.releasedir(fh)
+    listed = DirectoryRequests(folding).entries(ROOT)
+    assert {one.name for one in listed} == {b".", b"..", b"known", b"exact"}
+    assert not any(one.entry.nodeid for one in listed)
 
 
 def test_a_missing_name_is_remembered_where_they_do_not() -> None:

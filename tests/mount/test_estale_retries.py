@@ -18,7 +18,7 @@ from tests.support.background_processes import workers
 from tests.support.foreground_mount import SHARED_LIMIT_S, fresh_mount
 from tests.support.oracle_subjects import outcome
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.vfs_without_mount import Names, Somebody, vfs_at
+from tests.support.vfs_without_mount import Files, Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -117,9 +117,9 @@ def open_fds() -> int:
 def test_what_a_loser_finds_he_opens_though_it_is_unlinked(vfs: Vfs) -> None:
     found = Names(vfs).lookup(ROOT, b"file", LOSER)
     Names(vfs).unlink(ROOT, b"file", OTHER)
-    fh = vfs.files.open(found.nodeid, os.O_RDONLY, LOSER).fh
-    assert vfs.files.read(fh, 0, 99) == b"content"
-    vfs.opening.release(fh)
+    fh = Files(vfs).open(found.nodeid, os.O_RDONLY, LOSER).fh
+    assert Files(vfs).read(fh, 0, 99) == b"content"
+    Files(vfs).release(fh)
 
 
 def test_nothing_is_held_for_others(vfs: Vfs) -> None:
@@ -128,7 +128,7 @@ def test_nothing_is_held_for_others(vfs: Vfs) -> None:
     assert open_fds() == n_fds
     Names(vfs).unlink(ROOT, b"file", OTHER)
     with pytest.raises(OSError, match="Stale"):
-        vfs.files.open(found.nodeid, os.O_RDONLY, OTHER)
+        Files(vfs).open(found.nodeid, os.O_RDONLY, OTHER)
 
 
 def test_what_is_absent_is_not_held(vfs: Vfs) -> None:
@@ -157,7 +157,7 @@ def test_whatever_a_loser_finds_answers_though_it_is_removed(vfs: Vfs) -> None:
     for name, remove in ((b"link", Names(vfs).unlink), (b"directory", Names(vfs).rmdir)):
         found = Names(vfs).lookup(ROOT, name, LOSER)
         remove(ROOT, name, OTHER)
-        assert not list(vfs.xattrs.names(found.nodeid, LOSER))
+        assert not list(Files(vfs).listxattr(found.nodeid, LOSER))
         if name == b"link":
             assert Names(vfs).readlink(found.nodeid, LOSER) == b"target"
 
@@ -190,7 +190,7 @@ def test_who_has_long_tried_again_does_so_no_more(vfs: Vfs) -> None:
 def test_what_was_opened_is_held_no_more(vfs: Vfs) -> None:
     n_fds = open_fds()
     found = Names(vfs).lookup(ROOT, b"file", LOSER)
-    vfs.opening.release(vfs.files.open(found.nodeid, os.O_RDONLY, LOSER).fh)
+    Files(vfs).release(Files(vfs).open(found.nodeid, os.O_RDONLY, LOSER).fh)
     assert open_fds() == n_fds
 
 
@@ -198,16 +198,16 @@ def test_what_the_kernel_forgets_is_held_no_more(vfs: Vfs) -> None:
     n_fds = open_fds()
     found = Names(vfs).lookup(ROOT, b"file", LOSER)
     Names(vfs).unlink(ROOT, b"file", OTHER)
-    vfs.references.forget(found.nodeid, 1)
+    Names(vfs).forget(found.nodeid, 1)
     assert open_fds() == n_fds
 
 
 def test_who_is_let_go_of_what_he_found_has_not_found_it_yet(vfs: Vfs) -> None:
     """The kernel looks to see whether what it knows is right still, lets go of what it finds, and looks once more."""
-    vfs.references.forget(Names(vfs).lookup(ROOT, b"file", LOSER).nodeid, 1)
+    Names(vfs).forget(Names(vfs).lookup(ROOT, b"file", LOSER).nodeid, 1)
     found = Names(vfs).lookup(ROOT, b"file", LOSER)
     Names(vfs).unlink(ROOT, b"file", OTHER)
-    vfs.opening.release(vfs.files.open(found.nodeid, os.O_RDONLY, LOSER).fh)
+    Files(vfs).release(Files(vfs).open(found.nodeid, os.O_RDONLY, LOSER).fh)
 
 
 def test_one_file_is_held_for_each_loser_and_for_some_of_them_alone(vfs: Vfs) -> None:

@@ -22,7 +22,7 @@ from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.mount_and_backing import opened
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import init, recover_all
-from tests.support.vfs_without_mount import Names, Somebody, vfs_at
+from tests.support.vfs_without_mount import Files, Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root")
 
@@ -196,7 +196,7 @@ def test_a_kernel_that_does_not_know_the_message_costs_no_fd_of_what_was_removed
 
     with Fd(os.open(os.devnull, os.O_RDONLY)) as refusing:
         run_beside(known, refusing, wait)
-    told = vfs.lookups.getattr(victim[1], ME)
+    told = Files(vfs).getattr(victim[1], ME)
     assert (told.attributes.is_directory(), told.attributes.nlink) == (True, 0)
     with pytest.raises(FileNotFoundError):
         Names(vfs).lookup(victim[1], b"f1", ME)

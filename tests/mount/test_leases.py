@@ -23,7 +23,7 @@ from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.real_filesystems import loop_volume
 from tests.support.transports import cases
 from tests.support.trashd_command import trashd
-from tests.support.vfs_without_mount import Names, Somebody, vfs_at
+from tests.support.vfs_without_mount import Files, Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -176,5 +176,5 @@ def test_what_has_the_name_by_now_is_not_opened_unless_it_is_that_file(
         fifo.rename(file)
         assert ctypes.CDLL(None).inotify_add_watch(int(opened), os.fsencode(file), IN_OPEN) > 0
         with pytest.raises(OSError, match="Stale"):
-            vfs.files.open(nodeid, flags, me)
+            Files(vfs).open(nodeid, flags, me)
         assert read_events(opened) == []

@@ -6,6 +6,7 @@ It asks again after each change in a directory, and when memory is short: it has
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 
 from fusefs.core.nodeids import ROOT
 from fusefs.linux.fd import Fd
+from fusefs.mount.native._core import Node
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount
 from tests.support.open_files import held
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.vfs_without_mount import vfs_at
+from tests.support.vfs_without_mount import DirectoryRequests, Names, vfs_at
 
 pytestmark = [
     pytest.mark.needs("root", "fuse", "loop"),
@@ -30,7 +32,6 @@ N_FILES = 1000
 """More than one answer takes."""
 FEW = N_FILES // 20
 """What memory that is short costs meanwhile."""
-ROOM = 1 << 16
 HOUR_S, SECOND_S = 3600.0, 1.0
 ACL = acl((USER_OBJ, 6, NOBODY), (USER, 6, 1000), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY))
 
@@ -146,45 +147,37 @@ def test_what_replaces_a_file_behind_the_mount_is_told_when_names_are_read_again
         assert list_long(directory)["5"][4] == len("text")
 
 
-class Listed:
-    """A directory without a mount, with one file: what a listing tells of it."""
-
-    def __init__(self, vfs: Vfs) -> None:
-        self.vfs = vfs
-
-    def tell(self, lasts_s: float = HOUR_S, now_s: float = 0) -> bool:
-        """Whether the kernel, which takes it, is told more than the name."""
-        told = False
-        for entry in self.vfs.unopened.read(ROOT, 0, ROOM):
-            if entry.node is not None:
-                told = True
-                self.vfs.listings.count(entry.node, now_s + lasts_s, is_taken=True)
-        return told
+def is_listed_in_full(vfs: Vfs) -> bool:
+    """Whether a listing of the only file sends more than its name, of which the kernel then has a reference."""
+    return any(one.entry.nodeid for one in DirectoryRequests(vfs).entries(ROOT))
 
 
-@pytest.fixture
-def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listed]:
-    """Time stands still, at 0."""
-    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+@pytest.fixture(params=[HOUR_S, SECOND_S], ids=["hour", "second"])
+def listed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Vfs, float]]:
+    """A directory without a mount, with one file, that was listed; and for how long the kernel caches what it is."""
     (tmp_path / "file").touch()
-    with vfs_at(tmp_path, timeout_s=HOUR_S) as vfs:
-        yield Listed(vfs)
+    with vfs_at(tmp_path, timeout_s=request.param) as vfs:
+        assert is_listed_in_full(vfs)
+        yield vfs, request.param
 
 
-def test_what_is_believed_is_told_once(listed: Listed) -> None:
-    assert listed.tell()
-    assert not listed.tell()
+def the_file(vfs: Vfs) -> Node:
+    (node,) = (node for node in vfs.nodes if node is not vfs.nodes.root)
+    return node
 
 
-def test_what_is_not_believed_for_much_longer_is_told_again(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert listed.tell(lasts_s=SECOND_S)
-    assert listed.tell(lasts_s=HOUR_S)
-    monkeypatch.setattr("time.monotonic", lambda: HOUR_S - SECOND_S / 2)
-    assert listed.tell()
+def test_what_the_kernel_has_cached_for_long_comes_once(listed: tuple[Vfs, float]) -> None:
+    vfs, cached_s = listed
+    assert is_listed_in_full(vfs) == (cached_s == SECOND_S)
 
 
-def test_what_is_forgotten_is_told_again(listed: Listed) -> None:
-    assert listed.tell()
-    (node,) = (node for node in listed.vfs.nodes if node is not listed.vfs.nodes.root)
-    listed.vfs.references.forget(node.nodeid, 1)
-    assert listed.tell()
+def test_what_is_not_cached_for_much_longer_comes_again(listed: tuple[Vfs, float]) -> None:
+    vfs, _cached_s = listed
+    the_file(vfs).told_until_s = time.monotonic() + SECOND_S / 2
+    assert is_listed_in_full(vfs)
+
+
+def test_what_is_forgotten_comes_again(listed: tuple[Vfs, float]) -> None:
+    vfs, _cached_s = listed
+    Names(vfs).forget(the_file(vfs).nodeid, 2)
+    assert is_listed_in_full(vfs)

@@ -11,7 +11,7 @@ from fusefs.core.nodeids import ROOT
 from fusefs.linux.syscalls import RENAME_EXCHANGE
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.real_filesystems import overlay_volume
-from tests.support.vfs_without_mount import Names, Somebody, vfs_at
+from tests.support.vfs_without_mount import Files, Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root")
 
@@ -46,11 +46,11 @@ def close_directories(vfs: Vfs) -> None:
 def content(vfs: Vfs, nodeid: int) -> bytes:
     """What is in a file, no directory being open before."""
     close_directories(vfs)
-    fh = vfs.files.open(nodeid, os.O_RDONLY, ME).fh
+    fh = Files(vfs).open(nodeid, os.O_RDONLY, ME).fh
     try:
-        return vfs.files.read(fh, 0, 99)
+        return Files(vfs).read(fh, 0, 99)
     finally:
-        vfs.opening.release(fh)
+        Files(vfs).release(fh)
 
 
 def test_both_of_two_exchanged_directories_are_found(vfs: Vfs) -> None:
@@ -85,4 +85,4 @@ def test_deep_chain_is_opened_with_two_fds(vfs: Vfs) -> None:
     close_directories(vfs)
     made = Names(vfs).mkdir(nodeid, b"last", 0o755, ME)
     close_directories(vfs)
-    assert vfs.lookups.getattr(made.nodeid, ME).attributes.is_directory()
+    assert Files(vfs).getattr(made.nodeid, ME).attributes.is_directory()

@@ -13,11 +13,11 @@ from fusefs.core.nodeids import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import read_on
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
-from fusefs.mount.tree import no_opendir
+from fusefs.mount.tree.listings import why_opened
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, until
 from tests.support.open_files import held
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.vfs_without_mount import vfs_at
+from tests.support.vfs_without_mount import DirectoryRequests, vfs_at
 
 pytestmark = [
     pytest.mark.needs("root", "fuse", "loop"),
@@ -98,14 +98,15 @@ def test_a_filesystem_that_has_become_slow_tells_names_alone() -> None:
         for name in ("a", "b", ".trashd"):
             (volume / name).touch()
         found, at = set(), 0
-        while more := vfs.lock.run(vfs.unopened.read_names, ROOT, at, 4096):
-            found |= {name for name, *_ in more}
-            at = more[-1][2]
+        while more := DirectoryRequests(vfs).entries(ROOT, at):
+            assert not any(one.entry.nodeid for one in more)
+            found |= {one.name for one in more}
+            at = more[-1].offset
         assert found == {b".", b"..", b"a", b"b"}
 
 
 def test_it_is_not_done_where_a_listing_may_not_go_on_elsewhere() -> None:
     with Fd(os.open("/proc", os.O_PATH)) as proc, tmpfs_volume() as volume, Fd(os.open(volume, os.O_PATH)) as root:
-        assert no_opendir.why_not(proc, checks_permissions=True)
-        assert no_opendir.why_not(root, checks_permissions=False)
-        assert no_opendir.why_not(root, checks_permissions=True) is None
+        assert why_opened(proc, checks_permissions=True)
+        assert why_opened(root, checks_permissions=False)
+        assert why_opened(root, checks_permissions=True) is None

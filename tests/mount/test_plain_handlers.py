@@ -26,7 +26,7 @@ from fusefs.mount.tree.vfs import Vfs
 from tests.support.fake_dev_fuse import Broken
 from tests.support.foreground_mount import fresh_mount
 from tests.support.open_files import opened
-from tests.support.vfs_without_mount import Names, Somebody, vfs_at
+from tests.support.vfs_without_mount import Files, Names, Somebody, vfs_at
 
 NOT_HANDLED = {"poll"}
 """Answered by pyfuse3 with ENOSYS: the kernel then takes every file as ready, as on other filesystems."""
@@ -45,7 +45,7 @@ def answer_of(name: str, error: Exception) -> int:
     broken: Any = Broken(error)
     handlers = PlainHandlers(broken, 2, has_acls=True)
     handler: Callable[..., Any] = getattr(handlers, name)
-    values: dict[str, Any] = dict.fromkeys(("name", "name_old", "name_new", "new_name", "target"), b"a")
+    values: dict[str, Any] = dict.fromkeys(("name", "name_old", "name_new", "new_name", "target", "value"), b"a")
     values |= {"ctx": CALLER, "inode_list": [(2, 1)], "attr": pyfuse3.EntryAttributes()}
     values |= {"fields": pyfuse3.SetattrFields(), "token": pyfuse3.ReaddirToken(), "buf": b"", "datasync": False}
     parameters = inspect.signature(handler).parameters
@@ -97,9 +97,9 @@ def program(path: Path) -> Iterator[tuple[Vfs, int]]:
 def test_what_has_run_may_be_written_at_once_whatever_its_release_waits_for(tmp_path: Path) -> None:
     """A release is sent before a wait for the program's end returns, and thus before the file is opened next."""
     with program(tmp_path) as (vfs, nodeid):
-        run = vfs.files.open(nodeid, os.O_RDONLY | FMODE_EXEC, CALLER)
+        run = Files(vfs).open(nodeid, os.O_RDONLY | FMODE_EXEC, CALLER)
         with pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):
-            vfs.files.open(nodeid, os.O_WRONLY | os.O_TRUNC, CALLER)
+            Files(vfs).open(nodeid, os.O_WRONLY | os.O_TRUNC, CALLER)
 
         async def release_and_write() -> None:
             handlers = PlainHandlers(vfs, 1, has_acls=True)
@@ -110,13 +110,13 @@ def test_what_has_run_may_be_written_at_once_whatever_its_release_waits_for(tmp_
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.start_soon(handlers.release, pyfuse3.FileHandleT(run.fh))
                 await trio.testing.wait_all_tasks_blocked()
-                written = vfs.files.open(nodeid, os.O_WRONLY | os.O_TRUNC, CALLER)
+                written = Files(vfs).open(nodeid, os.O_WRONLY | os.O_TRUNC, CALLER)
                 go_on.set()
-            vfs.opening.release(written.fh)
+            Files(vfs).release(written.fh)
 
         trio.run(release_and_write)
         assert not (tmp_path / "program").read_bytes()
-        assert not len(vfs.handles)
+        assert not vfs.nodes.n_handles
 
 
 @pytest.mark.needs("root", "fuse")

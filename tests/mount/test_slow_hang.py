@@ -35,7 +35,6 @@ N_THREADS_MOST = 1024
 N_FDS_MOST = 1600
 KIB_A_CLIENT = 100
 GONE = {*DAEMON_GONE, errno.EIO, errno.ENOENT, errno.EINTR}
-BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +90,9 @@ def test_a_file_that_hangs_keeps_nobody_else_waiting_in_its_directory(slow: Hang
         assert ends(client) == 0
 
 
-@BOTH_WAYS
-def test_a_listing_with_a_name_that_hangs_tells_all_names(*, has_uring: bool) -> None:
+def test_a_listing_with_a_name_that_hangs_tells_all_names() -> None:
     """Plain ones at once; with attributes, when the hung one has been given up for the others' sake."""
-    with hanging_mount("slow", has_uring=has_uring) as slow:
+    with hanging_mount("slow") as slow:
         slow.volume.hang("stuck-33")
         in_time(lambda: len(os.listdir(slow.top / "stuck")) == N_FILES + 1 or os._exit(1))
         others = [slow.top / f"stuck/stuck-{i}" for i in range(N_FILES) if i != 33]
@@ -208,9 +206,8 @@ def fetch_ahead(slow: HangingMount) -> None:
     slow.volume.wait_until_hung()
 
 
-@BOTH_WAYS
-def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more(*, has_uring: bool) -> None:
-    with hanging_mount("slow", expect_end=True, has_uring=has_uring) as slow:
+def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more() -> None:
+    with hanging_mount("slow", expect_end=True) as slow:
         fetch_ahead(slow)
         done = trashd("umount", slow.top)
         assert done.code == 0, done.err
@@ -220,9 +217,8 @@ def test_umount_is_not_held_up_by_what_nobody_waits_for_any_more(*, has_uring: b
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@BOTH_WAYS
-def test_a_signal_ends_it_while_what_it_fetches_hangs(number: signal.Signals, *, has_uring: bool) -> None:
-    with hanging_mount("slow", expect_end=True, has_uring=has_uring) as slow:
+def test_a_signal_ends_it_while_what_it_fetches_hangs(number: signal.Signals) -> None:
+    with hanging_mount("slow", expect_end=True) as slow:
         fetch_ahead(slow)
         os.kill(slow.mounted.pid, number)
         assert number == signal.SIGKILL or until(lambda: mount_of(slow.top) is None, LIMIT_S)

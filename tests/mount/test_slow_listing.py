@@ -19,7 +19,7 @@ from tests.support.background_processes import workers
 from tests.support.foreground_mount import SHARED_LIMIT_S
 from tests.support.fuse_slow import Xattrs
 from tests.support.many_files import fill
-from tests.support.slow_mounts import BOTH_WAYS, LIMIT_S, SLOW, N, SlowMount, slow_mount
+from tests.support.slow_mounts import LIMIT_S, SLOW, N, SlowMount, slow_mount
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
@@ -52,9 +52,8 @@ def test_names_alone_ask_for_no_attributes(words: list[str]) -> None:
 
 @pytest.mark.parametrize("xattrs", [Xattrs.ALL, Xattrs.NONE], ids=["xattrs", "no xattrs"])
 @pytest.mark.parametrize("words", [["-l"], ["-lU"], ["-l", "--color=always"], ["-s"]], ids=" ".join)
-@BOTH_WAYS
-def test_attributes_are_asked_for_once_for_each_entry(words: list[str], *, xattrs: Xattrs, has_uring: bool) -> None:
-    with slow_mount(SLOW, xattrs=xattrs, has_uring=has_uring) as one:
+def test_attributes_are_asked_for_once_for_each_entry(words: list[str], *, xattrs: Xattrs) -> None:
+    with slow_mount(SLOW, xattrs=xattrs) as one:
         before = one.n_looks()
         assert len(ls(*words, one.top)) == N + 1
         first = one.n_looks()
@@ -77,9 +76,8 @@ def test_who_wants_names_and_then_attributes_has_them_once() -> None:
 
 
 @pytest.mark.parametrize("n_in_flight", [1, 8, N_IN_FLIGHT])
-@BOTH_WAYS
-def test_no_more_are_in_flight_than_allowed(n_in_flight: int, *, has_uring: bool) -> None:
-    with slow_mount(SLOW, f"in_flight={n_in_flight}", n=4 * N, has_uring=has_uring) as one:
+def test_no_more_are_in_flight_than_allowed(n_in_flight: int) -> None:
+    with slow_mount(SLOW, f"in_flight={n_in_flight}", n=4 * N) as one:
         one.volume.forget_max()
         with os.scandir(one.top) as entries:
             for number, entry in enumerate(entries):
@@ -119,10 +117,9 @@ def test_two_who_list_at_a_time_are_both_told_all() -> None:
         assert one.n_looks() - before < 3 * N + N_SPARE
 
 
-@BOTH_WAYS
-def test_many_directories_at_a_time_are_listed_whole(*, has_uring: bool) -> None:
+def test_many_directories_at_a_time_are_listed_whole() -> None:
     with (
-        slow_mount(SLOW, n=200, make=partial(make_many, 12), has_uring=has_uring) as one,
+        slow_mount(SLOW, n=200, make=partial(make_many, 12)) as one,
         ThreadPoolExecutor(8) as pool,
     ):
         directories = [path for path in one.mounted.path.iterdir() if path.name.startswith("flat")]
@@ -187,9 +184,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["by io_uring", "by threads"])
-def listed_for_all(request: pytest.FixtureRequest) -> Iterator[SlowMount]:
-    with slow_mount(SLOW, n=0, has_uring=request.param, limit_s=SHARED_LIMIT_S) as one:
+@pytest.fixture(scope="module")
+def listed_for_all() -> Iterator[SlowMount]:
+    with slow_mount(SLOW, n=0, limit_s=SHARED_LIMIT_S) as one:
         yield one
 
 
@@ -223,10 +220,9 @@ def lists_for_ever(top: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", [[], ["cache_size=8K"], ["timeout=0"]], ids=str)
-@BOTH_WAYS
-def test_who_changed_something_sees_it_however_many_look(options: Sequence[str], *, has_uring: bool) -> None:
+def test_who_changed_something_sees_it_however_many_look(options: Sequence[str]) -> None:
     """What was fetched before a change, and comes after it, is not believed: by no client."""
-    with slow_mount(SLOW, *options, n=150, delay_us=1000, has_uring=has_uring) as one:
+    with slow_mount(SLOW, *options, n=150, delay_us=1000) as one:
         with workers([lambda: lists_for_ever(one.top)] * 2):
             for i in range(10):
                 path = one.top / f"f{i}"

@@ -33,7 +33,7 @@ from tests.support.foreground_mount import SHARED_LIMIT_S, until
 from tests.support.fuse_slow import Xattrs
 from tests.support.many_files import fill
 from tests.support.other_users import as_user
-from tests.support.slow_mounts import BOTH_WAYS, LIMIT_S, SLOW, N, SlowMount, slow_mount
+from tests.support.slow_mounts import LIMIT_S, SLOW, N, SlowMount, slow_mount
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
@@ -76,11 +76,8 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("ttl_s", [0, 1000])
-@BOTH_WAYS
-def test_the_second_time_nothing_is_asked_though_the_kernel_has_forgotten_all(
-    command: str, ttl_s: float, *, has_uring: bool
-) -> None:
-    with slow_mount(SLOW, make=make, n=N_FEW, ttl_s=ttl_s, has_uring=has_uring) as one:
+def test_the_second_time_nothing_is_asked_though_the_kernel_has_forgotten_all(command: str, ttl_s: float) -> None:
+    with slow_mount(SLOW, make=make, n=N_FEW, ttl_s=ttl_s) as one:
         first = run(COMMANDS[command], one.top)
         before = one.asked()
         one.forget_all()
@@ -90,9 +87,8 @@ def test_the_second_time_nothing_is_asked_though_the_kernel_has_forgotten_all(
         assert first == run(COMMANDS[command], one.backing)
 
 
-@BOTH_WAYS
-def test_each_is_asked_for_once(*, has_uring: bool) -> None:
-    with slow_mount(SLOW, make=make, has_uring=has_uring) as one:
+def test_each_is_asked_for_once() -> None:
+    with slow_mount(SLOW, make=make) as one:
         before = one.asked()
         run(COMMANDS["ls -l"], one.top)
         asked = one.asked_since(before)
@@ -150,10 +146,9 @@ def test_few_are_waited_for_one_by_one_though_the_attributes_are_remembered() ->
 
 @pytest.mark.parametrize("xattrs", [Xattrs.NONE, Xattrs.UNKNOWN, Xattrs.DIRECTORIES, Xattrs.FILES])
 @pytest.mark.parametrize("command", ["ls -l", "getfacl", "getfattr", "rsync -X"])
-@BOTH_WAYS
-def test_who_has_none_is_asked_once(xattrs: Xattrs, command: str, *, has_uring: bool) -> None:
+def test_who_has_none_is_asked_once(xattrs: Xattrs, command: str) -> None:
     """Or once of a file, and once of a directory."""
-    with slow_mount(SLOW, make=make, n=N_FEW, xattrs=xattrs, has_uring=has_uring) as one:
+    with slow_mount(SLOW, make=make, n=N_FEW, xattrs=xattrs) as one:
         for _ in range(2):
             before = one.asked()
             told = run(COMMANDS[command], one.top)
@@ -282,10 +277,9 @@ def lists_for_ever(top: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["cache_size=8K"]], ids=str)
-@BOTH_WAYS
-def test_who_changed_one_sees_it_however_many_look(options: list[str], *, has_uring: bool) -> None:
+def test_who_changed_one_sees_it_however_many_look(options: list[str]) -> None:
     """What was fetched before a change, and comes after it, is not believed: by no client."""
-    with slow_mount(SLOW, *options, make=make, n=150, has_uring=has_uring) as one:
+    with slow_mount(SLOW, *options, make=make, n=150) as one:
         path = one.top / "f7"
         with workers([lambda: lists_for_ever(one.top)] * 2 + [lambda: sets_for_ever(one.top / "f8")]):
             for i in range(25):

@@ -34,6 +34,7 @@ class Broken:
         self.nodes = Tables((1, b""), Attributes(1, 1, 0o040755, *[0] * 11))
         self.timeouts = AttrTimeouts(self.nodes)
         self.retries = EstaleRetries(self.lock, self.nodes)
+        self.is_shared = False
 
     def __getattr__(self, name: str) -> Broken:
         return self
@@ -87,7 +88,8 @@ class FakeKernel:
             self.session.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, _ANSWER_BYTES_MAX)
         self.stats: Counters = vfs.stats
         pool = pool or AtOnce()
-        self.requests = FuseRequests(vfs, self.session.fileno(), pool, opens_directories=opens_directories)
+        vfs.nodes.opens_directories = opens_directories
+        self.requests = FuseRequests(vfs, self.session.fileno(), pool)
         self._numbers = count(2, 2)
 
     def close(self) -> None:

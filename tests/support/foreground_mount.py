@@ -22,7 +22,7 @@ from fusefs.mount.places.find_mounts import mounts_of, read_counters
 from tests.support.fuse_watchdog import FuseMount, fuse_mount
 from tests.support.odd_daemon import daemon_command
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.seccomp import IO_URING_SETUP, deny
+from tests.support.seccomp import deny
 from tests.support.transports import transport_words
 from tests.support.trashd_command import TRASHD
 
@@ -128,7 +128,6 @@ def trashd_mount(
     *,
     limit_s: float = 100,
     n_fds_max: int | None = None,
-    has_uring: bool = True,
     denied: Sequence[int] = (),
     expect_end: bool = False,
     command: Sequence[str | Path] = (TRASHD,),
@@ -137,8 +136,7 @@ def trashd_mount(
 
     options     as for -o, one each
     n_fds_max   the daemon's RLIMIT_NOFILE, hard
-    has_uring   False: the daemon gets no io_uring, as in many containers
-    denied      other system calls that it has not, by number
+    denied      system calls that it has not, by number
     expect_end  the body ends the daemon: nothing is asked of its fds
     command     what runs `trashd`
     Raises      AssertionError: the daemon kept fds, or wrote a traceback; see fuse_mount for the rest
@@ -150,12 +148,12 @@ def trashd_mount(
     def prepare() -> None:
         if n_fds_max is not None:
             setrlimit(RLIMIT_NOFILE, (n_fds_max, n_fds_max))
-        for call in denied if has_uring else (*denied, IO_URING_SETUP):
+        for call in denied:
             deny(call)
 
     if tuple(command) == (TRASHD,) and os.environ.get("TRASHD_TEST_SANITIZED"):
         command = daemon_command()
-    options = [*(transport_words(options) if has_uring else []), *options]
+    options = [*transport_words(options), *options]
     words = ["-o", ",".join(options)] if options else []
     with tempfile.NamedTemporaryFile("ab", prefix="trashd-mount-log-") as log:
         argv = [*command, "mount", source, mount_point, "--foreground", *words]

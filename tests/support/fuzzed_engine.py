@@ -63,7 +63,8 @@ def running_engine(root: Fd, device: int, options: EngineOptions) -> Iterator[Ca
         is_shared=options.is_shared,
     )  # fmt: skip
     pool = ThreadPool(_N_THREADS)
-    requests = FuseRequests(vfs, device, pool, opens_directories=options.opens_directories)
+    vfs.nodes.opens_directories = options.opens_directories
+    requests = FuseRequests(vfs, device, pool)
     readers = DeviceReaders(requests, vfs.core, lambda: os._exit(3))
     readers.begin()
     yield vfs.gauges

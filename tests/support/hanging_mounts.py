@@ -49,7 +49,6 @@ def hanging_mount(
     *,
     coherence: str = "exclusive",
     expect_end: bool = False,
-    has_uring: bool = True,
     limit_s: float = 90,
     command: tuple[str, ...] = (TRASHD,),
 ) -> Iterator[HangingMount]:
@@ -63,7 +62,6 @@ def hanging_mount(
             [f"coherence={coherence}", f"backing={backing}"],
             limit_s=limit_s,
             expect_end=expect_end,
-            has_uring=has_uring,
             command=command,
         ) as mounted:
             try:

@@ -14,16 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 
+from fusefs.core.fuse_protocol import Entry
 from fusefs.core.inode_attributes import Attributes
-from fusefs.mount.tree.attribute_operations import Changes
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.oracle_subjects import KEEP, FileAttributes, Handle, Subject, Times, see
-from tests.support.vfs_without_mount import NameReply, Names, Somebody
+from tests.support.vfs_without_mount import Changes, DirectoryRequests, Files, NameReply, Names, Somebody
 
 ROOT = 1
 _MAX_LINKS = 40
-_N_AN_ANSWER = 3
+_ROOM = 512
+"""Of a reply to READDIRPLUS: for one entry with the longest name."""
 _XATTR_NAME_MAX = 255
 
 
@@ -39,7 +40,7 @@ class Player(Subject):
         self.vfs = vfs
         self.top = top
         self.references: Counter[int] = Counter()
-        self._xattrs = vfs.xattrs
+        self._files = Files(vfs)
         self._umask = 0o022
         self._late: list[int] | None = None
 
@@ -49,7 +50,7 @@ class Player(Subject):
 
     # References.
 
-    def _count(self, known: NameReply | EntryParam) -> int:
+    def _count(self, known: NameReply | EntryParam | Entry) -> int:
         self.references[known.nodeid] += 1
         return known.nodeid
 
@@ -62,7 +63,7 @@ class Player(Subject):
         self.references[nodeid] -= 1
         if not self.references[nodeid]:
             del self.references[nodeid]
-        self.vfs.references.forget(nodeid, 1)
+        Names(self.vfs).forget(nodeid, 1)
 
     @contextlib.contextmanager
     def forgetting_late(self) -> Iterator[None]:
@@ -76,7 +77,7 @@ class Player(Subject):
                 self._forget(nodeid)
 
     def _attributes(self, nodeid: int) -> Attributes:
-        return self.vfs.lookups.getattr(nodeid, self._caller).attributes
+        return self._files.getattr(nodeid, self._caller).attributes
 
     # Walking.
 
@@ -169,31 +170,31 @@ class Player(Subject):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         if stat.S_ISDIR(kind) and (flags & (os.O_ACCMODE | os.O_CREAT | os.O_TRUNC)):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        return self.vfs.files.open(nodeid, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOCTTY), self._caller).fh
+        return self._files.open(nodeid, flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOCTTY), self._caller).fh
 
     def close(self, handle: Handle) -> None:
-        self.vfs.opening.release(handle.number)
+        self._files.release(handle.number)
         self._forget(handle.nodeid)
 
     def pread(self, handle: Handle, size: int, offset: int) -> bytes:
-        return bytes(self.vfs.files.read(handle.number, offset, size))
+        return self._files.read(handle.number, offset, size)
 
     def pwrite(self, handle: Handle, data: bytes, offset: int) -> int:
         if handle.flags & os.O_APPEND:
             offset = self._attributes(handle.nodeid).size
-        return self.vfs.files.write(handle.number, offset, data)
+        return self._files.write(handle.number, offset, data)
 
     def fsync(self, handle: Handle) -> None:
-        self.vfs.files.fsync(handle.number, data_only=False)
+        self._files.fsync(handle.number)
 
     def ftruncate(self, handle: Handle, size: int) -> None:
-        self.vfs.attributes.setattr(handle.nodeid, Changes(size=size), handle.number, self._caller)
+        self._files.setattr(handle.nodeid, Changes(size=size), handle.number, self._caller)
 
     def fstat(self, handle: Handle) -> FileAttributes:
         return self._see(handle.nodeid)
 
     def fchmod(self, handle: Handle, mode: int) -> None:
-        self.vfs.attributes.setattr(handle.nodeid, Changes(mode=mode), handle.number, self._caller)
+        self._files.setattr(handle.nodeid, Changes(mode=mode), handle.number, self._caller)
 
     # Looking.
 
@@ -228,41 +229,34 @@ class Player(Subject):
         with self._node(path, follow=True) as nodeid:
             if not stat.S_ISDIR(self._attributes(nodeid).mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-            fh = self.vfs.listings.opendir(nodeid, self._caller)
+            fh = DirectoryRequests(self.vfs).opendir(nodeid, self._caller)
             try:
-                return sorted(self._list(fh))
+                return sorted(self._list(nodeid, fh))
             finally:
-                self.vfs.listings.releasedir(fh)
+                DirectoryRequests(self.vfs).releasedir(fh)
 
-    def _list(self, fh: int) -> Iterator[bytes]:
+    def _list(self, nodeid: int, fh: int) -> Iterator[bytes]:
         """Names, a few an answer, so that every offset is a place to go on from."""
         offset = 0
-        while True:
-            n_taken = 0
-            self.vfs.listings.prepare(fh, offset)
-            for listed in self.vfs.listings.read(fh, offset):
-                self.vfs.listings.told(fh, listed, is_taken=n_taken < _N_AN_ANSWER)
-                if n_taken == _N_AN_ANSWER:
-                    break
-                n_taken, offset = n_taken + 1, listed.offset
-                if listed.name not in (b".", b".."):
-                    assert listed.known is not None
-                    self._forget(self._count(listed.known))
-                    yield listed.name
-            if not n_taken:
-                return
+        while listed := DirectoryRequests(self.vfs).entries(nodeid, offset, fh=fh, room=_ROOM):
+            for one in listed:
+                offset = one.offset
+                if one.entry.nodeid:
+                    self._forget(self._count(one.entry))
+                if one.name not in (b".", b".."):
+                    yield one.name
 
     def statvfs(self) -> tuple[int, ...]:
-        st = self.vfs.attributes.statfs()
-        return st.f_bsize, st.f_frsize, st.f_blocks, st.f_files, st.f_namemax
+        blocks, _free, _available, inodes, _free_inodes, block_size, name_max, unit = self._files.statfs()
+        return block_size, unit, blocks, inodes, name_max
 
     def getxattr(self, path: bytes, name: str) -> bytes:
         with self._named(path, name, os.getxattr) as nodeid:
-            return self._xattrs.get(nodeid, name.encode(), self._caller)
+            return self._files.getxattr(nodeid, name.encode(), self._caller)
 
     def listxattr(self, path: bytes) -> list[str]:
         with self._node(path) as nodeid:
-            return sorted(os.fsdecode(name) for name in self._xattrs.names(nodeid, self._caller))
+            return sorted(os.fsdecode(name) for name in self._files.listxattr(nodeid, self._caller))
 
     # Changing.
 
@@ -296,7 +290,7 @@ class Player(Subject):
 
     def _change(self, path: bytes, changes: Changes, *, follow: bool = False) -> None:
         with self._node(path, follow=follow) as nodeid:
-            self.vfs.attributes.setattr(nodeid, changes, None, self._caller)
+            self._files.setattr(nodeid, changes, None, self._caller)
 
     def chmod(self, path: bytes, mode: int) -> None:
         self._change(path, Changes(mode=mode), follow=True)
@@ -309,7 +303,7 @@ class Player(Subject):
                 killed = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
                 if stat.S_ISREG(mode) and mode & killed:
                     changes = Changes(mode=mode & ~killed)
-            self.vfs.attributes.setattr(nodeid, changes, None, self._caller)
+            self._files.setattr(nodeid, changes, None, self._caller)
 
     def utime(self, path: bytes, atime_ns: int, mtime_ns: int) -> None:
         self._change(path, Changes(atime_ns=atime_ns, mtime_ns=mtime_ns))
@@ -319,21 +313,21 @@ class Player(Subject):
             mode = self._attributes(nodeid).mode
             if not stat.S_ISREG(mode):
                 raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, "")
-            self.vfs.attributes.setattr(nodeid, Changes(size=size), None, self._caller)
+            self._files.setattr(nodeid, Changes(size=size), None, self._caller)
 
     def setxattr(self, path: bytes, name: str, value: bytes, flags: int = 0) -> None:
         with self._named(path, name, _set_nothing) as nodeid:
             self._check_kind(nodeid, name)
             if flags:  # pyfuse3 looks by itself, and hands no flags on
                 try:
-                    self._xattrs.get(nodeid, name.encode(), self._caller)
+                    self._files.getxattr(nodeid, name.encode(), self._caller)
                 except OSError as error:
                     if error.errno != errno.ENODATA or flags & os.XATTR_REPLACE:
                         raise
                 else:
                     if flags & os.XATTR_CREATE:
                         raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
-            self._xattrs.set(nodeid, name.encode(), value, self._caller)
+            self._files.setxattr(nodeid, name.encode(), value, self._caller)
 
     @contextlib.contextmanager
     def _named(self, path: bytes, xattr: str, call: Callable[[str, str], object]) -> Iterator[int]:
@@ -353,7 +347,7 @@ class Player(Subject):
     def removexattr(self, path: bytes, name: str) -> None:
         with self._named(path, name, os.removexattr) as nodeid:
             self._check_kind(nodeid, name)
-            self._xattrs.remove(nodeid, name.encode(), self._caller)
+            self._files.removexattr(nodeid, name.encode(), self._caller)
 
     @contextlib.contextmanager
     def umask(self, mask: int) -> Iterator[None]:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, Xattrs, slow_volume
 from tests.support.many_files import fill
@@ -19,8 +17,6 @@ from tests.support.real_filesystems import tmpfs_volume
 SLOW = "backing=slow"
 N = 1000
 LIMIT_S = 60.0
-BOTH_WAYS = pytest.mark.parametrize("has_uring", [True, False], ids=["by io_uring", "by threads"])
-"""How the daemon fetches attributes ahead."""
 
 
 class SlowMount(NamedTuple):
@@ -73,7 +69,6 @@ def slow_mount(
     delay_us: int = 100,
     ttl_s: float = 1000,
     xattrs: Xattrs = Xattrs.ALL,
-    has_uring: bool = True,
     limit_s: float = 90,
 ) -> Iterator[SlowMount]:
     """make: what makes the directory, with n files. For the rest see slow_volume and trashd_mount."""
@@ -83,6 +78,6 @@ def slow_mount(
         own = ["coherence=exclusive", *options]
         with (
             slow_volume(source, delay_us, ttl_s, xattrs=xattrs, limit_s=limit_s + 10) as volume,
-            trashd_mount(volume.path, point, own, limit_s=limit_s, has_uring=has_uring) as mounted,
+            trashd_mount(volume.path, point, own, limit_s=limit_s) as mounted,
         ):
             yield SlowMount(volume, mounted)

@@ -17,8 +17,9 @@ from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree.opening import OpenedFile
 from fusefs.mount.tree.vfs import Vfs
+
+_XATTR_ROOM = 1 << 16
 
 
 class Somebody(NamedTuple):
@@ -39,6 +40,97 @@ class NameReply(NamedTuple):
     attr_s: float
 
 
+class OpenedFile(NamedTuple):
+    """What a reply says of a handle."""
+
+    fh: int
+    backing_id: int
+    keeps: bool
+
+
+class Changes(NamedTuple):
+    """What SETATTR is to change; None: left as it is."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+
+
+class Files:
+    """Requests about nodes and files to a vfs, as a kernel makes them."""
+
+    def __init__(self, vfs: Vfs) -> None:
+        self._vfs = vfs
+
+    def _ask(self, opcode: Opcode, nodeid: int, caller: Caller | None, body: bytes = b"") -> bytes:
+        ids = (0, 0, os.getpid()) if caller is None else (caller.uid, caller.gid, caller.pid)
+        return self._vfs.answer(wire.request(opcode, nodeid, ids, body))
+
+    def _known(self, nodeid: int, reply: bytes) -> NameReply:
+        said, node = wire.read_attr(reply), self._vfs.nodes.get(nodeid)
+        of_node = (0, nodeid, 0) if node is None else (node.dev, node.ino, node.btime_ns)
+        return NameReply(NodeId(nodeid), said.attributes_of(*of_node), 0, said.attr_s)
+
+    def getattr(self, nodeid: int, caller: Caller) -> NameReply:
+        return self._known(nodeid, self._ask(Opcode.GETATTR, nodeid, caller, bytes(wire.GETATTR_IN.size)))
+
+    def setattr(self, nodeid: int, changes: Changes, fh: int | None, caller: Caller) -> NameReply:
+        bits = wire.FATTR_MODE, wire.FATTR_UID, wire.FATTR_GID, wire.FATTR_SIZE, wire.FATTR_ATIME, wire.FATTR_MTIME
+        valid = sum(bit for bit, change in zip(bits, changes, strict=True) if change is not None)
+        mode, uid, gid, size, atime_ns, mtime_ns = (change or 0 for change in changes)
+        (atime_s, atime_ns), (mtime_s, mtime_ns) = divmod(atime_ns, wire.NANO), divmod(mtime_ns, wire.NANO)
+        own = wire.SETATTR_IN.pack(
+            valid | (0 if fh is None else wire.FATTR_FH),
+            fh or 0,
+            size,
+            atime_s,
+            mtime_s,
+            atime_ns,
+            mtime_ns,
+            mode,
+            uid,
+            gid,
+        )
+        return self._known(nodeid, self._ask(Opcode.SETATTR, nodeid, caller, own))
+
+    def statfs(self) -> tuple[int, ...]:
+        """As wire.STATFS_OUT."""
+        return wire.STATFS_OUT.unpack(self._ask(Opcode.STATFS, ROOT, None))
+
+    def open(self, nodeid: int, flags: int, caller: Caller) -> OpenedFile:
+        fh, how, backing_id = wire.read_opened(self._ask(Opcode.OPEN, nodeid, caller, wire.OPEN_IN.pack(flags)))
+        return OpenedFile(fh, backing_id, bool(how & wire.FOPEN_KEEP_CACHE))
+
+    def release(self, fh: int) -> None:
+        self._ask(Opcode.RELEASE, ROOT, None, wire.HANDLE_IN.pack(fh))
+
+    def read(self, fh: int, offset: int, size: int) -> bytes:
+        return self._ask(Opcode.READ, ROOT, None, wire.READ_IN.pack(fh, offset, size))
+
+    def write(self, fh: int, offset: int, data: bytes) -> int:
+        own = wire.WRITE_IN.pack(fh, offset, len(data), 0)
+        return wire.written_in(self._ask(Opcode.WRITE, ROOT, None, own + data))
+
+    def fsync(self, fh: int) -> None:
+        self._ask(Opcode.FSYNC, ROOT, None, wire.FSYNC_IN.pack(fh, 0))
+
+    def getxattr(self, nodeid: int, name: bytes, caller: Caller) -> bytes:
+        return self._ask(Opcode.GETXATTR, nodeid, caller, wire.GETXATTR_IN.pack(_XATTR_ROOM) + name + b"\0")
+
+    def listxattr(self, nodeid: int, caller: Caller) -> list[bytes]:
+        listed = self._ask(Opcode.LISTXATTR, nodeid, caller, wire.GETXATTR_IN.pack(_XATTR_ROOM))
+        return listed.split(b"\0")[:-1]
+
+    def setxattr(self, nodeid: int, name: bytes, value: bytes, caller: Caller) -> None:
+        self._ask(Opcode.SETXATTR, nodeid, caller, wire.SETXATTR_IN.pack(len(value), 0) + name + b"\0" + value)
+
+    def removexattr(self, nodeid: int, name: bytes, caller: Caller) -> None:
+        self._ask(Opcode.REMOVEXATTR, nodeid, caller, name + b"\0")
+
+
 class Names:
     """Requests about names to a vfs, as a kernel makes them."""
 
@@ -57,6 +149,9 @@ class Names:
 
     def lookup(self, parent: int, name: bytes, caller: Caller) -> NameReply:
         return self._entry(self._ask(Opcode.LOOKUP, parent, caller, b"", name))
+
+    def forget(self, nodeid: int, n: int) -> None:
+        self._vfs.lock.call(self._vfs.core.do, wire.batch_forget([(nodeid, n)]))
 
     def readlink(self, nodeid: int, caller: Caller) -> bytes:
         return self._ask(Opcode.READLINK, nodeid, caller)
@@ -107,6 +202,28 @@ def vfs_at(
             yield vfs
         finally:
             vfs.close()
+
+
+class DirectoryRequests:
+    """Requests about directories that are read to a vfs, as a kernel makes them."""
+
+    def __init__(self, vfs: Vfs) -> None:
+        self._vfs = vfs
+
+    def _ask(self, opcode: Opcode, nodeid: int, own: bytes, caller: Caller | None = None) -> bytes:
+        ids = (0, 0, os.getpid()) if caller is None else (caller.uid, caller.gid, caller.pid)
+        with self._vfs.lock:
+            return self._vfs.listings.answer(wire.request(opcode, nodeid, ids, own))
+
+    def opendir(self, nodeid: int, caller: Caller) -> int:
+        return wire.handle_in(self._ask(Opcode.OPENDIR, nodeid, bytes(wire.OPEN_IN.size), caller))
+
+    def entries(self, nodeid: int, offset: int = 0, *, fh: int = 0, room: int = 4096) -> list[wire.Listed]:
+        """Those of one reply."""
+        return list(wire.direntplus_in(self._ask(Opcode.READDIRPLUS, nodeid, wire.READ_IN.pack(fh, offset, room))))
+
+    def releasedir(self, fh: int) -> None:
+        self._ask(Opcode.RELEASEDIR, 0, wire.HANDLE_IN.pack(fh) + bytes(16))
 
 
 def move_into_drop(volume: Path, path: Path, kernel: Kernel) -> None:

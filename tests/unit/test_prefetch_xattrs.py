@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL, NAMES
+from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL
 from fusefs.core.inode_attributes import Attributes
 from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
 
@@ -23,7 +23,7 @@ FILE, DIRECTORY = seen(), seen(stat.S_IFDIR)
 
 def test_nothing_is_wanted_that_nobody_asked_for() -> None:
     wanted = PrefetchXattrs(DEVICE)
-    assert not wanted
+    assert wanted.bits() == (0, 0)
     assert wanted.of(FILE) == ()
     assert not wanted.add(b"user.a", is_directory=False)
     assert wanted.of(FILE) == ()
@@ -54,7 +54,7 @@ def test_it_is_wanted_of_this_listing_and_the_next() -> None:
     wanted.begin()
     assert wanted.of(FILE) == (ACCESS_ACL,)
     wanted.begin()
-    assert not wanted
+    assert wanted.bits() == (0, 0)
 
 
 def test_what_is_unsupported_is_refused_of_its_kind_alone_until_somebody_has_set_it() -> None:
@@ -93,11 +93,3 @@ def test_refusals_are_bounded() -> None:
         wanted.answered(FILE, [(b"user.%d" % number, errno.EOPNOTSUPP)])
     assert wanted.refuses(DEVICE, b"user.999", is_directory=False)
     assert len(wanted._refused) <= 64
-
-
-def test_the_list_of_names_is_threads_work() -> None:
-    wanted = PrefetchXattrs(DEVICE)
-    wanted.add(ACCESS_ACL, is_directory=False)
-    assert not wanted.is_list
-    wanted.add(NAMES, is_directory=False)
-    assert wanted.is_list

@@ -45,7 +45,7 @@ from fusefs.mount.requests.ring_threads import RingThreads
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.open_handles import n_spare
 from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree import no_opendir
+from fusefs.mount.tree.listings import why_opened
 from fusefs.mount.tree.passthrough import stack_depth, why_not_here, why_refused
 from fusefs.mount.tree.trashd_dir import prepare_store
 from fusefs.mount.tree.vfs import Vfs
@@ -163,7 +163,8 @@ class _MountDaemon:
         answer_init(device, init, wanted, has_acls=self._options.default_permissions, stack_depth=stack_depth(vfs.root))
         vfs.timeouts.connect(device)
         pool = ThreadPool(_n_threads())
-        requests = FuseRequests(vfs, device, pool, opens_directories=not wanted & InitFlag.NO_OPENDIR_SUPPORT)
+        vfs.nodes.opens_directories = not wanted & InitFlag.NO_OPENDIR_SUPPORT
+        requests = FuseRequests(vfs, device, pool)
         gone = partial(trio.lowlevel.current_trio_token().run_sync_soon, self._ended.set)
         self._readers = DeviceReaders(requests, vfs.core, gone)
         if rings is not None:
@@ -182,12 +183,12 @@ class _MountDaemon:
                 flags |= flag
         if self._vfs.directories.handle_of(self._vfs.root):  # else a link may change and be taken for the same
             flags |= InitFlag.CACHE_SYMLINKS
-        why_opened = no_opendir.why_not(self._vfs.root, checks_permissions=self._options.default_permissions)
-        if why_opened is None and not init.offers(InitFlag.NO_OPENDIR_SUPPORT):
-            why_opened = "this kernel does not offer it"
-        if why_opened is None:
+        why = why_opened(self._vfs.root, checks_permissions=self._options.default_permissions)
+        if why is None and not init.offers(InitFlag.NO_OPENDIR_SUPPORT):
+            why = "this kernel does not offer it"
+        if why is None:
             return flags | InitFlag.NO_OPENDIR_SUPPORT
-        self._states.limit(FastPath.LISTINGS, f"the kernel opens and closes a directory by requests: {why_opened}")
+        self._states.limit(FastPath.LISTINGS, f"the kernel opens and closes a directory by requests: {why}")
         return flags
 
     def _make_rings(self) -> RingThreads | None:
@@ -207,7 +208,7 @@ class _MountDaemon:
         from fusefs.mount.plain.loop import answer_requests, session
 
         handlers = PlainHandlers(self._vfs, _n_threads(), has_acls=self._options.default_permissions)
-        self._vfs.listings.looks_at_all = True
+        self._vfs.nodes.lists_all = True
         self._stack.enter_context(session(handlers, self._device))
 
         async def answer() -> None:

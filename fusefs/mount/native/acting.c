@@ -279,12 +279,6 @@ Acting reading_as(const Request *request) {
     return acting;
 }
 
-Acting making_as(const Request *request, bool is_own, uint32_t with_umask) {
-    Acting acting = acting_as(request, is_own);
-    acting.actor.makes = true, acting.actor.umask = with_umask;
-    return acting;
-}
-
 /* Whether the act is to be made now, as its caller; it is asked again after each try, and then this thread is itself:
  *
  *     while (acts(&acting, &error))
@@ -313,10 +307,4 @@ bool acts(Acting *acting, int *error) {
     free(acting->groups);
     acting->groups = NULL;
     return false;
-}
-
-/* Whether what an fd holds is the caller's. */
-bool is_owner(const Request *request, int fd) {
-    struct stat found;
-    return !request->core->acts_as_others || (fstat(fd, &found) == 0 && found.st_uid == request->uid);
 }

@@ -14,21 +14,48 @@ typedef struct {
     Operation act;
     uint32_t n_own;    /* bytes of its own part */
     uint32_t n_strings, n_names; /* that follow; and how many of these are names of entries, which come first */
-    bool waits_for_nobody; /* it is done here, even if the backing filesystem is slow */
+    bool never_waits;  /* it is done at once, even if the backing filesystem is slow */
+    bool is_long; /* it takes its time on any filesystem */
 } Handler;
 
 static const Handler handlers[] = {
-    [1] = {do_lookup, 0, 1, 1},      [2] = {do_forget, 8, .waits_for_nobody = true},
-    [3] = {do_getattr, 16},          [4] = {do_setattr, 88},
-    [5] = {do_readlink, 0},          [6] = {do_symlink, 0, 2, 1},
-    [8] = {do_mknod, 16, 1, 1},      [9] = {do_mkdir, 8, 1, 1},
-    [10] = {do_unlink, 0, 1, 1},     [11] = {do_rmdir, 0, 1, 1},
-    [12] = {do_rename, 8, 2, 2},     [13] = {do_link, 8, 1, 1},
-    [14] = {do_open, 8},             [18] = {do_release, 24},
-    [22] = {do_getxattr, 8, 1},      [23] = {do_listxattr, 8},
-    [35] = {do_create, 16, 1, 1},    [42] = {do_batch_forget, 8, .waits_for_nobody = true},
-    [44] = {do_readdirplus, 40},     [45] = {do_rename2, 16, 2, 2},
+    [1] = {do_lookup, 0, 1, 1},
+    [2] = {do_forget, 8, .never_waits = true},
+    [3] = {do_getattr, 16},
+    [4] = {do_setattr, 88},
+    [5] = {do_readlink, 0},
+    [6] = {do_symlink, 0, 2, 1},
+    [8] = {do_mknod, 16, 1, 1},
+    [9] = {do_mkdir, 8, 1, 1},
+    [10] = {do_unlink, 0, 1, 1},
+    [11] = {do_rmdir, 0, 1, 1},
+    [12] = {do_rename, 8, 2, 2},
+    [13] = {do_link, 8, 1, 1},
+    [14] = {do_open, 8},
+    [15] = {do_read, 20},
+    [16] = {do_write, 40},
+    [17] = {do_statfs, 0},
+    [18] = {do_release, 8},
+    [20] = {do_fsync, 16, .is_long = true},
+    [21] = {do_setxattr, 8},
+    [22] = {do_getxattr, 8, 1},
+    [23] = {do_listxattr, 8},
+    [24] = {do_removexattr, 0, 1},
+    [25] = {do_flush, 8},
+    [27] = {do_opendir, 8},
+    [29] = {do_release, 8},
+    [30] = {do_fsyncdir, 16, .is_long = true},
+    [34] = {do_access, 8},
+    [35] = {do_create, 16, 1, 1},
+    [42] = {do_batch_forget, 8, .never_waits = true},
+    [43] = {do_fallocate, 32, .is_long = true},
+    [44] = {do_readdirplus, 40},
+    [45] = {do_rename2, 16, 2, 2},
+    [46] = {do_lseek, 20},
+    [47] = {do_copy_file_range, 56, .is_long = true},
     [51] = {do_tmpfile, 16},
+    [52] = {do_statx, 0},
+    [53] = {do_copy_file_range_64, 56, .is_long = true},
 };
 enum { N_HANDLERS = sizeof handlers / sizeof *handlers };
 
@@ -180,6 +207,24 @@ static void forget_in_cache(Core *core, const Cached *cached) {
                                      cached->has_ended));
 }
 
+/* Have Python end the nodes that nobody uses. With the interpreter's lock */
+static void end_in_python(Request *request) {
+    for (int at = 0; at < request->n_unused; at++) {
+        done(request->core, PyObject_CallFunction(request->core->unused, "N", object_of(request->unused[at])));
+        node_put(request->unused[at]);
+    }
+    request->n_unused = 0;
+}
+
+/* The same without it, nor the tables. */
+void tell_unused(Request *request) {
+    if (!request->n_unused)
+        return;
+    PyEval_RestoreThread(*request->released);
+    end_in_python(request);
+    *request->released = PyEval_SaveThread();
+}
+
 static void tell_python(Request *request, int result) {
     Core *core = request->core;
     if (request->n_looks) {
@@ -191,8 +236,7 @@ static void tell_python(Request *request, int result) {
     if (request->refused)
         done(core, PyObject_CallFunction(core->refused, "Nii", object_of(request->refused_node), request->refused,
                                          request->refused_fd));
-    for (int at = 0; at < request->n_unused; at++)
-        done(core, PyObject_CallFunction(core->unused, "N", object_of(request->unused[at])));
+    end_in_python(request);
     for (int at = 0; at < request->n_stored; at++)
         done(core, PyObject_CallFunction(core->stored, "Ni", object_of(request->stored[at]), request->are_moved));
     for (const Cached *cached = request->cached; cached != NULL; cached = cached->next)
@@ -208,8 +252,6 @@ static void tell_python(Request *request, int result) {
 static void put_uses(Request *request) {
     node_put(request->refused_node);
     node_put(request->made);
-    for (int at = 0; at < request->n_unused; at++)
-        node_put(request->unused[at]);
     for (int at = 0; at < request->n_stored; at++)
         node_put(request->stored[at]);
     for (Cached *cached = request->cached, *next; cached != NULL; cached = next) {
@@ -236,7 +278,8 @@ int answer(Worker *worker, const Incoming *incoming) {
     if (!is_ours(core, head.opcode, &n_own))
         return NOT_OURS;
     const Handler *handler = &handlers[head.opcode];
-    if (head.size < sizeof head + n_own + incoming->n_payload ||
+    Patience needed = handler->never_waits ? NO_CALLS : handler->is_long ? ANY_TIME : NO_WAITING;
+    if (worker->patience < needed || head.size < sizeof head + n_own + incoming->n_payload ||
         !is_well_formed(handler, incoming->payload, incoming->n_payload))
         return NOT_OURS;
     Request request = {
@@ -247,7 +290,9 @@ int answer(Worker *worker, const Incoming *incoming) {
     };
     tables_lock(core->mutex);
     request.n_changes_before = core->tables->n_changes;
-    int result = handler->waits_for_nobody || is_at_rest(&request) ? handler->act(&request) : NOT_OURS;
+    int result = handler->never_waits || is_at_rest(&request) ? handler->act(&request) : NOT_OURS;
+    if (result == -EAGAIN) /* it would wait for another process */
+        result = NOT_OURS;
     tables_unlock(core->mutex);
     if (result > NOT_OURS && result != LATER)
         count(core, head.opcode, now_ns() - request.began_ns, result < 0 && result != NO_ANSWER);

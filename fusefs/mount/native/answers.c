@@ -1,7 +1,10 @@
 /* Answers, put into the entry's memory: struct fuse_entry_out and fuse_attr_out, and for how long they are believed. */
 #include "core.h"
 
-static const double SHORT_S = 1.0, MOMENT_S = 0.01; /* as in validity.py */
+static const double SHORT_S = 1.0; /* as in validity.py */
+/* For attributes of a directory whose name is not believed: the kernel asks for them again after each look at a name, and
+ * before each step of a renameat2 that checks permissions. */
+static const double MOMENT_S = 0.01;
 
 static void put32(char *to, uint32_t value) { memcpy(to, &value, sizeof value); }
 static void put64(char *to, uint64_t value) { memcpy(to, &value, sizeof value); }
@@ -89,7 +92,8 @@ int put_missing(Request *request, double name_s) {
 /* struct fuse_attr_out. Returns how many bytes. */
 int put_attr(Request *request, Node *node, const Seen *seen, bool is_steady) {
     Core *core = request->core;
-    double attributes_s = attr_s(request, node, seen, lifetime(request), is_steady && may_last(request, node));
+    double timeout_s = request->is_fickle ? 0 : lifetime(request);
+    double attributes_s = attr_s(request, node, seen, timeout_s, is_steady && may_last(request, node));
     put_time(request->answer, request->answer + 8, attributes_s);
     put32(request->answer + 12, 0);
     put_attributes(request->answer + 16, is_root(core, node) ? seen->ino : node->nodeid, seen);

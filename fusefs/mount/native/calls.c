@@ -25,6 +25,7 @@ int look(int fd, const char *name, int flags, Seen *seen) {
     seen->atime_s = told.stx_atime.tv_sec, seen->atime_ns = told.stx_atime.tv_nsec;
     seen->mtime_s = told.stx_mtime.tv_sec, seen->mtime_ns = told.stx_mtime.tv_nsec;
     seen->ctime_s = told.stx_ctime.tv_sec, seen->ctime_ns = told.stx_ctime.tv_nsec;
+    seen->handle.n_bytes = 0;
     seen->btime_ns = told.stx_mask & STATX_BTIME ? in_ns(told.stx_btime.tv_sec, told.stx_btime.tv_nsec) : 0;
     return 0;
 }

@@ -168,6 +168,8 @@ typedef struct {
     bool passes;    /* what is opened is passed through, if it can be */
     bool is_caching; /* something is cached of a slow filesystem, or is being fetched: changes are Python's */
     bool is_case_sensitive; /* the root's filesystem, as far as that is known */
+    bool opens_directories; /* the kernel does not do that itself */
+    bool lists_all; /* no entry of a listing is sent by its name alone */
     bool is_trash_renewed;  /* nothing lasts that the kernel was sent of directories before they were moved to TRASH */
     char *waiting;  /* names of mount points where a look may have to wait, each ended by a NUL; and one more */
     uint32_t retries[N_RETRIES_MAX]; /* threads that were sent ESTALE just now */
@@ -203,8 +205,8 @@ typedef struct {
     bool watch_sleeps;
     uint64_t root_dev;
     int statx_flags;               /* AT_STATX_DONT_SYNC or 0, and WITHOUT_HANDLES or 0 */
-    uint32_t nobody_uid, nobody_gid; /* as whom a file of nobody's is written; another owner's is with another uid only */
-    bool is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
+    uint32_t nobody_gid;           /* in which no file is; 0: as itself a thread writes all files */
+    bool is_shared, is_flushed, shows_xattrs, is_for_all, has_getxattrat, hides_labels, acts_as_others, hides_trash;
     bool is_in_doubt;              /* whether the filesystem is slow */
     double lifetime_s;
     uint64_t quick_ns;             /* a look that takes longer is reported */
@@ -297,6 +299,7 @@ extern PyType_Spec tables_mutex_spec;
 void tables_lock(TablesMutex *lock);
 void wait_for_tables(TablesMutex *lock);
 void tables_unlock(TablesMutex *lock);
+void wait_for_tables(TablesMutex *lock);
 void calls_begin(Request *request);
 void calls_end(Request *request);
 void change_begins(Node *node);
@@ -374,6 +377,7 @@ void see_fickle(Request *request, const Place *place);
 void see_device(Request *request, uint64_t dev);
 void close_place(Place *place);
 bool is_outside(Core *core, Node *node);
+bool are_fickle_in(Request *request, Node *directory, int fd);
 Node *learn(Request *request, const Place *place, const Seen *seen);
 void counted(Node *node, bool is_told);
 void notify_attributes(const Tables *t, const Node *node);
@@ -413,7 +417,7 @@ static inline Look *looking(const Request *request) {
 }
 
 /* acting.c: without the interpreter's lock */
-enum { CHOWN = 0, DAC_OVERRIDE = 1, DAC_READ_SEARCH = 2, FOWNER = 3, FSETID = 4, SYS_ADMIN = 21 };
+enum { CHOWN = 0, DAC_OVERRIDE = 1, DAC_READ_SEARCH = 2, FOWNER = 3, FSETID = 4 };
 enum { N_NEEDS_MAX = 8 };
 /* Whether a filesystem has refused an act. */
 static inline bool is_refusal(int error) { return error == EPERM || error == EACCES; }
@@ -455,9 +459,7 @@ Acting acting_by(const Request *request, const Need *needs, int n);
 Acting reading_as(const Request *request);
 bool is_capable(const Request *request, int capability);
 bool keeps_group(const Request *request, const Seen *seen);
-Acting making_as(const Request *request, bool is_own, uint32_t with_umask);
 bool acts(Acting *acting, int *error);
-bool is_owner(const Request *request, int fd);
 
 /* handles.c */
 typedef struct {
@@ -465,7 +467,11 @@ typedef struct {
     Fd *backing;    /* the id by which it is passed through; NULL: none */
     int error;      /* why there is none, if there should be one */
 } Opening;
+int may_access(int fd, int mask);
+int open_held(const Request *request, int held, const Seen *seen, uint32_t flags, int *fd);
 void write_anywhere(int fd);
+Actor writer_of(const Core *core, int fd, uint32_t owner);
+uint32_t owner_to_write_as(const Seen *seen);
 Opening open_backing(const Request *request, int fd, const Seen *seen);
 void put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, Opening *opening, char *to);
 
@@ -478,28 +484,38 @@ typedef struct {
     char name[NAME_MAX + 1]; /* there */
 } Known;
 int open_known(Request *request, uint64_t nodeid, Known *known);
+PyObject *core_hold(Core *core, PyObject *object);
 void close_known(Known *known);
 int look_by_name(const Core *core, const Known *known, Seen *seen);
 int open_directory(Core *core, Node *directory, Fd **fd);
 int reach(Core *core, Known *known, Seen *seen, int *fd);
-PyObject *core_hold(Core *core, PyObject *object);
+
+/* attributes.c */
+uint32_t bits_before(int fd);
+int keep_bits(const Request *request, int fd, uint32_t mode);
 
 /* endings.c */
 void lose(Request *request, const Seen *seen, const Place *place);
 void move(Request *request, const Seen *seen, const Place *old, const Place *new);
 void come_back(Request *request);
 void end_unused(Request *request, Node *node);
-PyObject *core_forget(Core *core, PyObject *pairs);
 
-/* endings.c, lookups.c, names.c, files.c, listings.c: the operations */
+/* endings.c, lookups.c, names.c, attributes.c, xattrs.c, files.c, listings.c: the operations */
 int do_forget(Request *request);
 int do_batch_forget(Request *request);
+int do_opendir(Request *request);
 int do_readdirplus(Request *request);
-int do_setattr(Request *request);
+int do_fsyncdir(Request *request);
 int do_lookup(Request *request);
 int do_getattr(Request *request);
+int do_statx(Request *request);
+int do_setattr(Request *request);
+int do_statfs(Request *request);
+int do_access(Request *request);
+int do_setxattr(Request *request);
 int do_getxattr(Request *request);
 int do_listxattr(Request *request);
+int do_removexattr(Request *request);
 int do_create(Request *request);
 int do_tmpfile(Request *request);
 int do_mknod(Request *request);
@@ -512,6 +528,14 @@ int do_rmdir(Request *request);
 int do_rename(Request *request);
 int do_rename2(Request *request);
 int do_open(Request *request);
+int do_read(Request *request);
+int do_write(Request *request);
+int do_lseek(Request *request);
+int do_fallocate(Request *request);
+int do_copy_file_range(Request *request);
+int do_copy_file_range_64(Request *request);
+int do_flush(Request *request);
+int do_fsync(Request *request);
 int do_release(Request *request);
 
 /* answering.c */
@@ -521,6 +545,7 @@ bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
 int answer(Worker *worker, const Incoming *incoming);
 void ask_python(Worker *worker, const Incoming *incoming);
 PyObject *core_do(Core *core, PyObject *args);
+void tell_unused(Request *request);
 bool ask_folds(Request *request, Node *directory, int fd);
 bool ask_device(Request *request, uint64_t dev);
 void put_head(char *to, uint64_t unique, int result);
@@ -529,5 +554,8 @@ int failed(Core *core);
 /* ring.c, dev.c: the transports */
 extern PyType_Spec core_device_spec;
 int add_rings(PyObject *module);
+
+/* prefetch.c */
+extern PyType_Spec prefetcher_spec;
 
 #endif

@@ -4,7 +4,7 @@
 #include <poll.h>
 #include <sched.h>
 
-enum { OPEN = 14, CREATE = 35, TMPFILE = 51 };
+enum { OPEN = 14, OPENDIR = 27, CREATE = 35, TMPFILE = 51 };
 enum {
     REQUEST_BYTES = (1 << 20) + (1 << 12), /* a write of as much as INIT says, and its head: the kernel reads into no less */
     ANSWER_BYTES = HEAD_BYTES_OUT + BODY_BYTES_MAX,
@@ -102,8 +102,10 @@ static void write_answer(CoreDevice *device, const char *head, int result) {
     if (write(worker->core->device, device->answer, HEAD_BYTES_OUT + (result > 0 ? (size_t)result : 0)) >= 0)
         return;
     int error = errno;
-    if (result >= 0 && (opcode == OPEN || opcode == CREATE || opcode == TMPFILE)) /* fuse_open_out; behind a fuse_entry_out */
-        memcpy(&handle, device->answer + HEAD_BYTES_OUT + (opcode == OPEN ? 0 : ENTRY_BYTES), sizeof handle);
+    bool has_handle = opcode == OPEN || opcode == OPENDIR || opcode == CREATE || opcode == TMPFILE;
+    if (result >= 0 && has_handle) /* fuse_open_out; behind a fuse_entry_out */
+        memcpy(&handle, device->answer + HEAD_BYTES_OUT + (opcode == OPEN || opcode == OPENDIR ? 0 : ENTRY_BYTES),
+               sizeof handle);
     PyEval_RestoreThread(worker->released);
     PyObject *nothing = PyObject_CallMethod(worker->core->requests, "lose_answer", "iK", error, (unsigned long long)handle);
     if (nothing == NULL)
@@ -123,7 +125,7 @@ static bool answer_read(CoreDevice *device, size_t size) {
         memcpy(&n_said, head, sizeof n_said);
         memcpy(&opcode, head + 4, sizeof opcode);
     }
-    if (worker->patience != NO_CALLS && n_said == size && is_ours(worker->core, opcode, &n_own) &&
+    if (n_said == size && is_ours(worker->core, opcode, &n_own) &&
         size >= (size_t)HEAD_BYTES_IN + n_own) {
         incoming.payload = incoming.own + n_own, incoming.n_payload = (uint32_t)size - HEAD_BYTES_IN - n_own;
         incoming.answer = device->answer + HEAD_BYTES_OUT;

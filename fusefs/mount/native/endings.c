@@ -1,7 +1,7 @@
 /* What becomes of nodes: they lose names, get others, and end when the kernel forgets them. */
 #include "core.h"
 
-enum { PAIR_BYTES = 16 }; /* struct fuse_forget_one */
+enum { PAIR_BYTES = 16, N_PART = 512, PAUSE_US = 500 }; /* the first of struct fuse_forget_one */
 
 /* The node of what was seen, which has changed, as its cached attributes are to be forgotten; NULL: none. */
 static Node *node_seen(Request *request, const Seen *seen, bool has_ended) {
@@ -74,32 +74,6 @@ static void forget_one(Request *request, uint64_t nodeid, uint64_t n) {
     end_unused(request, node);
 }
 
-/* The kernel lets go of many nodes: pairs of nodeid and number, 64 bits each; for Python, which has the tables' lock. */
-PyObject *core_forget(Core *core, PyObject *pairs) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(pairs, &view, PyBUF_SIMPLE) < 0)
-        return NULL;
-    int error = 0;
-    for (Py_ssize_t at = 0; at + PAIR_BYTES <= view.len && !error; at += PAIR_BYTES) {
-        uint64_t pair[2];
-        Request request = {.core = core};
-        memcpy(pair, (const char *)view.buf + at, sizeof pair);
-        forget_one(&request, pair[0], pair[1]);
-        if (request.n_unused) {
-            PyObject *object = object_of(request.unused[0]);
-            PyObject *nothing = object == NULL ? NULL : PyObject_CallFunctionObjArgs(core->unused, object, NULL);
-            error = nothing == NULL;
-            Py_XDECREF(object);
-            Py_XDECREF(nothing);
-            node_put(request.unused[0]);
-        }
-    }
-    PyBuffer_Release(&view);
-    if (error)
-        return NULL;
-    Py_RETURN_NONE;
-}
-
 int do_forget(Request *request) {
     uint64_t n;
     memcpy(&n, request->own, sizeof n);
@@ -107,15 +81,23 @@ int do_forget(Request *request) {
     return NO_ANSWER;
 }
 
+/* Others have the tables between any two parts; and where there are many, a pause lets another thread read requests. */
 int do_batch_forget(Request *request) {
     uint32_t n;
     memcpy(&n, request->own, sizeof n);
-    if (n > N_FORGOTTEN_MAX || request->n_payload != n * PAIR_BYTES)
-        return NOT_OURS; /* Python forgets more in parts */
+    if (n > request->n_payload / PAIR_BYTES)
+        n = request->n_payload / PAIR_BYTES;
     for (uint32_t at = 0; at < n; at++) {
         uint64_t pair[2];
-        memcpy(pair, request->payload + at * PAIR_BYTES, sizeof pair);
+        memcpy(pair, request->payload + (size_t)at * PAIR_BYTES, sizeof pair);
         forget_one(request, pair[0], pair[1]);
+        if (request->n_unused == N_FORGOTTEN_MAX || at % N_PART == N_PART - 1) {
+            calls_begin(request);
+            tell_unused(request);
+            if (at % N_PART == N_PART - 1)
+                usleep(PAUSE_US);
+            calls_end(request);
+        }
     }
     return NO_ANSWER;
 }

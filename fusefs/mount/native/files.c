@@ -1,24 +1,53 @@
-/* Handles: OPEN and RELEASE of files. */
+/* What clients do with files, each by a handle. */
 #include "core.h"
 
 #include <stdio.h>
+#include <sys/uio.h>
 
-static const uint32_t FOR_EXECUTION = 0x20; /* __FMODE_EXEC */
-static const uint32_t KERNELS_OWN = O_CREAT | O_EXCL | O_NOFOLLOW | O_DIRECT | O_NOCTTY | O_PATH | O_TMPFILE;
+enum { DATA_ONLY = 1 };                           /* of FSYNC's flags */
+static const uint64_t COPIED_BYTES_MAX = 64 << 20; /* at a time: a client that is killed meanwhile waits for it */
 
-/* Open what is held by an fd as the caller. Returns an fd, or -1. */
-static int open_held(const Request *request, int held, const Seen *seen, uint32_t flags) {
+/* OPEN. */
+
+/* Whether a file can be read and written directly (O_DIRECT). Returns 0 or an errno: EINVAL: it can't */
+static int try_direct(int fd) {
     char path[32];
-    int fd = -1, error;
-    if (!S_ISREG(seen->mode))
-        return -1;
-    snprintf(path, sizeof path, "/proc/self/fd/%d", held);
-    Acting acting = acting_as(request, seen->uid == request->uid);
-    while (acts(&acting, &error)) {
-        fd = open(path, (int)(flags & ~KERNELS_OWN) | O_CLOEXEC | O_NONBLOCK);
-        error = fd < 0 ? errno : 0;
-    }
-    return fd;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int direct = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | O_NONBLOCK);
+    if (direct < 0)
+        return errno;
+    close(direct);
+    return 0;
+}
+
+/* Open a node as the caller, and have it passed through if it is not open yet. is_first: it is not open yet; is_passed:
+ * it is passed through, or may be mapped so. Without the tables. Returns 0 or an errno. */
+static int open_file(Request *request, Known *known, uint32_t flags, bool is_first, bool is_passed, Seen *seen, int *fd,
+                     Opening *opening) {
+    const Core *core = request->core;
+    int held;
+    int error = reach(request->core, known, seen, &held);
+    if (error)
+        return error;
+    error = open_held(request, held < 0 ? known->fd->number : held, seen, flags, fd);
+    if (held >= 0)
+        close(held);
+    if (error)
+        return error;
+    bool is_direct = true;
+    if (flags & O_DIRECT)
+        error = try_direct(*fd);
+    if (error == EINVAL && !is_passed)
+        error = 0, is_direct = false;
+    if (!error && is_first && is_direct)
+        *opening = open_backing(request, *fd, seen);
+    if (!error && core->is_shared && opening->backing == NULL)
+        error = look(*fd, "", core->statx_flags, seen);
+    if (!error && flags & O_APPEND)
+        write_anywhere(*fd);
+    if (error)
+        close(*fd);
+    return error;
 }
 
 int do_open(Request *request) {
@@ -27,34 +56,289 @@ int do_open(Request *request) {
     Known known;
     Seen seen;
     Opening opening = {0};
-    int held, fd = -1, result = NOT_OURS;
+    int fd = -1;
     memcpy(&flags, request->own, sizeof flags);
-    if (flags & (O_TRUNC | O_DIRECT | FOR_EXECUTION) || !make_room(core->tables, request->uid) ||
-        open_known(request, request->nodeid, &known) < 0)
-        return NOT_OURS;
-    bool is_first = !known.node->n_open;
-    calls_begin(request);
-    if (reach(core, &known, &seen, &held) == 0) {
-        fd = open_held(request, held < 0 ? known.fd->number : held, &seen, flags);
-        if (held >= 0)
-            close(held);
-        if (fd >= 0 && is_first)
-            opening = open_backing(request, fd, &seen);
-        if (fd >= 0 && core->is_shared && opening.backing == NULL && look(fd, "", core->statx_flags, &seen)) {
-            close(fd);
-            fd = -1;
-        }
-        if (fd >= 0 && flags & O_APPEND)
-            write_anywhere(fd);
+    int result = open_known(request, request->nodeid, &known);
+    if (result)
+        return result == NOT_OURS ? -EOPNOTSUPP : result;
+    Node *node = known.node;
+    bool truncates = flags & O_TRUNC, is_executed = false;
+    for (const Handle *handle = node->handles; handle != NULL; handle = handle->next)
+        is_executed |= handle->is_executed;
+    /* The kernel asks us to cut a program that runs before it looks at that itself, unless it is opened for writing, too. */
+    int error = truncates && is_executed ? ETXTBSY : make_room(core->tables, request->uid) ? 0 : EMFILE;
+    if (!error) {
+        bool is_first = !node->n_open, is_passed = node->backing != NULL || node->is_mapped;
+        node->n_changing += truncates;
+        calls_begin(request);
+        error = open_file(request, &known, flags, is_first, is_passed, &seen, &fd, &opening);
+        calls_end(request);
+        mistake(request, node, error);
+        node->n_changing -= truncates;
+        if (truncates)
+            note_change(request, node);
     }
-    calls_end(request);
-    if (fd >= 0) {
-        bool is_kept = !core->is_shared || (opening.backing == NULL && pages_are_right(core->tables, known.node, &seen));
-        put_handle(request, known.node, fd, flags, is_kept, &opening, request->answer);
-        result = OPEN_BYTES;
+    if (!error) {
+        bool is_kept = !core->is_shared || (opening.backing == NULL && pages_are_right(core->tables, node, &seen));
+        put_handle(request, node, fd, flags, is_kept, &opening, request->answer);
+        if (truncates || node->backing != NULL)
+            forget_cached(request, node, NULL);
     }
     close_known(&known);
+    return error ? -error : OPEN_BYTES;
+}
+
+/* By handles. */
+
+/* A file that a client has open. */
+typedef struct {
+    Node *node; /* one use */
+    Fd *fd;     /* one use */
+    int64_t writer;
+    bool may_have_pages; /* that the kernel has not written back */
+} Opened;
+
+/* Returns false: there is no such handle. */
+static bool take_handle(const Request *request, uint64_t fh, Opened *opened) {
+    const Handle *handle = handle_of_number(request->core->tables, fh);
+    *opened = (Opened){0};
+    if (handle == NULL)
+        return false;
+    Node *node = handle->node;
+    *opened = (Opened){.node = node_take(node), .fd = fd_take(handle->fd), .writer = node->writer};
+    for (handle = node->handles; handle != NULL; handle = handle->next)
+        opened->may_have_pages |= handle->may_map && node->backing == NULL;
+    return true;
+}
+
+static void put_handles(Opened *opened, int n) {
+    for (int at = 0; at < n; at++) {
+        fd_put(opened[at].fd);
+        node_put(opened[at].node);
+    }
+}
+
+static void begin_changing(Request *request, Node *node) {
+    change_begins(node);
+    calls_begin(request);
+}
+
+static void end_changing(Request *request, Node *node) {
+    calls_end(request);
+    node->n_changing--;
+    note_change(request, node);
+    forget_cached(request, node, NULL);
+}
+
+/* Have this thread write a file as it is written by everybody. Returns 0 or an errno; `act_end` must follow. */
+static int write_begins(const Request *request, const Opened *opened, Actor *writer) {
+    int64_t owner = opened->writer;
+    Seen seen;
+    if (owner < 0) {
+        int error = look(opened->fd->number, "", 0, &seen);
+        *writer = (Actor){0};
+        if (error)
+            return error;
+        owner = owner_to_write_as(&seen);
+    }
+    *writer = writer_of(request->core, opened->fd->number, (uint32_t)owner);
+    return act_begin(request->core, writer);
+}
+
+int do_read(Request *request) {
+    struct {
+        uint64_t fh;
+        int64_t offset;
+        uint32_t size;
+    } in; /* the beginning of struct fuse_read_in */
+    Opened opened;
+    memcpy(&in, request->own, 20);
+    if (!take_handle(request, in.fh, &opened))
+        return -EBADF;
+    calls_begin(request);
+    ssize_t n = pread(opened.fd->number, request->answer, in.size < BODY_BYTES_MAX ? in.size : BODY_BYTES_MAX, in.offset);
+    int result = n < 0 ? -errno : (int)n;
+    calls_end(request);
+    put_handles(&opened, 1);
     return result;
+}
+
+int do_write(Request *request) {
+    struct {
+        uint64_t fh;
+        int64_t offset;
+        uint32_t size, how;
+        uint64_t lock_owner;
+        uint32_t flags, padding; /* of the file, as they are now: with O_APPEND it is written at the end, wherever that is */
+    } in;                        /* struct fuse_write_in */
+    Opened opened;
+    Actor writer;
+    ssize_t n = -1;
+    memcpy(&in, request->own, sizeof in);
+    if (!take_handle(request, in.fh, &opened))
+        return -EBADF;
+    struct iovec data = {(char *)(uintptr_t)request->payload, in.size < request->n_payload ? in.size : request->n_payload};
+    begin_changing(request, opened.node);
+    int error = write_begins(request, &opened, &writer);
+    if (!error) {
+        n = in.flags & O_APPEND ? pwritev2(opened.fd->number, &data, 1, in.offset, RWF_APPEND)
+                                : pwrite(opened.fd->number, data.iov_base, data.iov_len, in.offset);
+        error = n < 0 ? errno : 0;
+    }
+    act_end(request->core, &writer);
+    end_changing(request, opened.node);
+    put_handles(&opened, 1);
+    uint32_t out[2] = {(uint32_t)n, 0}; /* struct fuse_write_out */
+    if (error)
+        return -error;
+    memcpy(request->answer, out, sizeof out);
+    return sizeof out;
+}
+
+/* Where the next data is (SEEK_DATA), or the next hole.
+ *
+ * The kernel asks without writing back what was written to memory: a file of which it may have such pages is data from one
+ * end to the other, as on a filesystem that knows no holes. Source: fuse_file_llseek in fs/fuse/file.c */
+int do_lseek(Request *request) {
+    struct {
+        uint64_t fh;
+        int64_t offset;
+        uint32_t whence;
+    } in; /* the beginning of struct fuse_lseek_in */
+    Opened opened;
+    Seen seen;
+    memcpy(&in, request->own, 20);
+    if (!take_handle(request, in.fh, &opened))
+        return -EBADF;
+    int error;
+    calls_begin(request);
+    if (opened.may_have_pages) {
+        error = look(opened.fd->number, "", 0, &seen);
+        if (!error && (in.offset < 0 || (uint64_t)in.offset >= seen.size))
+            error = ENXIO;
+        if (!error && in.whence != SEEK_DATA)
+            in.offset = (int64_t)seen.size;
+    } else {
+        in.offset = lseek(opened.fd->number, in.offset, (int)in.whence);
+        error = in.offset < 0 ? errno : 0;
+    }
+    calls_end(request);
+    put_handles(&opened, 1);
+    memcpy(request->answer, &in.offset, sizeof in.offset);
+    return error ? -error : (int)sizeof in.offset;
+}
+
+/* Blocks for a part of a file, or a hole, or zeros. */
+int do_fallocate(Request *request) {
+    struct {
+        uint64_t fh;
+        int64_t offset, size;
+        uint32_t mode, padding;
+    } in; /* struct fuse_fallocate_in */
+    Opened opened;
+    Actor writer;
+    memcpy(&in, request->own, sizeof in);
+    if (!take_handle(request, in.fh, &opened))
+        return -EBADF;
+    begin_changing(request, opened.node);
+    uint32_t mode = bits_before(opened.fd->number);
+    int error = write_begins(request, &opened, &writer);
+    if (!error)
+        error = fallocate(opened.fd->number, (int)in.mode, in.offset, in.size) < 0 ? errno : 0;
+    act_end(request->core, &writer);
+    int error_of_bits = keep_bits(request, opened.fd->number, mode);
+    end_changing(request, opened.node);
+    put_handles(&opened, 1);
+    return error ? -error : -error_of_bits;
+}
+
+/* Copy, perhaps by sharing blocks; for the rest the kernel asks again. EXDEV: the filesystem can't; then the kernel reads and
+ * writes. Returns how many bytes, or a negative errno. */
+static ssize_t copy(Request *request) {
+    struct {
+        uint64_t fh;
+        int64_t offset;
+        uint64_t to_nodeid, to_fh;
+        int64_t to_offset;
+        uint64_t size, flags;
+    } in; /* struct fuse_copy_file_range_in */
+    Opened opened[2];
+    Actor writer;
+    Seen before, after;
+    ssize_t n = -1;
+    memcpy(&in, request->own, sizeof in);
+    bool are_open = take_handle(request, in.fh, &opened[0]);
+    are_open &= take_handle(request, in.to_fh, &opened[1]);
+    if (!are_open) {
+        put_handles(opened, 2);
+        return -EBADF;
+    }
+    int from = opened[0].fd->number, to = opened[1].fd->number;
+    begin_changing(request, opened[1].node);
+    uint32_t mode = bits_before(to);
+    int error = look(from, "", 0, &before);
+    int error_of_writer = write_begins(request, &opened[1], &writer);
+    error = error ? error : error_of_writer;
+    if (!error) {
+        n = copy_file_range(from, &in.offset, to, &in.to_offset, in.size < COPIED_BYTES_MAX ? in.size : COPIED_BYTES_MAX, 0);
+        error = n < 0 ? errno : 0;
+    }
+    act_end(request->core, &writer);
+    int error_of_bits = keep_bits(request, to, mode);
+    bool is_accessed = !error && !look(from, "", 0, &after) && /* of which the kernel knows nothing */
+                       (before.atime_s != after.atime_s || before.atime_ns != after.atime_ns);
+    end_changing(request, opened[1].node);
+    forget_cached(request, opened[0].node, NULL);
+    if (is_accessed)
+        renew(request->core->tables, opened[0].node);
+    put_handles(opened, 2);
+    return error ? -error : error_of_bits ? -error_of_bits : n;
+}
+
+int do_copy_file_range(Request *request) {
+    ssize_t n = copy(request);
+    uint32_t out[2] = {(uint32_t)n, 0}; /* struct fuse_write_out */
+    memcpy(request->answer, out, sizeof out);
+    return n < 0 ? (int)n : (int)sizeof out;
+}
+
+int do_copy_file_range_64(Request *request) {
+    int64_t n = copy(request);
+    memcpy(request->answer, &n, sizeof n);
+    return n < 0 ? (int)n : (int)sizeof n;
+}
+
+/* A client closes a file: what was written may fail now. ENOSYS, once: on this filesystem it never does. */
+int do_flush(Request *request) {
+    uint64_t fh;
+    Opened opened;
+    memcpy(&fh, request->own, sizeof fh);
+    if (!request->core->is_flushed)
+        return -ENOSYS;
+    if (!take_handle(request, fh, &opened))
+        return -EBADF;
+    calls_begin(request);
+    int fd = fcntl(opened.fd->number, F_DUPFD_CLOEXEC, 0);
+    int error = fd < 0 || close(fd) < 0 ? errno : 0;
+    calls_end(request);
+    put_handles(&opened, 1);
+    return -error;
+}
+
+int do_fsync(Request *request) {
+    struct {
+        uint64_t fh;
+        uint32_t flags, padding;
+    } in; /* struct fuse_fsync_in */
+    Opened opened;
+    memcpy(&in, request->own, sizeof in);
+    if (!take_handle(request, in.fh, &opened))
+        return -EBADF;
+    calls_begin(request);
+    int error = (in.flags & DATA_ONLY ? fdatasync : fsync)(opened.fd->number) < 0 ? errno : 0;
+    calls_end(request);
+    put_handles(&opened, 1);
+    return -error;
 }
 
 /* With the last handle of what has no name any more, that has ended. */
@@ -62,30 +346,27 @@ int do_release(Request *request) {
     Core *core = request->core;
     Tables *t = core->tables;
     uint64_t fh;
+    Opened opened;
     Seen seen;
     memcpy(&fh, request->own, sizeof fh);
-    Handle *handle = handle_of_number(t, fh);
-    if (handle == NULL)
-        return NOT_OURS;
-    Node *node = handle->node;
+    if (!take_handle(request, fh, &opened))
+        return -EBADF;
+    Node *node = opened.node;
+    handle_of_number(t, fh)->is_executed = false; /* the next writer of a program may be quicker than the look */
     if (node->n_open == 1 && node->at.parent == NULL && !is_root(core, node)) {
-        Fd *fd = fd_take(handle->fd);
         calls_begin(request);
-        int error = look(fd->number, "", core->statx_flags, &seen);
+        if (look(opened.fd->number, "", core->statx_flags, &seen))
+            memset(&seen, 0, sizeof seen); /* nothing is known of it any more */
         calls_end(request);
-        fd_put(fd);
-        handle = handle_of_number(t, fh);
-        if (handle == NULL)
-            return 0;
-        node = handle->node;
-        if (!error && node->n_open == 1 && !seen.nlink)
+        if (node->n_open == 1 && (node->is_directory || !seen.nlink))
             detach_node(t, node, &seen);
     }
-    bool was_passed = handle->is_passed;
-    node = close_handle(t, fh);
+    const Handle *handle = handle_of_number(t, fh);
+    bool was_passed = handle != NULL && handle->is_passed;
+    node_put(close_handle(t, fh));
     if (was_passed && !node->n_open && !node->is_mapped)
         forget_cached(request, node, NULL);
     end_unused(request, node);
-    node_put(node);
+    put_handles(&opened, 1);
     return 0;
 }

@@ -182,6 +182,7 @@ void tables_make(Tables *t, const Source *root, int root_fd) {
     t->root = new_node(t, ROOT, root, true);
     t->root->dir_fd = fd_new(root_fd, -1, 0);
     t->device = -1;
+    t->opens_directories = true;
 }
 
 /* Whether clients know the root by TOP; it is found by ROOT all the same, until that is hidden. */

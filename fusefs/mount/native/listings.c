@@ -1,192 +1,228 @@
-/* READDIRPLUS of a directory that nobody has opened: names, and what each of them is. */
+/* Directories that are read: OPENDIR, READDIRPLUS, FSYNCDIR; the names, and what each of them means. */
 #include "core.h"
 
 #include <dirent.h>
+#include <stdio.h>
 #include <sys/syscall.h>
 
 enum {
     BLOCK_BYTES = 32768,
-    N_LOOKED = 64, /* names that are looked at in one go; a slow filesystem is noticed after that */
+    BLOCK_BYTES_MIN = 512,
+    N_STATS = 64, /* names that are looked up in one go; a slow filesystem is noticed after that */
     HEAD_BYTES = ENTRY_BYTES + 24,
+    KEEP_CACHE = 1 << 1, CACHE_DIR = 1 << 3, /* FOPEN_* */
+    DATA_ONLY = 1 << 0, /* of FSYNCDIR */
+    REPLY_RATIO = 4, /* an entry of a reply takes at least so many times the bytes of one of getdents64 */
 };
-static const double SOON_S = 1.0;   /* as in readdir.py */
-static const uint32_t BYTES_TOLD = 4; /* as in readdir.py: of an answer, for one that the kernel tells us of a name */
+static const double SOON_S = 1.0; /* by then the process that lists has asked for the rest */
 
-struct name_told {
+struct linux_dirent {
     uint64_t ino, next;
     uint16_t size;
     uint8_t kind;
     char name[];
 } __attribute__((packed));
 
-/* One name of a block. */
+/* A name of a block. */
 typedef struct {
-    const struct name_told *found;
-    bool is_dot;  /* . and .. */
-    bool is_told; /* and still believed: its inode number is enough */
-    int error;      /* of the look */
+    const struct linux_dirent *dirent;
+    bool is_stat; /* its attributes come with it */
+    int error;    /* of the lookup */
     Seen seen;
-} Listed;
+} Entry;
 
 typedef struct {
     Request *request;
-    Place place;      /* the directory */
-    int fd;           /* of it, to be read */
-    uint32_t room, n; /* bytes of the answer, and those that are used */
-    uint64_t at; /* where what was read ends */
+    Node *node; /* the directory; one use */
+    Fd *fd;     /* of it, to be read; one use */
+    bool is_believed; /* its names may be cached */
+    uint32_t room, n; /* bytes of the reply, and those that are used */
+    uint64_t offset;  /* where what was read ends */
     double now_s;
     bool is_full;
 } Listing;
 
-/* Whether the kernel has been told what has a name, which is no directory, and believes it for longer than a moment. */
-static bool is_told_already(const Listing *listing, const struct name_told *found) {
-    const Node *node = node_of(listing->request->core->tables, found->ino);
+/* Whether the kernel has cached what a name means, for longer than a moment. Sent again it would drop the file's ACL, and
+ * ask for that again. A directory's attributes may be cached for less long. */
+static bool is_cached(const Listing *listing, const struct linux_dirent *dirent) {
+    const Node *node = node_of(listing->request->core->tables, dirent->ino);
     return node != NULL && node->told_until_s > listing->now_s + SOON_S && node->nlookup && !node->is_directory &&
-           is_at(node, listing->place.node, found->name);
+           is_at(node, listing->node, dirent->name);
 }
 
-/* Bytes of an answer that an entry takes. */
-static uint32_t size_of(const struct name_told *found) {
-    return HEAD_BYTES + (((uint32_t)strlen(found->name) + 7) & ~7u);
+/* Whether the attributes of a name are to be sent with it: not of `.` and `..`, nor where statx may wait. */
+static bool is_to_stat(const Listing *listing, const struct linux_dirent *dirent) {
+    const Core *core = listing->request->core;
+    if (!strcmp(dirent->name, ".") || !strcmp(dirent->name, ".."))
+        return false;
+    if (core->tables->lists_all)
+        return true;
+    return listing->is_believed && !may_wait(core, dirent->name) && !is_cached(listing, dirent);
+}
+
+/* Bytes of a reply that an entry takes. */
+static uint32_t size_of(const struct linux_dirent *dirent) {
+    return HEAD_BYTES + (((uint32_t)strlen(dirent->name) + 7) & ~7u);
 }
 
 static void put(char *to, const void *from, size_t n) { memcpy(to, from, n); }
 
-/* The end of struct fuse_direntplus: fuse_dirent, its name, and what fills it up. */
-static void put_dirent(Listing *listing, const struct name_told *found, uint64_t number, uint32_t kind) {
+/* Put the end of struct fuse_direntplus: fuse_dirent, its name, and padding. */
+static void put_dirent(Listing *listing, const struct linux_dirent *dirent, uint64_t number, uint32_t kind) {
     char *to = listing->request->answer + listing->n;
-    uint32_t n_name = (uint32_t)strlen(found->name), n_all = size_of(found);
+    uint32_t n_name = (uint32_t)strlen(dirent->name), n_all = size_of(dirent);
     put(to + ENTRY_BYTES, &number, sizeof number);
-    put(to + ENTRY_BYTES + 8, &found->next, sizeof found->next);
+    put(to + ENTRY_BYTES + 8, &dirent->next, sizeof dirent->next);
     put(to + ENTRY_BYTES + 16, &n_name, sizeof n_name);
     put(to + ENTRY_BYTES + 20, &kind, sizeof kind);
     memset(to + n_all - 8, 0, 8);
-    put(to + HEAD_BYTES, found->name, n_name);
+    put(to + HEAD_BYTES, dirent->name, n_name);
     listing->n += n_all;
 }
 
-/* A name with all that is known of what it means; the kernel has one more reference. */
-static void tell_known(Listing *listing, const Listed *listed) {
+/* Put a name with its attributes; the kernel has one more reference to its node. */
+static void put_known(Listing *listing, const Entry *entry) {
     Request *request = listing->request;
     Core *core = request->core;
-    Place place = {.node = listing->place.node, .name = listed->found->name};
-    Node *node = learn(request, &place, &listed->seen);
-    bool is_steady = listed->seen.dev == core->root_dev && !is_unsteady(node); /* of what is mounted there Python knows */
-    double name_s = is_stores(listed->found->name) ? 0 : core->lifetime_s;
-    double believed_s = put_entry_for(request, request->answer + listing->n, node, &listed->seen, is_steady, name_s);
+    Place place = {.node = listing->node, .name = entry->dirent->name};
+    Node *node = learn(request, &place, &entry->seen);
+    bool is_steady = entry->seen.dev == core->root_dev && !is_unsteady(node); /* Python knows of mounts inside */
+    double name_s = is_stores(place.name) || !listing->is_believed ? 0 : core->lifetime_s;
+    double cached_s = put_entry_for(request, request->answer + listing->n, node, &entry->seen, is_steady, name_s);
     counted(node, false);
-    node->told_until_s = node->n_open ? 0 : listing->now_s + believed_s;
-    put_dirent(listing, listed->found, node->nodeid, listed->seen.mode >> 12);
+    node->told_until_s = node->n_open ? 0 : listing->now_s + cached_s;
+    put_dirent(listing, entry->dirent, node->nodeid, entry->seen.mode >> 12);
     node_put(node);
 }
 
-/* A name alone. `.` and `..` come with their number. */
-static void tell_name(Listing *listing, const Listed *listed) {
-    char *to = listing->request->answer + listing->n;
-    memset(to, 0, ENTRY_BYTES);
-    if (listed->is_dot) {
-        static const Seen dot = {.mode = S_IFDIR | 0755, .nlink = 1, .blksize = 4096};
-        put(to, &listed->found->ino, sizeof listed->found->ino);
-        put_attributes(to + 40, listed->found->ino, &dot);
-    }
-    put_dirent(listing, listed->found, listed->found->ino, listed->is_dot ? DT_DIR : listed->found->kind);
+/* Put a name alone: the kernel looks it up when a process needs more. */
+static void put_name_alone(Listing *listing, const struct linux_dirent *dirent) {
+    memset(listing->request->answer + listing->n, 0, ENTRY_BYTES);
+    put_dirent(listing, dirent, dirent->ino, dirent->kind);
 }
 
-/* Look at some names, in that way. */
-static void look_at_some(Listing *listing, Look *look_at, Listed *some, int n) {
+/* Look up some names, in that way. */
+static void stat_entries(Listing *listing, Look *stat_name, Entry *entries, int n) {
     Request *request = listing->request;
     const Core *core = request->core;
-    int n_looked = 0;
+    int n_stats = 0;
     calls_begin(request);
     Timed timed = time_begin(core);
     for (int at = 0; at < n; at++)
-        if (!some[at].is_dot && !some[at].is_told) {
-            some[at].error = look_at(listing->place.fd->number, some[at].found->name, core->statx_flags, &some[at].seen);
-            n_looked++;
+        if (entries[at].is_stat) {
+            const char *name = entries[at].dirent->name;
+            entries[at].error = stat_name(listing->fd->number, name, core->statx_flags, &entries[at].seen);
+            n_stats++;
         }
-    time_end(core, &timed, n_looked);
+    time_end(core, &timed, n_stats);
     calls_end(request);
-    if (n_looked)
-        tell_took(request, &timed, n_looked);
-    if (look_at == identify && is_changed(request, listing->place.node)) /* each may be of two inodes */
-        look_at_some(listing, peek, some, n);
+    if (n_stats)
+        tell_took(request, &timed, n_stats);
+    if (stat_name == identify && is_changed(request, listing->node)) /* each may be of two inodes */
+        stat_entries(listing, peek, entries, n);
 }
 
-/* Tell of some names, for which there is room. */
-static void tell_some(Listing *listing, Listed *some, int n) {
-    look_at_some(listing, looking(listing->request), some, n);
-    for (int at = 0; at < n && !listing->is_full; at++) {
-        const Listed *listed = &some[at];
-        bool is_known = !listed->is_dot && !listed->is_told;
-        if (is_known && listed->error == ENOENT)
-            continue; /* it went meanwhile */
-        if (is_known && listed->error) {
-            listing->is_full = true; /* the next call meets it again, and Python replies */
-            if (!listing->n)
-                listing->request->error = listed->error;
-        } else if (!is_known)
-            tell_name(listing, listed);
-        else
-            tell_known(listing, listed);
+/* Put some entries, for which there is room. */
+static int put_entries(Listing *listing, Entry *entries, int n) {
+    stat_entries(listing, looking(listing->request), entries, n);
+    for (int at = 0; at < n; at++) {
+        const Entry *entry = &entries[at];
+        if (!entry->is_stat)
+            put_name_alone(listing, entry->dirent);
+        else if (!entry->error)
+            put_known(listing, entry);
+        else if (entry->error != ENOENT) /* else it was removed meanwhile */
+            return entry->error;
     }
+    return 0;
 }
 
-/* Tell of a block of names. */
-static void tell_block(Listing *listing, const char *block, int n_bytes) {
+/* Put a block of entries. Returns 0 or an errno. */
+static int put_block(Listing *listing, const char *block, int n_bytes) {
     Core *core = listing->request->core;
-    int at = 0;
-    bool hides = core->hides_trash && is_root(core, listing->place.node);
-    Listed *some = allocate(NULL, N_LOOKED * sizeof *some);
-    while (at < n_bytes && !listing->is_full) {
+    int at = 0, error = 0;
+    bool hides = core->hides_trash && is_root(core, listing->node);
+    Entry *entries = allocate(NULL, N_STATS * sizeof *entries);
+    while (at < n_bytes && !listing->is_full && !error) {
         int n = 0;
         uint32_t end = listing->n;
-        bool is_last = false; /* what follows has no room, so it need not be looked at */
-        for (; at < n_bytes && n < N_LOOKED; n++) {
-            const struct name_told *found = (const struct name_told *)(block + at);
-            is_last = end + size_of(found) > listing->room;
-            if (is_last)
+        bool has_room = true;
+        while (at < n_bytes && n < N_STATS) {
+            const struct linux_dirent *dirent = (const struct linux_dirent *)(block + at);
+            has_room = end + size_of(dirent) <= listing->room;
+            if (!has_room)
                 break;
-            at += found->size;
-            listing->at = found->next;
-            if (hides && is_stores_own(found->name)) {
-                n--;
+            at += dirent->size;
+            listing->offset = dirent->next;
+            if (hides && is_stores_own(dirent->name))
                 continue;
-            }
-            end += size_of(found);
-            some[n] = (Listed){.found = found};
-            some[n].is_dot = !strcmp(found->name, ".") || !strcmp(found->name, "..");
-            if (!some[n].is_dot) {
-                some[n].is_told = may_wait(core, found->name) || is_told_already(listing, found); /* then it is a name alone */
-            }
+            end += size_of(dirent);
+            entries[n++] = (Entry){.dirent = dirent, .is_stat = is_to_stat(listing, dirent)};
         }
-        tell_some(listing, some, n);
-        if ((is_last && (listing->n || !n)) || (listing->n && __atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED)))
-            listing->is_full = true; /* where it is slow, no other request has to wait for the rest */
+        error = put_entries(listing, entries, n);
+        /* An empty reply would end the listing. Where it is slow, no other request has to wait for the rest. */
+        bool is_slow = __atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED);
+        listing->is_full = listing->n ? !has_room || is_slow : !has_room && !n;
     }
-    free(some);
+    free(entries);
+    return error;
 }
 
-static void read_all(Listing *listing, uint64_t offset) {
+/* Read and put entries from an offset on, until the reply is full. Returns 0 or an errno. */
+static int put_from(Listing *listing, uint64_t offset) {
     Request *request = listing->request;
     char *block = allocate(NULL, BLOCK_BYTES);
-    uint32_t size = listing->room / BYTES_TOLD;
-    long n = 1;
-    size = size < 512 ? 512 : size > BLOCK_BYTES ? BLOCK_BYTES : size;
-    listing->at = offset;
-    while (n > 0 && !listing->is_full) {
+    uint32_t size = listing->room / REPLY_RATIO;
+    int n = 1, error = 0;
+    size = size < BLOCK_BYTES_MIN ? BLOCK_BYTES_MIN : size > BLOCK_BYTES ? BLOCK_BYTES : size;
+    listing->offset = offset;
+    while (n > 0 && !error && !listing->is_full) {
         calls_begin(request);
-        if (listing->fd < 0)
-            listing->fd = openat(listing->place.fd->number, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        n = listing->fd < 0 || lseek(listing->fd, (off_t)listing->at, SEEK_SET) < 0
-                ? -1
-                : syscall(SYS_getdents64, listing->fd, block, size);
+        /* ext4 knows no offset of a directory that was removed meanwhile. */
+        if (lseek(listing->fd->number, (off_t)listing->offset, SEEK_SET) < 0) {
+            struct stat found;
+            error = errno == EINVAL && !fstat(listing->fd->number, &found) && !found.st_nlink ? ENOENT : errno;
+        } else {
+            n = (int)syscall(SYS_getdents64, listing->fd->number, block, size);
+            error = n < 0 ? errno : 0;
+        }
         calls_end(request);
-        if (n > 0)
-            tell_block(listing, block, (int)n);
+        if (n > 0 && !error)
+            error = put_block(listing, block, n);
     }
     free(block);
-    if (n < 0 && !listing->n)
-        request->error = ENOENT; /* Python finds out which */
+    return error;
+}
+
+/* Have the directory of a handle; or of a nodeid, where the kernel sends no OPENDIR. Returns 0 or a result. */
+static int open_listing(Request *request, uint64_t fh, Listing *listing) {
+    Tables *t = request->core->tables;
+    if (fh) {
+        const Handle *handle = handle_of_number(t, fh);
+        if (handle == NULL)
+            return fh >> 32 ? NOT_OURS : -EBADF; /* a number of Python's */
+        listing->node = node_take(handle->node);
+        listing->fd = fd_take(handle->fd);
+        return 0;
+    }
+    Place place;
+    int result = open_place(request, request->nodeid, NULL, &place);
+    if (result)
+        return result == -ESTALE && node_of(t, request->nodeid) != NULL ? -ENOENT : result;
+    listing->node = node_take(place.node);
+    calls_begin(request);
+    int fd = openat(place.fd->number, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), error = errno;
+    calls_end(request);
+    close_place(&place);
+    if (fd < 0)
+        return error == ESTALE ? -ENOENT : -error; /* any filesystem says so of a removed directory that is open */
+    listing->fd = fd_new(fd, -1, 0);
+    return 0;
+}
+
+static void close_listing(Listing *listing) {
+    fd_put(listing->fd);
+    node_put(listing->node);
 }
 
 int do_readdirplus(Request *request) {
@@ -195,17 +231,75 @@ int do_readdirplus(Request *request) {
         uint32_t size;
     } in;
     memcpy(&in, request->own, 20);
-    Listing listing = {.request = request, .fd = -1, .now_s = now_ns() / 1e9,
+    Listing listing = {.request = request, .now_s = now_ns() / 1e9,
                        .room = in.size < BODY_BYTES_MAX ? in.size : BODY_BYTES_MAX};
-    if (in.fh || open_place(request, request->nodeid, NULL, &listing.place) < 0)
-        return NOT_OURS;
-    if (!is_plain(request->core, listing.place.node)) {
-        close_place(&listing.place);
-        return NOT_OURS;
+    int result = open_listing(request, in.fh, &listing);
+    if (!result) {
+        bool is_slow = __atomic_load_n(&request->core->mutex->is_slow, __ATOMIC_RELAXED);
+        listing.is_believed = !is_slow && !are_fickle_in(request, listing.node, listing.fd->number);
+        int error = put_from(&listing, in.offset);
+        result = listing.n ? (int)listing.n : -error; /* what failed behind an entry fails again in the next call */
     }
-    read_all(&listing, in.offset);
-    if (listing.fd >= 0)
-        fd_put(fd_new(listing.fd, -1, 0));
-    close_place(&listing.place);
-    return request->error ? NOT_OURS : (int)listing.n;
+    close_listing(&listing);
+    return result;
+}
+
+int do_fsyncdir(Request *request) {
+    struct {
+        uint64_t fh;
+        uint32_t flags;
+    } in;
+    memcpy(&in, request->own, 12);
+    Listing listing = {.request = request};
+    int result = open_listing(request, in.fh, &listing);
+    if (!result) {
+        calls_begin(request);
+        result = (in.flags & DATA_ONLY ? fdatasync : fsync)(listing.fd->number) < 0 ? -errno : 0;
+        calls_end(request);
+    }
+    close_listing(&listing);
+    return result;
+}
+
+/* The kernel is refused once where it need not ask: it opens directories itself from then on. */
+int do_opendir(Request *request) {
+    Core *core = request->core;
+    Tables *t = core->tables;
+    Place place;
+    Seen seen;
+    char path[32];
+    int fd = -1, error;
+    if (!t->opens_directories)
+        return -ENOSYS;
+    if (!make_room(t, request->uid))
+        return -EMFILE;
+    int result = open_place(request, request->nodeid, NULL, &place);
+    if (result)
+        return result;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", place.fd->number);
+    calls_begin(request);
+    error = look(place.fd->number, "", core->statx_flags, &seen);
+    Need need = by_mode(&seen);
+    Acting acting = acting_by(request, &need, 1);
+    while (!error && acts(&acting, &error)) {
+        fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* "." would have to be searched for */
+        error = fd < 0 ? errno : 0;
+    }
+    if (!error && core->is_shared)
+        error = look(fd, "", core->statx_flags, &seen);
+    if (error && fd >= 0)
+        close(fd);
+    calls_end(request);
+    mistake(request, place.node, error);
+    if (!error) {
+        bool is_kept = !core->is_shared || pages_are_right(t, place.node, &seen);
+        uint32_t flags = !is_outside(core, place.node) ? 0 : is_kept ? CACHE_DIR | KEEP_CACHE : CACHE_DIR;
+        uint64_t fh = (uint64_t)fd;
+        open_handle(t, place.node, fd, request->uid, O_RDONLY, NULL, -1);
+        memset(request->answer, 0, OPEN_BYTES);
+        put(request->answer, &fh, sizeof fh);
+        put(request->answer + 8, &flags, sizeof flags);
+    }
+    close_place(&place);
+    return error ? -error : OPEN_BYTES;
 }

@@ -1,4 +1,5 @@
-/* The module: Core, one mount's; CoreRings, one core's; CoreDevice, one thread's; TablesMutex, Tables and Node. */
+/* The module: Core, one mount's; CoreRings, one core's; CoreDevice, one thread's; TablesMutex, Tables, Node and
+ * Prefetcher. */
 #include "core.h"
 
 #define TAKE(part)                                                                                                     \
@@ -28,27 +29,31 @@ static int take_cells(Core *self, PyObject *cells, PyObject *cell_of) {
 }
 
 static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *words[] = {"parts", "cells", "rests", "cell_of", "layout", "mount_fd", "root_dev", "statx_flags", "is_shared", "tells_xattrs", "hides_labels", "acts_as_others", "hides_trash",
-                            "lifetime_s", "quick_ns", "nobody_uid", "nobody_gid", "at_rest", "no_capabilities", NULL};
+    static char *words[] = {"parts", "cells", "rests", "cell_of", "layout", "mount_fd", "root_dev", "statx_flags",
+                            "is_shared", "is_flushed", "shows_xattrs", "is_for_all", "has_getxattrat", "hides_labels",
+                            "acts_as_others", "hides_trash",
+                            "lifetime_s", "quick_ns", "nobody_gid", "at_rest", "no_capabilities", NULL};
     PyObject *parts, *cells, *rests, *cell_of;
-    int is_shared, tells_xattrs, hides_labels, acts_as_others, hides_trash;
+    int is_shared, is_flushed, shows_xattrs, is_for_all, has_getxattrat, hides_labels, acts_as_others, hides_trash;
     unsigned long long root_dev, quick_ns;
     const char *at_rest, *no_capabilities;
     Py_ssize_t n_at_rest, n_none;
     Core *self = (Core *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OOO!(iiiiii)iKipppppdKIIy#y#", words, &PyDict_Type, &parts,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OOO!(iiiiii)iKippppppppdKIy#y#", words, &PyDict_Type, &parts,
                                      &cells, &rests, &PyDict_Type, &cell_of, &self->n_buckets, &self->first_bits,
                                      &self->n_failed, &self->n_total, &self->n_max, &self->n_first_bucket,
-                                     &self->mount_fd, &root_dev, &self->statx_flags, &is_shared,
-                                     &tells_xattrs, &hides_labels, &acts_as_others, &hides_trash, &self->lifetime_s, &quick_ns,
-                                     &self->nobody_uid, &self->nobody_gid,
+                                     &self->mount_fd, &root_dev, &self->statx_flags, &is_shared, &is_flushed, &shows_xattrs,
+                                     &is_for_all, &has_getxattrat, &hides_labels, &acts_as_others, &hides_trash,
+                                     &self->lifetime_s, &quick_ns,
+                                     &self->nobody_gid,
                                      &at_rest, &n_at_rest, &no_capabilities, &n_none))
         goto error;
     self->device = self->wake_fd = -1;
     self->root_dev = root_dev, self->quick_ns = quick_ns;
-    self->is_shared = is_shared, self->tells_xattrs = tells_xattrs, self->hides_labels = hides_labels;
+    self->is_shared = is_shared, self->is_flushed = is_flushed;
+    self->shows_xattrs = shows_xattrs, self->is_for_all = is_for_all, self->has_getxattrat = has_getxattrat, self->hides_labels = hides_labels;
     self->acts_as_others = acts_as_others, self->hides_trash = hides_trash;
     if (n_at_rest != sizeof self->at_rest || n_none != sizeof self->no_capabilities) {
         PyErr_SetString(PyExc_ValueError, "capabilities have another size");
@@ -103,7 +108,7 @@ static PyMethodDef core_methods[] = {
      "Answer requests: /dev/fuse, an eventfd that is written to when a request begins while the watch sleeps, and what "
      "replies to the others."},
     {"do", (PyCFunction)core_do, METH_VARARGS, "Do a whole request, without the tables' lock; the body of its reply.\n\nheld    an fd of what the request is about, which need not have the name any more\nRaises  OSError: its errno is the reply"},
-    {"forget", (PyCFunction)core_forget, METH_O, "The kernel lets go of nodes: of each its nodeid, and how often."},
+    {"hold", (PyCFunction)core_hold, METH_O, "An O_PATH fd of a node, or another of it; OSError ESTALE: it is not to be found any more."},
     {"sleep", (PyCFunction)core_sleep, METH_NOARGS, "Have `wake_fd` written to when a request begins."},
     {NULL, NULL, 0, NULL},
 };
@@ -122,7 +127,7 @@ static PyType_Spec core_spec = {
 };
 
 static int begin(PyObject *module) {
-    PyType_Spec *specs[] = {&core_spec, &core_device_spec, &tables_mutex_spec};
+    PyType_Spec *specs[] = {&core_spec, &core_device_spec, &tables_mutex_spec, &prefetcher_spec};
     for (size_t at = 0; at < sizeof specs / sizeof *specs; at++) {
         PyObject *type = PyType_FromSpec(specs[at]);
         if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0)

@@ -176,20 +176,13 @@ static int set_count(NodeObject *self, PyObject *value, void *which) {
     return 0;
 }
 
-enum { IS_DIRECTORY, IS_TOLD, IS_LASTING, IS_UNSTEADY, IS_PASSED, HAS_WRITER, MAY_MAP, IS_EXECUTED, IS_EXACT };
+enum { IS_DIRECTORY, IS_TOLD, IS_LASTING, IS_UNSTEADY, IS_PASSED, IS_EXACT };
 
 static PyObject *get_flag(NodeObject *self, void *which) {
     WITH_TABLES();
     const Node *node = self->node;
-    bool has_writer = false, may_map = false, is_executed = false;
-    for (const Handle *handle = node->handles; handle != NULL; handle = handle->next) {
-        has_writer |= handle->writes;
-        may_map |= handle->may_map;
-        is_executed |= handle->is_executed;
-    }
     const bool values[] = {node->is_directory, node->is_told, node->is_lasting, is_unsteady(node),
-                           node->backing != NULL || node->is_mapped, has_writer, may_map, is_executed,
-                           node->is_case_sensitive};
+                           node->backing != NULL || node->is_mapped, node->is_case_sensitive};
     return PyBool_FromLong(values[(intptr_t)which]);
 }
 
@@ -218,16 +211,6 @@ static int set_time(NodeObject *self, PyObject *value, void *which) {
         return -1;
     *((intptr_t)which == CHANGED ? &self->node->changed_s : &self->node->told_until_s) = time_s;
     return 0;
-}
-
-static PyObject *get_backing_id(NodeObject *self, void *Py_UNUSED(which)) {
-    return PyLong_FromLong(self->node->backing == NULL ? 0 : self->node->backing->backing_id);
-}
-
-static PyObject *get_writer(NodeObject *self, void *Py_UNUSED(which)) {
-    if (!self->node->n_open || self->node->writer < 0)
-        Py_RETURN_NONE;
-    return PyLong_FromLongLong(self->node->writer);
 }
 
 static PyObject *get_source(NodeObject *self, void *Py_UNUSED(which)) {
@@ -300,11 +283,6 @@ static PyGetSetDef node_getset[] = {
     {"changed_s", (getter)get_time, (setter)set_time, "When a name in it was changed; 0: never.", (void *)CHANGED},
     {"is_unsteady", (getter)get_flag, NULL, "Whether it may be written past us: its attributes may not be believed.", (void *)IS_UNSTEADY},
     {"is_passed", (getter)get_flag, NULL, "Whether it may be read or written past us: nothing of its attributes is cached.", (void *)IS_PASSED},
-    {"has_writer", (getter)get_flag, NULL, "Whether it is open for writing.", (void *)HAS_WRITER},
-    {"may_be_mapped", (getter)get_flag, NULL, "Whether it may be written to by mapped memory: what is mapped stays open.", (void *)MAY_MAP},
-    {"is_executed", (getter)get_flag, NULL, "Whether it runs as a program.", (void *)IS_EXECUTED},
-    {"backing_id", (getter)get_backing_id, NULL, "The id that it is passed through by, while it is open; 0: the kernel keeps its pages.", NULL},
-    {"writer", (getter)get_writer, NULL, "Whom it is written as, while it is open: see file_writer; None: unknown.", NULL},
     {"source", (getter)get_source, NULL, "Which incarnation it is: a SourceKey.", NULL},
     {"parent", (getter)get_parent, NULL, "The directory where it was found last; None: no name is known.", NULL},
     {"name", (getter)get_name, NULL, "Its name there.", NULL},

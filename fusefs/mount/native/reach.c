@@ -56,11 +56,16 @@ static bool is_it(const Core *core, const Node *node, Seen *seen, int fd) {
            !memcmp(node->handle, &seen->handle, node->n_handle);
 }
 
+/* How to stat a node: what is mounted inside may not have told anything of itself yet, so it is asked. */
+static int flags_for(const Core *core, const Node *node) {
+    return node->dev == core->root_dev ? core->statx_flags : core->statx_flags & WITHOUT_HANDLES;
+}
+
 /* Look at what has a name in a directory, in one call; ESTALE: it is not known to be the node. Without the tables. */
 int look_by_name(const Core *core, const Known *known, Seen *seen) {
     if (known->dir_fd == NULL || core->is_shared)
         return ESTALE;
-    int error = look(known->dir_fd->number, known->name, core->statx_flags, seen);
+    int error = look(known->dir_fd->number, known->name, flags_for(core, known->node), seen);
     bool is_node = !error && seen->btime_ns && is_it(core, known->node, seen, -1);
     return is_node ? 0 : ESTALE;
 }
@@ -70,7 +75,7 @@ static int open_by_name(const Core *core, const Node *node, int dir_fd, const ch
     int held = openat(dir_fd, name, PEEK);
     if (held < 0)
         return errno == ENOENT || errno == ENOTDIR ? ESTALE : errno;
-    int error = look(held, "", core->statx_flags, seen);
+    int error = look(held, "", flags_for(core, node), seen);
     if (!error && !is_it(core, node, seen, held))
         error = ESTALE;
     if (error)
@@ -166,6 +171,7 @@ int open_directory(Core *core, Node *directory, Fd **fd) {
         *fd = NULL;
         if (!error && (*fd = directory_fd(t, node)) == NULL) {
             tables_unlock(core->mutex);
+            close_fds(); /* those of directories that made room */
             error = open_node(core, node, &seen, &number);
             tables_lock(core->mutex);
             if (!error)
@@ -189,13 +195,13 @@ int reach(Core *core, Known *known, Seen *seen, int *fd) {
             return error;
     }
     if (known->fd != NULL)
-        return look(known->fd->number, "", core->statx_flags, seen);
+        return look(known->fd->number, "", flags_for(core, known->node), seen);
     if (known->dir_fd != NULL && !open_by_name(core, known->node, known->dir_fd->number, known->name, seen, fd))
         return 0;
     return open_node(core, known->node, seen, fd);
 }
 
-/* An fd of a node for Python, which has the tables. */
+/* An fd of a node for Python, which has the tables, or works on them alone. */
 PyObject *core_hold(Core *core, PyObject *object) {
     Node *node = node_from(object);
     Seen seen;
@@ -204,14 +210,16 @@ PyObject *core_hold(Core *core, PyObject *object) {
         return NULL;
     Known known = way_to(core->tables, node);
     PyThreadState *released = PyEval_SaveThread();
-    tables_unlock(core->mutex);
+    if (holds_tables)
+        tables_unlock(core->mutex);
     int error = reach(core, &known, &seen, &number);
     tables_lock(core->mutex);
     Fd *fd = error ? NULL : number < 0 ? fd_take(known.fd) : fd_new(number, -1, 0);
     close_known(&known);
     tables_unlock(core->mutex); /* the interpreter's lock comes first */
     PyEval_RestoreThread(released);
-    wait_for_tables(core->mutex);
+    if (holds_tables)
+        wait_for_tables(core->mutex);
     if (!error)
         return fd_object(fd);
     errno = error;

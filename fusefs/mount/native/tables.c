@@ -113,19 +113,24 @@ int open_place(Request *request, uint64_t nodeid, const char *name, Place *place
     return -error;
 }
 
-/* See whether what a name means may not be believed: names in stores change behind the mount, and where letter case does
- * not matter one name is many. The tables' lock may be let go. */
-void see_fickle(Request *request, const Place *place) {
+/* Whether no name in a directory may be believed: names in stores change behind the mount, and where letter case does not
+ * matter one name is many. The tables' lock may be let go. fd: of the directory */
+bool are_fickle_in(Request *request, Node *directory, int fd) {
     const Tables *t = request->core->tables;
-    Node *directory = place->node;
-    request->is_fickle = is_stores_own(place->name) || !is_outside(request->core, directory);
     bool is_exact = directory->is_case_sensitive || (t->is_case_sensitive && directory->dev == request->core->root_dev);
-    if (request->is_fickle || is_exact)
-        return;
+    if (!is_outside(request->core, directory))
+        return true;
+    if (is_exact)
+        return false;
     calls_begin(request);
-    bool folds = ask_folds(request, directory, place->fd->number);
+    bool folds = ask_folds(request, directory, fd);
     calls_end(request);
-    request->is_fickle = folds;
+    return folds;
+}
+
+/* See whether what a name means may not be believed. The tables' lock may be let go. */
+void see_fickle(Request *request, const Place *place) {
+    request->is_fickle = is_stores_own(place->name) || are_fickle_in(request, place->node, place->fd->number);
 }
 
 /* See whether attributes on a device may be believed. Without the tables. */

@@ -303,11 +303,6 @@ static PyObject *table_handle(TablesObject *self, PyObject *fh) {
     return NULL;
 }
 
-static PyObject *table_fd_of(TablesObject *Py_UNUSED(self), PyObject *object) {
-    Node *node = node_from(object);
-    return node == NULL ? NULL : fd_object(node->handles == NULL ? NULL : fd_take(node->handles->fd));
-}
-
 static PyObject *table_appends(TablesObject *self, PyObject *fh) {
     Handle *handle = handle_from(self, fh);
     return handle == NULL ? NULL : PyBool_FromLong(handle->appends);
@@ -349,11 +344,12 @@ static PyObject *table_count(TablesObject *self, void *which) {
     return PyLong_FromLongLong(values[(intptr_t)which]);
 }
 
-enum { DEVICE, PASSES, IS_CACHING, IS_CASE_SENSITIVE, IS_TRASH_RENEWED };
+enum { DEVICE, PASSES, IS_CACHING, IS_CASE_SENSITIVE, IS_TRASH_RENEWED, OPENS_DIRECTORIES, LISTS_ALL };
 
 static PyObject *table_setting(TablesObject *self, void *which) {
     const Tables *t = &self->tables;
-    const int values[] = {t->device, t->passes, t->is_caching, t->is_case_sensitive, t->is_trash_renewed};
+    const int values[] = {t->device, t->passes, t->is_caching, t->is_case_sensitive,
+                          t->is_trash_renewed, t->opens_directories, t->lists_all};
     return PyLong_FromLong(values[(intptr_t)which]);
 }
 
@@ -362,7 +358,8 @@ static int table_set(TablesObject *self, PyObject *value, void *which) {
     long number = value == NULL ? 0 : PyLong_AsLong(value);
     if (PyErr_Occurred())
         return -1;
-    bool *const flags[] = {NULL, &t->passes, &t->is_caching, &t->is_case_sensitive, &t->is_trash_renewed};
+    bool *const flags[] = {NULL, &t->passes, &t->is_caching, &t->is_case_sensitive,
+                           &t->is_trash_renewed, &t->opens_directories, &t->lists_all};
     if ((intptr_t)which == DEVICE)
         t->device = (int)number;
     else
@@ -427,6 +424,8 @@ static PyGetSetDef table_getset[] = {
     {"passes", (getter)table_setting, (setter)table_set, "Whether what is opened is passed through, if it can be.", (void *)PASSES},
     {"is_caching", (getter)table_setting, (setter)table_set, "Whether anything is cached of a slow filesystem, or being fetched.", (void *)IS_CACHING},
     {"is_case_sensitive", (getter)table_setting, (setter)table_set, "Whether letter case matters in the root's filesystem, as far as that is known.", (void *)IS_CASE_SENSITIVE},
+    {"opens_directories", (getter)table_setting, (setter)table_set, "Whether the kernel has to ask for that: it does not do it itself.", (void *)OPENS_DIRECTORIES},
+    {"lists_all", (getter)table_setting, (setter)table_set, "Whether no entry of a listing may be sent by its name alone.", (void *)LISTS_ALL},
     {"is_trash_renewed", (getter)table_setting, (setter)table_set, "Whether nothing lasts that the kernel was sent of directories before they were moved to where a reaper takes from.", (void *)IS_TRASH_RENEWED},
     {"n_changes", (getter)table_n_changes, NULL, "Changes of nodes and of names, since the beginning.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -446,7 +445,6 @@ static PyMethodDef table_methods[] = {
     {"open_handle", (PyCFunction)table_open_handle, METH_VARARGS, "A handle of a node by an fd, which is the tables' from now on, opened by a uid, with flags. Of the first one: its backing id or 0, and whom it is written as."},
     {"close_handle", (PyCFunction)table_close_handle, METH_O, "Let a handle go; its node."},
     {"handle", (PyCFunction)table_handle, METH_O, "The node and the fd of a handle."},
-    {"fd_of", (PyCFunction)table_fd_of, METH_O, "An fd of some handle of a node; None: it is not open."},
     {"appends", (PyCFunction)table_appends, METH_O, "Whether a handle was opened with O_APPEND."},
     {"runs_no_more", (PyCFunction)table_runs_no_more, METH_O, "The process that ran a program by a handle has ended; the handle goes, too, perhaps later."},
     {"drop_backing", (PyCFunction)table_drop_backing, METH_NOARGS, "Pass nothing through any more: the kernel would keep the files as long as a dead mount stays."},

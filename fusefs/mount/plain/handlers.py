@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import functools
-import itertools
+import os
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -25,10 +25,11 @@ from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, FUSEError, In
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
+from fusefs.core.nodeids import ROOT
 from fusefs.mount.places.counters import CELL_OF
-from fusefs.mount.plain.values import changes_of, entry_in, entry_of, file_info, statvfs
+from fusefs.mount.plain.values import are_now, attributes_in, changes_of, entry_in, entry_listed, file_info, statvfs
 from fusefs.mount.tree.make_core import errno_of
-from fusefs.mount.tree.validity import EntryParam
+from fusefs.mount.tree.trashd_dir import holds_trash
 from fusefs.mount.tree.vfs import Vfs
 
 P = ParamSpec("P")
@@ -36,8 +37,9 @@ R = TypeVar("R")
 
 _N_OF_USER = 120
 """Requests of a user that workers serve at a time; the others wait."""
-_N_LISTED = 32
-"""Entries that are looked up at a time: what fits into the kernel's buffer is not known here."""
+_XATTR_ROOM = 1 << 16
+_LISTED_BYTES = 4096
+"""Of entries that are looked up at a time: what fits into the kernel's buffer is not known here."""
 
 Listed = tuple[bytes, EntryAttributes, int, int]
 """A name, its attributes, the offset that follows, and the nodeid on which a reference is counted, or 0."""
@@ -122,12 +124,10 @@ class PlainHandlers(pyfuse3.Operations):
         finally:
             self._vfs.stats.count(CELL_OF[name], perf_counter_ns() - begun_ns, has_failed=has_failed)
 
-    def _entry(self, known: EntryParam) -> EntryAttributes:
-        return entry_of(known, self._vfs.nodes.get(known.nodeid), self._vfs.timeouts)
-
-    def ask(self, opcode: Opcode, nodeid: int, caller: RequestContext, body: bytes = b"") -> bytes:
-        """The body of a reply to a request. body: what follows the request's head"""
-        return self._vfs.names.answer(wire.request(opcode, nodeid, (caller.uid, caller.gid, caller.pid), body))
+    def ask(self, opcode: Opcode, nodeid: int, caller: RequestContext | None, body: bytes = b"") -> bytes:
+        """The body of a reply to a request. caller: None: unknown; body: what follows the request's head"""
+        ids = (0, 0, 0) if caller is None else (caller.uid, caller.gid, caller.pid)
+        return self._vfs.answer(wire.request(opcode, nodeid, ids, body))
 
     def ask_entry(self, opcode: Opcode, nodeid: int, caller: RequestContext, body: bytes) -> EntryAttributes:
         """The entry that a request is replied to with."""
@@ -143,8 +143,7 @@ class PlainHandlers(pyfuse3.Operations):
         await self._end("forget", partial(self._forget, inode_list))
 
     def _forget(self, forgotten: Sequence[tuple[int, int]]) -> None:
-        for nodeid, n in forgotten:
-            self._vfs.references.forget(nodeid, n)
+        self._lock.call(self._vfs.core.do, wire.batch_forget(forgotten))
 
     @_served
     def mknod(self, parent_inode: InodeT, name: bytes, mode: ModeT, rdev: int, ctx: RequestContext) -> EntryAttributes:
@@ -189,7 +188,7 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_served
     def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        return self._entry(self._vfs.lookups.getattr(inode, ctx))
+        return attributes_in(self.ask(Opcode.GETATTR, inode, ctx, bytes(wire.GETATTR_IN.size)))
 
     @_served
     def setattr(
@@ -200,7 +199,16 @@ class PlainHandlers(pyfuse3.Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        return self._entry(self._vfs.attributes.setattr(inode, changes_of(attr, fields), fh, ctx))
+        """libfuse does not say that a time is to be now, which whoever may write may set; nor that it is of a write."""
+        try:
+            reply = self.ask(Opcode.SETATTR, inode, ctx, changes_of(attr, fields, fh))
+        except PermissionError:
+            if not are_now(attr, fields):
+                raise
+            reply = self.ask(
+                Opcode.SETATTR, inode, ctx, changes_of(attr, fields, fh, wire.FATTR_ATIME_NOW | wire.FATTR_MTIME_NOW)
+            )
+        return attributes_in(reply)
 
     @_served
     def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
@@ -208,33 +216,34 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_served
     def access(self, inode: InodeT, mode: ModeT, ctx: RequestContext) -> bool:
-        return self._vfs.attributes.access(inode, mode)
+        self.ask(Opcode.ACCESS, inode, ctx, wire.ACCESS_IN.pack(mode))
+        return True
 
     @_served
     def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
-        return statvfs(self._vfs.attributes.statfs())
+        return statvfs(self.ask(Opcode.STATFS, ROOT, ctx))
 
     @_served
     def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
-        return self._vfs.xattrs.get(inode, name, ctx)
+        return self.ask(Opcode.GETXATTR, inode, ctx, wire.GETXATTR_IN.pack(_XATTR_ROOM) + _strings(name))
 
     @_served
     def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[bytes]:
-        return list(self._vfs.xattrs.names(inode, ctx))
+        return self.ask(Opcode.LISTXATTR, inode, ctx, wire.GETXATTR_IN.pack(_XATTR_ROOM)).split(b"\0")[:-1]
 
     @_served
     def setxattr(self, inode: InodeT, name: bytes, value: bytes, ctx: RequestContext) -> None:
-        self._vfs.xattrs.set(inode, name, value, ctx)
+        self.ask(Opcode.SETXATTR, inode, ctx, wire.SETXATTR_IN.pack(len(value), 0) + _strings(name) + value)
 
     @_served
     def removexattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        self._vfs.xattrs.remove(inode, name, ctx)
+        self.ask(Opcode.REMOVEXATTR, inode, ctx, _strings(name))
 
     # Files.
 
     @_served
     def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        return file_info(self._vfs.files.open(inode, flags, ctx))
+        return file_info(self.ask(Opcode.OPEN, inode, ctx, wire.OPEN_IN.pack(flags)))
 
     @_served
     def create(
@@ -246,30 +255,34 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_served
     def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        return self._vfs.files.read(fh, off, size)
+        return self.ask(Opcode.READ, ROOT, None, wire.READ_IN.pack(fh, off, size))
 
     @_served
     def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        return self._vfs.files.write(fh, off, buf)
+        """Where none works behind the mount the kernel knows the end, and the offset is right though it appends."""
+        flags = os.O_APPEND if self._vfs.is_shared and self._vfs.nodes.appends(fh) else 0
+        reply = self.ask(Opcode.WRITE, ROOT, None, wire.WRITE_IN.pack(fh, off, len(buf), flags) + buf)
+        return wire.written_in(reply)
 
     @_served
     def flush(self, fh: FileHandleT) -> None:
-        self._vfs.files.flush(fh)
+        self.ask(Opcode.FLUSH, ROOT, None, wire.HANDLE_IN.pack(fh))
 
     @_served
     def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        self._vfs.files.fsync(fh, data_only=datasync)
+        self.ask(Opcode.FSYNC, ROOT, None, wire.FSYNC_IN.pack(fh, wire.FSYNC_DATA_ONLY if datasync else 0))
 
     async def release(self, fh: FileHandleT) -> None:
         """The next writer of a program may be quicker than the worker."""
         runs_no_more = partial(self._vfs.nodes.runs_no_more, fh)
-        await self._end("release", partial(self._vfs.opening.release, fh), before=runs_no_more)
+        release = partial(self.ask, Opcode.RELEASE, ROOT, None, wire.HANDLE_IN.pack(fh))
+        await self._end("release", release, before=runs_no_more)
 
     # Listings.
 
     @_served
     def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        return FileHandleT(self._vfs.listings.opendir(inode, ctx))
+        return FileHandleT(wire.handle_in(self.ask(Opcode.OPENDIR, inode, ctx, bytes(wire.OPEN_IN.size))))
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """The token is used on trio's thread: pyfuse3 frees its memory when the request is cancelled."""
@@ -281,26 +294,28 @@ class PlainHandlers(pyfuse3.Operations):
                     await self._end("forget", partial(self._forget, left))
                     return
                 start_id = following
-            if len(listed) < _N_LISTED:
+            if not listed:
                 return
 
     def _list(self, fh: int, offset: int) -> list[Listed]:
         """The entries from an offset on: some, of whose nodes the kernel is to have one more reference each."""
-        listed = []
-        for one in itertools.islice(self._vfs.listings.read(fh, offset), _N_LISTED):
-            name, known, _ino, _kind, following, node = one
-            assert known is not None, "names alone are for an engine that can send them"
-            if node is not None:
-                self._vfs.listings.count(node, 0, is_taken=True)
-            listed.append((name, self._entry(known), following, 0 if node is None else int(node.nodeid)))
+        vfs, listed = self._vfs, []
+        reply = self.ask(Opcode.READDIRPLUS, ROOT, None, wire.READ_IN.pack(fh, offset, _LISTED_BYTES))
+        directory, _fd = vfs.nodes.handle(fh)
+        is_stored = holds_trash(vfs.nodes, directory)
+        for one in wire.direntplus_in(reply):
+            node = vfs.nodes.get(one.entry.nodeid)
+            if node is not None and is_stored:
+                vfs.stored.note(node, is_moved=False)
+            listed.append((one.name, entry_listed(one, vfs.nodes), one.offset, one.entry.nodeid))
         return listed
 
     @_served
     def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        self._vfs.listings.fsyncdir(fh, data_only=datasync)
+        self.ask(Opcode.FSYNCDIR, ROOT, None, wire.FSYNC_IN.pack(fh, wire.FSYNC_DATA_ONLY if datasync else 0))
 
     async def releasedir(self, fh: FileHandleT) -> None:
-        await self._end("releasedir", partial(self._vfs.listings.releasedir, fh))
+        await self._end("releasedir", partial(self.ask, Opcode.RELEASEDIR, ROOT, None, wire.HANDLE_IN.pack(fh)))
 
 
 def _strings(*strings: bytes) -> bytes:

@@ -67,22 +67,21 @@ class _Unfinished(NamedTuple):
 class FuseRequests:
     """One mount's requests."""
 
-    def __init__(self, vfs: Vfs, device: int, pool: ThreadPool, *, opens_directories: bool) -> None:
+    def __init__(self, vfs: Vfs, device: int, pool: ThreadPool) -> None:
         """Begin.
 
-        device             /dev/fuse
-        pool               the threads that do what may wait
-        opens_directories  else the kernel is told at its first question to do that without us
+        device  /dev/fuse
+        pool    the threads that do what may wait
         """
         self._nodes = vfs.nodes
-        self._opening = vfs.opening
+        self._listings = vfs.listings
         self._retries = vfs.retries
         self._lock = vfs.lock
         self._stats = vfs.stats
         self._pool = pool
         self.device = device
         os.set_blocking(self.device, False)  # the request that is there may be gone when we read
-        self._answers = FuseOperations(vfs, opens_directories=opens_directories)
+        self._answers = FuseOperations(vfs)
         self._acts, self._recalls = self._answers.acts(), self._answers.recalls()
         self._unfinished: deque[_Unfinished] = deque()
         self.wake = Fd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
@@ -264,7 +263,7 @@ class FuseRequests:
             self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
-        self._lock.run_untimed(self._opening.release, fh)
+        self._lock.run_untimed(self._listings.release, fh)
 
 
 def _key_of(request: bytes, sort: WaitClass) -> Key:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Self
+from typing import Self
 
 from fusefs.core.common_xattrs import Answers
 from fusefs.core.inode_attributes import Attributes
@@ -35,7 +35,6 @@ class CacheFill:
         self._nodes = nodes
         self._began_s = time.monotonic()
         self._epoch = metadata.begin()
-        self._n_users = 1
         nodes.is_caching = True
 
     def __enter__(self) -> Self:
@@ -46,15 +45,8 @@ class CacheFill:
 
     def end(self) -> None:
         """It learns nothing any more."""
-        self._n_users -= 1
-        if not self._n_users:
-            self._metadata.end()
-            self._nodes.is_caching = not self._metadata.is_idle
-
-    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness:
-        """What tells later for how long what it found may be believed; it must be asked, once."""
-        self._n_users += 1
-        return Freshness(self, source, named)
+        self._metadata.end()
+        self._nodes.is_caching = not self._metadata.is_idle
 
     def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
         """What a name means, and what that is."""
@@ -115,55 +107,6 @@ class CacheFill:
         return max(0.0, self._lifetime_s - (time.monotonic() - self._began_s))
 
 
-class Freshness(NamedTuple):
-    """What an answer rests on that waits to be given: another one, which changes it, may go out before."""
-
-    look: CacheFill
-    source: SourceKey | None
-    named: NameIn | None
-
-    def left_s(self) -> float:
-        """For how long it may be believed, now that it is given."""
-        left_s = self.look.left_s(self.source, named=self.named)
-        self.look.end()
-        return left_s
-
-
-class _Glance(CacheFill):
-    """A look at a filesystem that answers at once: nothing is learnt, and what is changed meanwhile is not believed."""
-
-    def __init__(self, nodes: Tables, lifetime_s: float) -> None:
-        self._nodes = nodes
-        self._lifetime_s = lifetime_s
-        self._n_changes = nodes.n_changes
-
-    def end(self) -> None:
-        pass
-
-    def proof(self, source: SourceKey | None, *, named: NameIn | None) -> Freshness:
-        return Freshness(self, source, named)
-
-    def left_s(self, source: SourceKey | None, *, named: NameIn | None) -> float:
-        node = None if source is None else self._nodes.find(source)
-        seen = [one for one in (node, named and named[0]) if one is not None]
-        return 0.0 if any(one.has_changed(self._n_changes) for one in seen) else self._lifetime_s
-
-    def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
-        pass
-
-    def learn_missing(self, directory: Node, name: bytes) -> None:
-        pass
-
-    def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
-        pass
-
-    def learn_xattrs(self, source: SourceKey, answers: Answers, uid: int = 0) -> None:
-        pass
-
-    def learn_target(self, source: SourceKey, target: bytes) -> None:
-        pass
-
-
 class DaemonCache:
     """The cache of one mount, as the vfs uses it."""
 
@@ -179,9 +122,14 @@ class DaemonCache:
         self._lock = lock
         self._stats = stats
 
-    def looking(self) -> CacheFill:
-        """A look by this operation, to be ended."""
-        return self.looking_ahead() if self._lock.is_slow else _Glance(self._nodes, self.lifetime_s)
+    @contextmanager
+    def looking(self) -> Iterator[CacheFill | None]:
+        """A look by this operation; None: the filesystem answers at once, and nothing is cached of it."""
+        if self._lock.is_slow:
+            with self.looking_ahead() as look:
+                yield look
+        else:
+            yield None
 
     def looking_ahead(self) -> CacheFill:
         """A look by other threads, to be ended."""

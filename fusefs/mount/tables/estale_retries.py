@@ -170,11 +170,6 @@ class EstaleRetries:
         for pid in list(self._moved):
             self._leave(pid)
 
-    def fd_of(self, node: Node) -> Fd | None:
-        """An O_PATH fd of a node that is held for one of them; it stays ours."""
-        held = [one.found[1] for one in self._retries.values() if one.found is not None and one.found[0] is node]
-        return next(iter(held or [one.fd for one in self._moved.values() if one.node is node]), None)
-
     def open(self, pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
         """An O_PATH fd of what has a name now, the caller's own; None: no such process.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterable
 
-from fusefs.core.common_xattrs import NAMES, UNSUPPORTED, is_asked_of_all
+from fusefs.core.common_xattrs import ASKED_OF_ALL, UNSUPPORTED, is_asked_of_all
 from fusefs.core.inode_attributes import Attributes
 from fusefs.mount.tables.daemon_cache import SeenByName
 
@@ -30,15 +30,6 @@ class PrefetchXattrs:
         self._new: frozenset[_Kind] = frozenset()
         self._answered: frozenset[_Kind] = frozenset()
         self._refused: frozenset[_Kind] = frozenset()
-
-    def __bool__(self) -> bool:
-        """Whether there are any."""
-        return bool(self._kinds)
-
-    @property
-    def is_list(self) -> bool:
-        """Whether the list of all names is among them: io_uring has no operation for it."""
-        return any(name == NAMES for name, _ in self._kinds)
 
     def begin(self) -> None:
         """A listing begins: what was not asked for since the one before is not wanted any more."""
@@ -65,6 +56,14 @@ class PrefetchXattrs:
             return ()
         is_directory = seen.is_directory()
         return tuple(name for name, of_directories in self._kinds if of_directories is is_directory)
+
+    def bits(self) -> tuple[int, int]:
+        """Those of files, and of directories: a bit for each, as numbered in ASKED_OF_ALL."""
+        files, directories = (
+            sum(1 << ASKED_OF_ALL.index(name) for name, is_directory in self._kinds if is_directory is of_directories)
+            for of_directories in (False, True)
+        )
+        return files, directories
 
     def refuses(self, device: int, name: bytes, *, is_directory: bool) -> bool:
         """Whether this filesystem has one not at all."""

@@ -31,6 +31,8 @@ class Submounts:
         self.names: frozenset[bytes] = frozenset()
         """The last names of those of their mount points where even a look may wait."""
         self.devices: frozenset[int] = frozenset()
+        self.asks = True
+        """Whether a statx asks another machine, or a daemon, if it takes one."""
         self.folding: dict[int, bool] = {}
         """By device: whether a name may have other spellings there, as NameValidity has found it."""
         self._top: bytes | None = None
@@ -43,6 +45,11 @@ class Submounts:
         """Know those below a path, as our mount namespace has it. device: of what is there itself"""
         self._top, self._own = top, device
         self._known = {device}
+
+    def are_asked(self, device: int) -> bool:
+        """Whether attributes that were found on a device are those that its server has, if it has one."""
+        self.meet(device)
+        return self.asks or device not in self.devices
 
     def meet(self, device: int) -> None:
         """What was found is on that device: it may have been mounted just now."""

@@ -4,23 +4,11 @@ The kernel has judged too, by the owner, mode and groups that it was told last. 
 mount, the inode may be another's by now: root's word alone would have a former owner make a set-user-ID program of it.
 We reach the object as root, by an fd, and ask for the act as the caller; nothing of it is kept from one request to the
 next, and nothing is looked up in a cache.
-
-A file's content is written as its owner. Reads and writes by a handle are the daemon's, or the kernel's with the
-credentials of the daemon when it gave it the file (passthrough.py): the same for all that have it open, whichever
-came first. No client's ids count, nor root's, but the owner's, as of then, in no group, and
-with no capability:
-
-- ext2, 3 and 4 give the blocks that they reserve for root (mke2fs -m) to writes with root's fsuid, or with that
-  of another user named for it (tune2fs -u); and to CAP_SYS_RESOURCE.
-- A process in a file's group, or with CAP_FSETID, may leave its set-group-ID bit. The daemon is in root's group.
-
-Source  ext4_has_free_clusters in the kernel's fs/ext4/balloc.c, in_group_or_capable in its fs/inode.c
 """
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -28,10 +16,7 @@ from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.capabilities import Capability, are_ours
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller, Rights, knows, rights_of
-from fusefs.linux.kernel import EXT_MAGIC
-from fusefs.linux.statx import look_at
-from fusefs.linux.syscalls import statfs_type
-from fusefs.linux.thread_credentials import ITSELF, NO_ID, ThreadCredentials, call_as, in_no_group
+from fusefs.linux.thread_credentials import NO_ID, ThreadCredentials, call_as
 from fusefs.mount.native._core import Node
 from fusefs.mount.tables.tables_lock import TablesLock
 
@@ -39,7 +24,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NOBODY = 65_534
-_FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _BY_MODE = 1 << Capability.DAC_OVERRIDE | 1 << Capability.DAC_READ_SEARCH
 
 
@@ -78,11 +62,6 @@ def by_mode_of(lock: TablesLock, fd: Fd) -> NeededCapability:
 def by_owner(seen: Attributes) -> NeededCapability:
     """For what is the owner's to do with a name of it: in a sticky directory, or make a link."""
     return NeededCapability(Capability.FOWNER, seen.uid, seen.gid)
-
-
-def by_owner_alone(seen: Attributes) -> NeededCapability:
-    """For what is the owner's to change in it. Source  inode_owner_or_capable in the kernel's fs/inode.c"""
-    return NeededCapability(Capability.FOWNER, seen.uid, None)
 
 
 class AsCaller:
@@ -164,38 +143,3 @@ class AsCaller:
 def _known(number: int) -> int:
     """An id to act with: that of nobody for one of another user namespace, or none (what the kernel writes back)."""
     return NOBODY if number == NO_ID else number
-
-
-def identity_to_read_as(lock: TablesLock, caller: Caller) -> ThreadCredentials:
-    """As whom to ask for what the filesystem below may not tell all users: a caller without its capabilities."""
-    return ThreadCredentials(caller.uid, caller.gid, lock.call(rights_of, caller).groups, 0)
-
-
-def file_writer(uid: int, mode: int) -> int:
-    """The uid whose blocks a file takes: its owner's; nobody's if it is root's and others may write."""
-    return uid or (NOBODY if mode & _FOR_OTHERS else 0)
-
-
-class ContentWriters:
-    """As which user each file is written. Whether a filesystem reserves blocks for root is asked once."""
-
-    def __init__(self) -> None:
-        """Begin; only root's daemon has another uid than its clients, and only where it knows all users."""
-        self._nobody = in_no_group()
-        self._has_reserve: dict[int, bool] = {}
-
-    def of(self, device: int, fd: int, writer: int | None) -> ThreadCredentials:
-        """The credentials to write a file with.
-
-        device  of the filesystem that it is on
-        writer  by `file_writer`; None: unknown
-        """
-        if self._nobody is ITSELF:
-            return ITSELF
-        has_reserve = self._has_reserve.get(device)
-        if has_reserve is None:
-            has_reserve = self._has_reserve[device] = statfs_type(fd) == EXT_MAGIC
-        if writer is None:
-            seen = look_at(fd)
-            writer = file_writer(seen.uid, seen.mode)
-        return self._nobody._replace(uid=0 if writer == NOBODY and not has_reserve else writer)

@@ -72,7 +72,7 @@ class DropAdoption:
         if store is None or store.parent is None or is_below(self._nodes, old[0]):
             return None
         origin = _way(store.parent, *old)
-        with self._directories.hold(store.parent) as base_fd:
+        with self._directories.fd_of(store.parent) as base_fd:
             try:
                 prepared = self._lock.call(
                     self._prepare, base_fd, Name(store.name), new_fd, old_fd, Name(old[1]), origin, caller

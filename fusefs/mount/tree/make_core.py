@@ -11,24 +11,26 @@ from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.latency import QUICK_NS
 from fusefs.linux import syscalls
 from fusefs.linux.capabilities import at_rest, with_effective
-from fusefs.linux.fd import Fd
+from fusefs.linux.thread_credentials import in_no_group
 from fusefs.linux.xattrs import has_getxattrat, is_selinux_enabled
 from fusefs.mount.native._core import Core, Tables
 from fusefs.mount.places.counters import CELL_OF, LAYOUT, Counters
 from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree.act_as import NOBODY
-from fusefs.mount.tree.passthrough import Passthrough
 
 _WITHOUT_HANDLES = 1 << 30
 """As in core.h."""
 _OPERATIONS = {
-    Opcode.LOOKUP: "lookup", Opcode.FORGET: "forget", Opcode.BATCH_FORGET: "forget", Opcode.GETATTR: "getattr",
-    Opcode.SETATTR: "setattr", Opcode.READLINK: "readlink", Opcode.SYMLINK: "symlink", Opcode.MKNOD: "mknod",
-    Opcode.MKDIR: "mkdir", Opcode.UNLINK: "unlink", Opcode.RMDIR: "rmdir", Opcode.RENAME: "rename",
-    Opcode.RENAME2: "rename", Opcode.LINK: "link", Opcode.OPEN: "open", Opcode.RELEASE: "release",
-    Opcode.GETXATTR: "getxattr", Opcode.LISTXATTR: "listxattr", Opcode.CREATE: "create", Opcode.READDIRPLUS: "readdir",
-    Opcode.TMPFILE: "tmpfile",
+    Opcode.LOOKUP: "lookup", Opcode.FORGET: "forget", Opcode.BATCH_FORGET: "forget", Opcode.READLINK: "readlink",
+    Opcode.GETATTR: "getattr", Opcode.STATX: "statx", Opcode.SETATTR: "setattr", Opcode.ACCESS: "access",
+    Opcode.SYMLINK: "symlink", Opcode.MKNOD: "mknod", Opcode.MKDIR: "mkdir", Opcode.CREATE: "create",
+    Opcode.TMPFILE: "tmpfile", Opcode.LINK: "link", Opcode.UNLINK: "unlink", Opcode.RMDIR: "rmdir",
+    Opcode.RENAME: "rename", Opcode.RENAME2: "rename", Opcode.OPEN: "open", Opcode.READ: "read", Opcode.WRITE: "write",
+    Opcode.LSEEK: "lseek", Opcode.FALLOCATE: "fallocate", Opcode.COPY_FILE_RANGE: "copy_file_range",
+    Opcode.COPY_FILE_RANGE_64: "copy_file_range", Opcode.FLUSH: "flush", Opcode.FSYNC: "fsync",
+    Opcode.RELEASE: "release", Opcode.STATFS: "statfs", Opcode.SETXATTR: "setxattr", Opcode.GETXATTR: "getxattr",
+    Opcode.LISTXATTR: "listxattr", Opcode.REMOVEXATTR: "removexattr", Opcode.OPENDIR: "opendir",
+    Opcode.READDIRPLUS: "readdir", Opcode.FSYNCDIR: "fsyncdir", Opcode.RELEASEDIR: "releasedir",
 }  # fmt: skip
 """What it does, and where that is counted."""
 
@@ -36,28 +38,30 @@ _log = logging.getLogger(__name__)
 
 
 def make_core(
-    root: Fd,
     lock: TablesLock,
     nodes: Tables,
     stats: Counters,
     directories: DirectoryFds,
-    passthrough: Passthrough,
     calls: dict[str, object],
     *,
     asks: bool,
     is_shared: bool,
-    tells_xattrs: bool,
+    is_flushed: bool,
+    shows_xattrs: bool,
+    is_for_all: bool,
     hides_trash: bool,
     lifetime_s: float,
 ) -> Core:
     """Make it.
 
-    calls  what it calls when it has let the tables go
-    asks   another machine, or a daemon, if a statx takes one
+    calls         what it calls when it has let the tables go
+    asks          another machine, or a daemon, if a statx takes one
+    is_flushed    the backing filesystem may tell of a failed write as late as at a close
+    shows_xattrs  there are extended attributes
+    is_for_all    the filesystem has the same of them for every user
     """
     with lock:
         root_dev = nodes.root.dev
-    nobody = passthrough.writers_of.of(root_dev, root, NOBODY)
     return Core(
         parts={
             "lock": lock, "mutex_of": lock.mutex, "counters": stats, "nodes": nodes, "latency": lock.latency,
@@ -71,14 +75,16 @@ def make_core(
         root_dev=root_dev,
         statx_flags=(0 if asks else syscalls.AT_STATX_DONT_SYNC) | (0 if directories.has_handles else _WITHOUT_HANDLES),
         is_shared=is_shared,
-        tells_xattrs=tells_xattrs and has_getxattrat(),
+        is_flushed=is_flushed,
+        shows_xattrs=shows_xattrs,
+        is_for_all=is_for_all,
+        has_getxattrat=has_getxattrat(),
         hides_labels=not is_selinux_enabled(),
         acts_as_others=os.geteuid() == 0,
         hides_trash=hides_trash,
         lifetime_s=lifetime_s,
         quick_ns=QUICK_NS,
-        nobody_uid=nobody.uid,
-        nobody_gid=nobody.gid,
+        nobody_gid=in_no_group().gid,
         at_rest=at_rest(),
         no_capabilities=with_effective(0),
     )  # fmt: skip

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
+from fusefs.core.inode_attributes import Attributes
 from fusefs.core.nodeids import ROOT, TOP, source_key
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import NO_NOREPLACE
 from fusefs.linux.mountinfo import TOP as TOP_NAME
-from fusefs.linux.statx import look_at
+from fusefs.linux.statx import TO_PEEK, look_at, peek_at
 from fusefs.linux.syscalls import RENAME_NOREPLACE
 from fusefs.mount.native._core import Core, Node, Tables
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache, NameIn
@@ -26,8 +27,6 @@ from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.act_as import RequestCaller
 from fusefs.mount.tree.drop_adoption import DropAdoption
-from fusefs.mount.tree.inode_reader import InodeReader
-from fusefs.mount.tree.lookup_operations import LookupOperations
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.trashd_dir import DropLinks, StoredNodes, is_drop, is_drop_folder, user_of
 from fusefs.mount.tree.validity import AttrTimeouts, NameValidity
@@ -49,8 +48,6 @@ class NameOperations:
     _stored: StoredNodes
     _drops: DropLinks
     _access: NodeAccess
-    _reader: InodeReader
-    _lookups: LookupOperations
     adoption: DropAdoption
 
     def answer(self, request: Request) -> bytes:
@@ -76,7 +73,7 @@ class NameOperations:
         with self._cache.looking() as look:
             reply = self._do(request, held)
             directory = self._nodes.get(parent)
-            if self._lock.is_slow and directory is not None:
+            if look is not None and directory is not None:
                 self._learn(request, directory, reply, look)
         return reply
 
@@ -97,11 +94,11 @@ class NameOperations:
         (name,) = wire.names(request)
         directory, fd = self._access.directory(parent)
         if is_drop(directory, name):
-            known = self._lookups.drop(caller.uid, caller)
-            return wire.entry(known.nodeid, known.nodeid, known.attributes, 0, 0)
+            seen = self._lock.call(self._drops.look, caller.uid, caller)
+            return wire.entry(seen.ino, seen.ino, seen, 0, 0)
         if parent == ROOT and name == TOP_NAME and self._nodes.root.nodeid == TOP:  # asked by mount/life/root_inode.py
             self._nodes.root.nlookup += 1
-            return wire.entry(TOP, TOP, self._reader.attributes(self._nodes.root), 0, 0)
+            return wire.entry(TOP, TOP, self._lock.call(look_at, fd), 0, 0)
         if self._retries:
             found = self._look_again(request, directory, fd, name, caller) or self._find_moved(
                 request, directory, name, caller
@@ -147,7 +144,7 @@ class NameOperations:
         with self._cache.looking() as look:
             target = self._do(request)
             node = self._nodes.get(nodeid)
-            if node is not None:
+            if look is not None and node is not None:
                 look.learn_target(node.source, target)
         return target
 
@@ -187,13 +184,13 @@ class NameOperations:
         old_directory, _fd = self._access.changeable(*old)
         new_directory, _fd = self._access.changeable(*new)
         # Two directories at a time: neither must push out the other.
-        with self._directories.hold(old_directory) as old_fd, self._directories.hold(new_directory) as new_fd:
+        with self._directories.fd_of(old_directory) as old_fd, self._directories.fd_of(new_directory) as new_fd:
             return self._adopt(old_fd, (old_directory, old[1]), new_fd, (new_directory, new[1]), caller)
 
     def _adopt(self, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, caller: RequestCaller) -> bool:
         """The kernel gives it the new name, which expires soon after (forget_stored.py)."""
-        seen, handle = self._reader.identify(old_fd, old[1])
-        source = source_key(seen, handle)
+        seen, handle = self._lock.call(_peek, old_fd, old[1])
+        source = source_key(seen, self._directories.lasting(handle))
         with self._cache.changes(source, names=[old, new]):
             item = self.adoption.take_in(old_fd, old, seen, new_fd, new[0], caller)
         if item is None:
@@ -209,3 +206,9 @@ class NameOperations:
             self._stored.expire(*new, node)
         self._retries.moved(caller.pid, new, source, item)
         return True
+
+
+def _peek(dir_fd: Fd, name: bytes) -> tuple[Attributes, bytes]:
+    """The attributes and the file handle of a name in a directory, both of one inode."""
+    with Fd(os.open(name, TO_PEEK, dir_fd=dir_fd)) as fd:
+        return peek_at(fd)

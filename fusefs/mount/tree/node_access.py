@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
@@ -12,7 +12,6 @@ from fusefs.core.inode_attributes import Attributes
 from fusefs.core.nodeids import ROOTS
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
-from fusefs.linux.statx import look_at
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds
@@ -25,18 +24,13 @@ from fusefs.store.layout import DROP
 
 @dataclass(eq=False, repr=False)
 class NodeAccess:
-    """That of one mount. To be used with the tables' lock; all methods raise OSError only.
-
-    is_shared  names may change behind the mount at any time
-    """
+    """That of one mount. To be used with the tables' lock; all methods raise OSError only."""
 
     _lock: TablesLock
     _nodes: Tables
     _directories: DirectoryFds
     _cache: DaemonCache
     _timeouts: AttrTimeouts
-    _: KW_ONLY
-    is_shared: bool
 
     def __post_init__(self) -> None:
         self.as_caller = partial(AsCaller, self._lock, self._mistaken)
@@ -67,23 +61,6 @@ class NodeAccess:
             _fail(errno.EPERM)
         return directory, fd
 
-    def hold(self, node: Node) -> Fd:
-        """An fd of a node, open for as long as the caller has it, to be asked and reopened; of an unlinked one, too."""
-        fd = self._nodes.fd_of(node)
-        return self._directories.hold(node) if fd is None else fd
-
-    def hold_seen(self, node: Node, *, by_name: bool) -> tuple[Fd, Attributes]:
-        """An fd of a node, the caller's own, and its attributes. by_name: by its name, if that is quicker"""
-        held = self._directories.hold_by_name(node, is_alone=not self.is_shared) if by_name else None
-        if held is not None:
-            return held
-        fd = self.hold(node)
-        try:
-            return fd, self._lock.call(look_at, fd)
-        except BaseException:
-            fd.close()
-            raise
-
     def hold_shown(self, number: int, _asker: Caller) -> Fd:
         """An fd of a directory by its inode number in the mount, of which a client has an fd, too.
 
@@ -93,7 +70,7 @@ class NodeAccess:
         node = root if number in (*ROOTS, root.ino) else self._nodes.get(number)
         if node is None or not node.is_directory:
             _fail(errno.ENOTDIR)
-        return Fd(os.dup(self._directories.hold(node)))
+        return Fd(os.dup(self._directories.fd_of(node)))
 
     def removed(self, node: Node, seen: Attributes) -> None:
         """A node lost its last link: what it was is all that is told of it, but to those that have it open."""

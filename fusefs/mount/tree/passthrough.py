@@ -16,14 +16,11 @@ from collections.abc import Callable
 
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
-from fusefs.linux.fuse_device import close_backing, open_backing, takes_direct
+from fusefs.linux.fuse_device import close_backing, open_backing
 from fusefs.linux.kernel import FUSE_MAGIC, OVERLAY_MAGIC
-from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import statfs_type, statx
-from fusefs.linux.thread_credentials import ThreadCredentials, call_as
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree.act_as import ContentWriters
 
 _TELLS_LATE = "the filesystem below is FUSE, and may tell of a failed write when its own handle is closed"
 _TOO_OLD = "it takes Linux 6.9 with CONFIG_FUSE_PASSTHROUGH"
@@ -87,8 +84,6 @@ class Passthrough:
         self._lock = lock
         self._nodes = nodes
         self._root = root
-        self._root_dev = look_at(root).dev
-        self.writers_of = ContentWriters()
         self._give_up: Callable[[str], None] | None = None  # None: nothing is passed through (any more)
         self._told: set[int] = set()
 
@@ -110,32 +105,6 @@ class Passthrough:
         self.stop()
         with self._lock:
             self._nodes.drop_backing()
-
-    def backing_for(self, node: Node, fh: Fd, flags: int, writer: int | None) -> int:
-        """The id that a node is to be passed through by, which is about to be opened; 0: the kernel keeps its pages.
-
-        fh      the handle, which is an fd of it
-        flags   of the client's open
-        writer  by `file_writer`; None: unknown
-        Raises  OSError EINVAL: the filesystem below has no direct I/O (O_DIRECT); then it is not open so
-        """
-        is_direct = not flags & os.O_DIRECT or self._lock.call(takes_direct, fh)
-        if not is_direct and node.is_passed:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return self._open(node, fh, writer) if is_direct and not node.n_open else 0
-
-    def writer_of(self, node: Node, fd: int) -> ThreadCredentials:
-        """The credentials that a node is written with, of which that is an fd."""
-        return self.writers_of.of(node.dev, fd, node.writer)
-
-    def _open(self, node: Node, fh: Fd, writer: int | None) -> int:
-        if self._give_up is None or (node.dev != self._root_dev and why_not_here(fh)):
-            return 0
-        try:
-            return call_as(self.writers_of.of(node.dev, fh, writer), open_backing, self._nodes.device, fh)
-        except OSError as error:
-            self.refused(node, error.errno or 0, fh)
-            return 0
 
     def refused(self, node: Node, number: int, fd: int) -> None:
         """The kernel has refused a backing file, with an errno: say so once, or that there will be none."""

@@ -27,7 +27,6 @@ from fusefs.linux.casefold import case_folding
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import forget_attributes
 from fusefs.mount.native._core import Node, Tables
-from fusefs.mount.tables.daemon_cache import Freshness
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.trashd_dir import is_below
 from fusefs.store.layout import is_stores_own
@@ -37,9 +36,6 @@ NOTHING = Attributes(*[0] * len(Attributes._fields))
 _SHORT_S = 1.0
 """For attributes of a directory in which something has just changed. And of a file with more names: one of them may be
 in an orphan, and be reaped behind the mount."""
-_MOMENT_S = 0.01
-"""For attributes of a directory whose name is not believed: the kernel asks for them again after each look at a name,
-and before each step of a renameat2 that checks permissions."""
 
 
 class EntryParam(NamedTuple):
@@ -47,17 +43,13 @@ class EntryParam(NamedTuple):
 
     nodeid     0: nothing has this name
     timeout_s  for how long the kernel may believe it; 0: not at all
-    proof      what tells, when the answer goes out, whether it is still so
     is_steady  False: the attributes change without a message, and may not be believed; the name may
-    is_fickle  True: the name may not be believed; what a directory is may be, for as long as one system call takes
     """
 
     nodeid: NodeId
     attributes: Attributes
     timeout_s: float
-    proof: Freshness | None = None
     is_steady: bool = True
-    is_fickle: bool = False
 
 
 def shown_number(known: EntryParam) -> int:
@@ -91,8 +83,11 @@ class NameValidity:
 
     def _may_fold(self, directory: Node, fd: int) -> bool:
         known, device = self._lock.submounts.folding, directory.source[0]
-        if directory.is_case_sensitive or device in known:
-            return not directory.is_case_sensitive and known[device]
+        if directory.is_case_sensitive:
+            return False
+        if device in known:
+            directory.is_case_sensitive = not known[device]
+            return known[device]
         folds, is_common = self._lock.call(case_folding, fd)
         if folds is not None and is_common:
             known[device] = folds
@@ -115,11 +110,9 @@ class AttrTimeouts:
     def lifetimes(self, known: EntryParam) -> tuple[float, float]:
         """For how long the kernel may believe what a name means, and what its attributes are, in the reply that is
         sent now; seconds."""
-        _nodeid, attributes, timeout_s, _proof, is_steady, is_fickle = known
+        _nodeid, attributes, timeout_s, is_steady = known
         if not is_steady or attributes.gives_rights():
             return timeout_s, 0
-        if is_fickle and attributes.is_directory():
-            return 0, _MOMENT_S
         if timeout_s > _SHORT_S:
             if attributes.is_directory():
                 return timeout_s, timeout_s if self._lasts(known.nodeid) else _SHORT_S

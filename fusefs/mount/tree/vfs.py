@@ -6,11 +6,12 @@ raise OSError only. They run under the tables' lock, and all that asks the backi
 
 from __future__ import annotations
 
+from fusefs.core.fuse_protocol import NAMES, XATTRS, Request, read_head
 from fusefs.core.mount_counters import Gauges
 from fusefs.core.nodeids import SourceKey, source_key
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.statx import StatxReaders, look_at
+from fusefs.linux.statx import look_at
 from fusefs.linux.syscalls import handle_of
 from fusefs.linux.xattrs import are_for_all
 from fusefs.mount.native._core import Node, Tables
@@ -18,26 +19,20 @@ from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.directory_fds import DirectoryFds, have_handles
 from fusefs.mount.tables.estale_retries import EstaleRetries
-from fusefs.mount.tables.open_handles import OpenHandles, n_for_clients, n_handles, n_spare
+from fusefs.mount.tables.open_handles import n_for_clients, n_handles, n_spare
 from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree import trashd_dir
-from fusefs.mount.tree.attribute_operations import AttributeOperations
 from fusefs.mount.tree.cached_replies import CachedReplies
 from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.file_operations import FileOperations
-from fusefs.mount.tree.inode_reader import InodeReader
-from fusefs.mount.tree.lookup_operations import LookupOperations
+from fusefs.mount.tree.listings import DIRECTORIES, Listings
 from fusefs.mount.tree.make_core import make_core
 from fusefs.mount.tree.name_operations import NameOperations
-from fusefs.mount.tree.no_opendir import UnopenedListings
 from fusefs.mount.tree.node_access import NodeAccess
-from fusefs.mount.tree.opening import Opening
 from fusefs.mount.tree.passthrough import Passthrough
-from fusefs.mount.tree.readdir import Listings
 from fusefs.mount.tree.references import NodeReferences
-from fusefs.mount.tree.setid_bits import SetidBits
 from fusefs.mount.tree.validity import AttrTimeouts, NameValidity
 from fusefs.mount.tree.xattr_operations import XattrOperations
 
@@ -81,6 +76,7 @@ class Vfs:
         self.root = root
         self.lock = lock
         self.stats = stats
+        self.is_shared = is_shared
 
         # What is known, which the tables' lock protects.
         source = source_key(seen, handle_of(root) if have_handles(root) else b"")
@@ -90,8 +86,7 @@ class Vfs:
         )  # fmt: skip
         self.cache = DaemonCache(lock, self.nodes, stats, cache_bytes, timeout_s)
         self.retries = EstaleRetries(lock, self.nodes)
-        self.directories = DirectoryFds(root, self.nodes, lock, self.retries)
-        self.handles = OpenHandles(self.nodes)
+        self.directories = DirectoryFds(root, self.nodes, lock)
         wanted = PrefetchXattrs(seen.dev, has_handles=self.directories.has_handles)
         self.prefetch = Prefetch(lock, self.cache, wanted, n_in_flight, n_spare(max_fds))
         validity = NameValidity(self.nodes, lock)
@@ -103,50 +98,49 @@ class Vfs:
 
         # How an operation gets at it.
         self.references = NodeReferences(lock, self.nodes, self.cache, (self.prefetch, self.retries))
-        self.access = NodeAccess(lock, self.nodes, self.directories, self.cache, self.timeouts, is_shared=is_shared)
-        lookers = StatxReaders(asks=not Kernel().answers_at_once(root))
-        self.reader = InodeReader(lock, self.nodes, self.directories, lookers, is_shared=is_shared)
-        self.opening = Opening(lock, self.nodes, self.cache, self.passthrough, self.references, self.access)
-        bits = SetidBits(lock, self.access)
+        self.access = NodeAccess(lock, self.nodes, self.directories, self.cache, self.timeouts)
+        lock.submounts.asks = not Kernel().answers_at_once(root)
 
         # What is done: both front ends call these.
         self.recalls = CachedReplies(self.nodes, self.cache, self.retries, self.prefetch, self.references)
-        self.lookups = LookupOperations(lock, self.nodes, self.cache, drops, self.access, self.reader)
-        self.xattrs = XattrOperations(
-            lock, self.nodes, self.cache, self.directories, self.prefetch, wanted, self.timeouts, self.access,
-            are_shown=shows_xattrs, are_for_all=are_for_all(root), is_shared=is_shared,
-        )  # fmt: skip
+        for_all = are_for_all(root)
         self.core = make_core(
-            root, lock, self.nodes, stats, self.directories, self.passthrough, self._calls(validity),
-            asks=self.reader.asks, is_shared=is_shared, tells_xattrs=self.xattrs.are_told_alike,
-            hides_trash=not shows_trash, lifetime_s=self.cache.lifetime_s,
+            lock, self.nodes, stats, self.directories, self._calls(validity),
+            asks=lock.submounts.asks, is_shared=is_shared, is_flushed=is_flushed, shows_xattrs=shows_xattrs,
+            is_for_all=for_all, hides_trash=not shows_trash, lifetime_s=self.cache.lifetime_s,
         )  # fmt: skip
-        self.references.forget_by(self.core.forget)
+        self.directories.core = self.core
         self.names = NameOperations(
             lock, self.core, self.nodes, self.cache, self.directories, self.retries, self.prefetch, validity,
-            self.timeouts, self.stored, drops, self.access, self.reader, self.lookups,
+            self.timeouts, self.stored, drops, self.access,
             DropAdoption(lock, self.nodes, self.directories, self.access, Kernel()),
         )  # fmt: skip
-        self.attributes = AttributeOperations(
-            root, lock, self.cache, self.handles, self.access, self.lookups, self.opening, bits,
-        )  # fmt: skip
-        self.files = FileOperations(
-            lock, self.nodes, self.cache, self.handles, self.retries, self.passthrough, self.timeouts, self.access,
-            self.opening, is_shared=is_shared, is_flushed=is_flushed,
+        self.files = FileOperations(lock, self.core, self.nodes, self.cache, self.retries, drops)
+        self.xattrs = XattrOperations(
+            lock, self.core, self.nodes, self.cache, self.prefetch, wanted, self.timeouts,
+            are_shown=shows_xattrs, are_for_all=for_all,
         )  # fmt: skip
         self.listings = Listings(
-            lock, self.nodes, self.cache, self.directories, self.handles, self.prefetch, validity, self.stored,
-            self.access, self.references, self.reader, self.recalls, self.lookups, self.opening,
+            lock, self.core, self.nodes, self.cache, self.directories, self.prefetch, validity, self.timeouts,
+            self.recalls,
             is_shared=is_shared, shows_trash=shows_trash, is_checked=is_checked,
         )  # fmt: skip
-        self.unopened = UnopenedListings(lock, self.cache, self.directories, self.access, self.listings)
+
+    def answer(self, request: Request) -> bytes:
+        """Do a whole request about a name, a node or a file; the body of its reply. Raises  OSError: its errno is it"""
+        opcode = read_head(request)[1]
+        if opcode in XATTRS:
+            return self.xattrs.answer(request)
+        if opcode in DIRECTORIES:
+            return self.listings.answer(request)
+        return (self.names if opcode in NAMES else self.files).answer(request)
 
     # What the native core calls when it has let the tables go.
 
     def _calls(self, validity: NameValidity) -> dict[str, object]:
         return {
             "forget": self._forget, "unused": self._end_unused, "told_stale": self._add_retry, "refused": self._refuse,
-            "folds": validity.may_fold, "meets": self.lookups.are_asked, "stored": self._note_stored,
+            "folds": validity.may_fold, "meets": self.lock.submounts.are_asked, "stored": self._note_stored,
             "came_back": self._come_back,
         }  # fmt: skip
 
@@ -184,6 +178,7 @@ class Vfs:
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
         with self.lock:
+            self.prefetch.close()
             self.nodes.close()
             self.directories.close()
             self.retries.close()
@@ -194,7 +189,7 @@ class Vfs:
             self.cache.see_idle()
             return Gauges(
                 n_nodes=len(self.nodes),
-                n_handles=len(self.handles),
+                n_handles=self.nodes.n_handles + self.listings.n_unopened,
                 n_directory_fds=self.nodes.n_directories,
                 n_cached=len(self.cache),
                 cache_bytes=self.cache.used_bytes(),

@@ -1,0 +1,223 @@
+/* Extended attributes, and ACLs, which are such: SETXATTR, GETXATTR, LISTXATTR, REMOVEXATTR.
+ *
+ * SELinux labels are not among them: with SELinux the kernel gives one label to all of a mount and asks no daemon; without
+ * it `ls -l` asks for each entry's, unless the reply is once that there are none. */
+#include "core.h"
+
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <sys/xattr.h>
+
+static const int GETXATTRAT = 464, LISTXATTRAT = 465; /* Linux 6.13 */
+static const char LABEL[] = "security.selinux", TRUSTED[] = "trusted.", USERS[] = "user.", ACL[] = "system.posix_acl_",
+                  CAPABILITY[] = "security.capability";
+enum { SYS_ADMIN = 21, SETFCAP = 31 };
+
+/* struct xattr_args of getxattrat(2). */
+struct room {
+    uint64_t value;
+    uint32_t size, flags;
+};
+
+static bool begins(const char *xattr, const char *word) { return !strncmp(xattr, word, strlen(word)); }
+
+/* The value of an attribute of what has a name in a directory, or of what the fd itself holds if that is NULL. xattr: NULL:
+ * the list of all their names. Returns how many bytes, or a negative errno. */
+static int value_at(const Core *core, int fd, const char *name, const char *xattr, char *value) {
+    char path[NAME_MAX + 32];
+    struct room room = {(uint64_t)(uintptr_t)value, XATTR_SIZE_MAX, 0};
+    long n;
+    snprintf(path, sizeof path, name == NULL ? "/proc/self/fd/%d" : "/proc/self/fd/%d/%s", fd, name);
+    if (name != NULL && core->has_getxattrat)
+        n = xattr == NULL ? syscall(LISTXATTRAT, fd, name, AT_SYMLINK_NOFOLLOW, value, (size_t)XATTR_SIZE_MAX)
+                          : syscall(GETXATTRAT, fd, name, AT_SYMLINK_NOFOLLOW, xattr, &room, sizeof room);
+    else if (xattr == NULL)
+        n = (name == NULL ? listxattr : llistxattr)(path, value, XATTR_SIZE_MAX);
+    else
+        n = (name == NULL ? getxattr : lgetxattr)(path, xattr, value, XATTR_SIZE_MAX);
+    return n < 0 ? -errno : (int)n;
+}
+
+/* The same of a node, without the tables; -EAGAIN: a name was changed meanwhile.
+ *
+ * No call takes an O_PATH fd for an attribute's (EBADF). Of a directory, which we have open so, "." is asked. Where
+ * nothing is renamed but through the mount, a file is asked by its name, and one statx tells whether it was that, if no
+ * name was changed there meanwhile. Where others rename, two renames could make the name ours between the two calls; the
+ * kernel would keep the other file's ACL. So there the node is held, and that is asked. */
+static int value_of(Request *request, Known *known, const char *xattr, char *value) {
+    Core *core = request->core;
+    Seen seen;
+    int fd;
+    if (known->fd == NULL && known->dir_fd != NULL && !core->is_shared && core->is_for_all) {
+        int n = value_at(core, known->dir_fd->number, known->name, xattr, value);
+        tables_lock(core->mutex);
+        bool is_moved = is_changed(request, known->above);
+        tables_unlock(core->mutex);
+        if (!is_moved && !look_by_name(core, known, &seen))
+            return n;
+    }
+    int error = reach(core, known, &seen, &fd);
+    if (error)
+        return -error;
+    int held = fd < 0 ? known->fd->number : fd, n = -EACCES;
+    const char *name = known->node->is_directory ? "." : NULL;
+    if (core->is_for_all || !core->acts_as_others)
+        n = value_at(core, held, name, xattr, value);
+    else
+        for (Acting acting = reading_as(request); acts(&acting, &error); error = n < 0 ? -n : 0)
+            n = value_at(core, held, name, xattr, value);
+    if (fd >= 0)
+        close(fd);
+    return n;
+}
+
+/* Leave out names that are not shown to the caller. Returns how many bytes are left. */
+static int only_shown(const Request *request, char *listed, int n) {
+    char *end = listed;
+    int sees_trusted = -1; /* not known yet */
+    for (char *at = listed; at < listed + n;) {
+        size_t room = (size_t)(listed + n - at), size = strnlen(at, room) + 1;
+        if (size > room) /* the filesystem's list lacks the NUL at its end */
+            break;
+        bool is_shown = !request->core->hides_labels || strcmp(at, LABEL);
+        if (begins(at, TRUSTED)) {
+            if (sees_trusted < 0)
+                sees_trusted = is_capable(request, SYS_ADMIN);
+            is_shown = sees_trusted;
+        }
+        if (is_shown) {
+            memmove(end, at, size);
+            end += size;
+        }
+        at += size;
+    }
+    return (int)(end - listed);
+}
+
+/* Reply with a value, or with the list of all names. */
+static int reply_value(Request *request, const char *xattr) {
+    Core *core = request->core;
+    Known known;
+    uint32_t room;
+    memcpy(&room, request->own, sizeof room);
+    int result = open_known(request, request->nodeid, &known);
+    if (result)
+        return result == NOT_OURS ? -EOPNOTSUPP : result;
+    char *value = allocate(NULL, XATTR_SIZE_MAX);
+    calls_begin(request);
+    int n = value_of(request, &known, xattr, value);
+    if (n >= 0 && xattr == NULL)
+        n = only_shown(request, value, n);
+    calls_end(request);
+    if (!core->is_for_all && xattr != NULL && begins(xattr, ACL))
+        renew(core->tables, known.node); /* the kernel would have it for the next user, too */
+    if (n < 0)
+        result = n == -ENOSYS ? -EOPNOTSUPP : n; /* the former would mean all attributes */
+    else if (!room) {
+        uint32_t size[2] = {(uint32_t)n, 0};
+        memcpy(request->answer, size, sizeof size);
+        result = sizeof size;
+    } else if ((uint32_t)n > room)
+        result = -ERANGE;
+    else {
+        memcpy(request->answer, value, (size_t)n);
+        result = n;
+    }
+    close_known(&known);
+    free(value);
+    return result;
+}
+
+/* The name of an attribute in the payload, and what follows it. Returns 0, a negative errno, or NOT_OURS. */
+static int take_xattr(const Request *request, char xattr[XATTR_NAME_MAX + 1], const char **value) {
+    size_t n = strnlen(request->payload, request->n_payload);
+    if (!request->core->shows_xattrs)
+        return -ENOSYS;
+    if (!n || n == request->n_payload || n > XATTR_NAME_MAX)
+        return n > XATTR_NAME_MAX ? -ERANGE : -EINVAL;
+    memcpy(xattr, request->payload, n + 1); /* the answer goes there, perhaps */
+    *value = request->payload + n + 1;
+    return request->core->hides_labels && !strcmp(xattr, LABEL) ? -EOPNOTSUPP : 0;
+}
+
+int do_getxattr(Request *request) {
+    char xattr[XATTR_NAME_MAX + 1];
+    const char *value;
+    int result = take_xattr(request, xattr, &value);
+    return result ? result : reply_value(request, xattr);
+}
+
+int do_listxattr(Request *request) { return request->core->shows_xattrs ? reply_value(request, NULL) : -ENOSYS; }
+
+/* Set an attribute of what an fd holds, as the caller, or remove it if there is no value. An ACL that a caller sets that is
+ * not in the file's group takes its set-group-ID bit. Source: xattr(7), capabilities(7). Returns 0 or an errno. */
+static int change_xattr(const Request *request, int fd, const Seen *seen, const char *xattr, const char *value,
+                        size_t n_value, int flags) {
+    char path[32];
+    bool is_acl = begins(xattr, ACL);
+    Need needs[2];
+    int n = 1, error;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (begins(xattr, USERS)) {
+        needs[0] = by_mode(seen), needs[1] = by_owner_alone(seen); /* the latter of a sticky directory */
+        n = 2;
+    } else if (is_acl)
+        needs[0] = by_owner_alone(seen);
+    else if (!strcmp(xattr, CAPABILITY))
+        needs[0] = (Need){SETFCAP, seen->uid, seen->gid};
+    else /* by which no other user namespace counts */
+        needs[0] = (Need){SYS_ADMIN, UINT32_MAX, ANY_GROUP};
+    if (value == NULL && !strcmp(xattr, CAPABILITY)) /* the kernel asks, before a write, or a caller with the capability */
+        return removexattr(path, xattr) < 0 ? errno : 0;
+    Acting acting = acting_by(request, needs, n);
+    if (is_acl && value != NULL && keeps_group(request, seen))
+        acting.actor.gid = seen->gid;
+    while (acts(&acting, &error))
+        error = (value == NULL ? removexattr(path, xattr) : setxattr(path, xattr, value, n_value, flags)) < 0 ? errno : 0;
+    return error;
+}
+
+static int change_value(Request *request, const char *xattr, const char *value, size_t n_value, int flags) {
+    Known known;
+    Seen seen;
+    int fd;
+    int result = open_known(request, request->nodeid, &known);
+    if (result)
+        return result == NOT_OURS ? -EOPNOTSUPP : result;
+    Node *node = known.node;
+    change_begins(node);
+    calls_begin(request);
+    int error = reach(request->core, &known, &seen, &fd);
+    if (!error)
+        error = change_xattr(request, fd < 0 ? known.fd->number : fd, &seen, xattr, value, n_value, flags);
+    if (fd >= 0)
+        close(fd);
+    calls_end(request);
+    node->n_changing--;
+    note_change(request, node);
+    forget_cached(request, node, NULL);
+    mistake(request, node, error);
+    if (!error)
+        renew(request->core->tables, node); /* an ACL is part of the mode */
+    close_known(&known);
+    return -error;
+}
+
+int do_setxattr(Request *request) {
+    char xattr[XATTR_NAME_MAX + 1];
+    const char *value;
+    uint32_t in[2]; /* struct fuse_setxattr_in: size, flags */
+    memcpy(in, request->own, sizeof in);
+    int result = take_xattr(request, xattr, &value);
+    if (result)
+        return result;
+    size_t n = request->n_payload - (size_t)(value - request->payload);
+    return change_value(request, xattr, value, in[0] < n ? in[0] : n, (int)in[1]);
+}
+
+int do_removexattr(Request *request) {
+    char xattr[XATTR_NAME_MAX + 1];
+    const char *value;
+    int result = take_xattr(request, xattr, &value);
+    return result ? result : change_value(request, xattr, NULL, 0, 0);
+}

@@ -1,0 +1,359 @@
+"""Listings. A local directory is listed by C (native/listings.c); of a slow one this is what is read, and cached.
+
+READDIRPLUS of a slow directory returns names at once. Attributes come with the names that are cached, or as soon as a
+process has begun to ask for them (prefetch.py).
+
+Offsets are the backing filesystem's own: an entry that exists during the whole listing comes exactly once.
+
+Where the kernel opens directories without a message it asks by the node, not by a handle, and only for what it has not
+cached. Whether that is still right it tells by the directory's time, as for all that it caches.
+
+Source  docs/decisions/0063-what-the-kernel-caches.md, 0065-slow-filesystems.md
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+
+from fusefs.core import fuse_protocol as wire
+from fusefs.core.fuse_protocol import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, REQUEST_HEAD_SIZE, Opcode
+from fusefs.core.nodeids import ROOT, source_key
+from fusefs.core.packed_entries import PackedEntries
+from fusefs.linux.fd import Fd
+from fusefs.linux.getdents import Dirents
+from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
+from fusefs.linux.statx import look_at
+from fusefs.mount.native._core import Core, Node, Tables
+from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
+from fusefs.mount.tables.directory_fds import DirectoryFds
+from fusefs.mount.tables.prefetch import Prefetch, PrefetchBatch, PrefetchQueue
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree import trashd_dir
+from fusefs.mount.tree.cached_replies import CachedReplies
+from fusefs.mount.tree.validity import AttrTimeouts, EntryParam, NameValidity
+from fusefs.store.layout import is_stores_own
+
+_WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
+_SINCE = (6, 13)
+"""From then on two changes never leave a directory with the same time, if it was looked at in between."""
+
+DIRECTORIES = frozenset({Opcode.OPENDIR, Opcode.READDIRPLUS, Opcode.FSYNCDIR, Opcode.RELEASEDIR})
+_DOTS = (b".", b"..")
+_N_REPLY = 256
+"""Entries of a reply: a little more than it takes."""
+_N_AHEAD = 2048
+"""Entries whose attributes are fetched while others are returned."""
+_SOON_S = 1.0
+"""By then the process that lists has asked for the rest."""
+_NO_FD = 1 << 32
+"""More than any fd: from here on handles of directories are numbered that are not open."""
+
+
+def why_opened(root: Fd, *, checks_permissions: bool) -> str | None:
+    """Why the kernel has to send OPENDIR; None: it need not.
+
+    checks_permissions  the kernel does; else the filesystem below must, when a directory is opened
+    """
+    if not checks_permissions:
+        return "the filesystem below has to check who opens a directory"
+    if Kernel().filesystem(root) not in _WITH_LASTING_OFFSETS:
+        return "where a listing goes on is not known to outlast an open directory in this filesystem"
+    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < _SINCE:
+        return "a directory's time may miss a change before Linux 6.13"
+    return None
+
+
+class SlowListing:
+    """How far a slow directory was read by a handle of ours.
+
+    entries      those from the offset `start` on, as far as they were read; or all, from the cache
+    is_complete  nothing follows them
+    position     how many of them were returned
+    n_requested  of how many of them the attributes were requested
+    queue        what is fetched for it; None: nothing may be cached in this directory
+    fill         by which all entries are cached at the end; None: they are not read from beginning to end
+    handle       the tables' handle; 0: the directory was not opened, as all entries were cached
+    fd           without a handle: opened when something had to be read
+    """
+
+    def __init__(self, node: Node, uid: int, handle: int = 0) -> None:
+        """uid: of the caller"""
+        self.node = node
+        self.uid = uid
+        self.handle = handle
+        self.fd: Fd | None = None
+        self.queue: PrefetchQueue | None = None
+        self.fill: CacheFill | None = None
+        self.restart(-1)
+
+    def restart(self, offset: int, cached: PackedEntries | None = None) -> None:
+        """Read on from an offset. cached: all entries, from the beginning on"""
+        self.start = offset if cached is None else 0
+        self.entries = PackedEntries() if cached is None else cached
+        self.is_complete = cached is not None
+        self.position = self.n_requested = 0
+        self.end_fill()
+
+    def keep(self, fd: Fd) -> Fd:
+        """Read by an fd from now on, unless another thread was quicker."""
+        if self.fd is None:
+            self.fd = fd
+        else:
+            fd.close()
+        return self.fd
+
+    def end_fill(self) -> None:
+        """The entries are not cached at the end, or have been."""
+        if self.fill is not None:
+            self.fill.end()
+            self.fill = None
+
+    def offset_at(self, position: int) -> int:
+        """The offset of an entry."""
+        return self.entries[position - 1][2] if position else self.start
+
+    def seek(self, offset: int) -> bool:
+        """Return the entries from an offset on; False: it is not among them. The kernel may have lost a part."""
+        if offset != self.offset_at(self.position):
+            position = 0 if offset == self.start else self.entries.after(offset)
+            if position is None:
+                return False
+            self.position = position
+        return True
+
+    def drop_returned(self) -> None:
+        """Keep what is yet to be returned: this directory is too large to be cached."""
+        start, entries, n = self.offset_at(self.position), self.entries, self.position
+        n_requested = max(0, self.n_requested - n)
+        self.restart(start)
+        self.entries.extend(entries[number] for number in range(n, len(entries)))
+        self.n_requested = n_requested
+
+
+@dataclass(eq=False, repr=False)
+class Listings:
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only.
+
+    is_shared    directories may change behind the mount at any time
+    shows_trash  `.trashd` is in the root's listing too
+    is_checked   the kernel checks permissions; else the backing filesystem must, when something is opened
+    """
+
+    _lock: TablesLock
+    _core: Core
+    _nodes: Tables
+    _cache: DaemonCache
+    _directories: DirectoryFds
+    _prefetch: Prefetch
+    _validity: NameValidity
+    _timeouts: AttrTimeouts
+    _cached: CachedReplies
+    _: KW_ONLY
+    is_shared: bool
+    shows_trash: bool
+    is_checked: bool
+
+    def __post_init__(self) -> None:
+        self._slow: dict[int, SlowListing] = {}
+        self._numbers = itertools.count(_NO_FD)
+
+    @property
+    def n_unopened(self) -> int:
+        """Handles of directories that were not opened."""
+        return sum(not listing.handle for listing in self._slow.values())
+
+    def answer(self, request: wire.Request) -> bytes:
+        """Do a whole request about a directory that is read; the body of its reply."""
+        _size, opcode, _unique, nodeid, uid, _gid, _pid = wire.read_head(request)
+        if opcode == Opcode.OPENDIR:
+            return self._opendir(request, nodeid, uid)
+        (fh,) = wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        listing = self._slow.get(fh)
+        if listing is None:
+            node = self._nodes.handle(fh)[0] if fh else self._nodes.get(nodeid)
+            if node is None or opcode != Opcode.READDIRPLUS:
+                return self._do(request)
+            with self._cache.reads(node.source):
+                return self._do(request)
+        match opcode:
+            case Opcode.READDIRPLUS:
+                return self._read(listing, *wire.read_in(request)[1:])
+            case Opcode.RELEASEDIR:
+                self._release(listing, request)
+                del self._slow[fh]
+                return b""
+        return self._do(wire.with_handle(request, listing.handle))
+
+    def _do(self, request: wire.Request) -> bytes:
+        return self._lock.call(self._core.do, request)
+
+    # Handles of slow directories.
+
+    def _opendir(self, request: wire.Request, nodeid: int, uid: int) -> bytes:
+        reply = self._do(request)
+        node = self._nodes.get(nodeid)
+        if node is None or not self._lock.is_slow:
+            return reply
+        return self._opened(SlowListing(node, uid, wire.handle_in(reply)), reply)
+
+    def recall(self, request: wire.Request) -> bytes | None:
+        """The reply to OPENDIR of a directory whose entries are cached: it need not be opened. None: it must be."""
+        _size, _opcode, _unique, nodeid, uid, _gid, _pid = wire.read_head(request)
+        node = self._nodes.get(nodeid)
+        if not self._nodes.opens_directories or not self.is_checked:
+            return None
+        if node is None or node.last is not None or self._cache.listing(node) is None:
+            return None
+        if not self._nodes.make_room(uid):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        self._nodes.add_to_share(uid, 1)
+        is_kept = FOPEN_CACHE_DIR if self.is_shared else FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE
+        flags = 0 if trashd_dir.is_below(self._nodes, node) else is_kept
+        return self._opened(SlowListing(node, uid), wire.opened(0, flags))
+
+    def release(self, fh: int) -> None:
+        """Close a handle, of a directory or a file, that no client closes."""
+        self.answer(wire.request(Opcode.RELEASEDIR, ROOT, (0, 0, 0), wire.HANDLE_IN.pack(fh)))
+
+    def _opened(self, listing: SlowListing, reply: bytes) -> bytes:
+        fh = next(self._numbers)
+        self._slow[fh] = listing
+        return wire.opened(fh, wire.flags_in(reply))
+
+    def _release(self, listing: SlowListing, request: wire.Request) -> None:
+        listing.end_fill()
+        if listing.handle:
+            self._do(wire.with_handle(request, listing.handle))
+            return
+        self._nodes.add_to_share(listing.uid, -1)
+        if listing.fd is not None:
+            self._lock.call(listing.fd.close)
+
+    def _fd(self, listing: SlowListing) -> Fd:
+        """The fd to read a directory by."""
+        if listing.handle:
+            return self._nodes.handle(listing.handle)[1]
+        return listing.fd or listing.keep(self._directories.open_to_read(listing.node))
+
+    # Entries of slow directories.
+
+    def _read(self, listing: SlowListing, offset: int, room: int) -> bytes:
+        self._seek(listing, offset)
+        is_asked = listing.queue is not None and listing.queue.is_asked
+        n_wanted = _N_AHEAD if is_asked else _N_REPLY
+        while not listing.is_complete and len(listing.entries) - listing.position < n_wanted:
+            self._read_block(listing)
+        batches = self._fetch(listing, listing.queue) if listing.queue is not None and is_asked else ()
+        return self._reply(listing, batches, room)
+
+    def _seek(self, listing: SlowListing, offset: int) -> None:
+        node = listing.node
+        if offset and listing.seek(offset):
+            return
+        cached = self._cache.listing(node)
+        if offset and cached is not None and cached.after(offset) is None:
+            cached = None
+        listing.restart(offset, cached)
+        listing.seek(offset)
+        if not offset or listing.queue is None:
+            listing.queue = self._prefetch.begin(node)
+        if cached is None and self._validity.are_fickle_in(node, self._fd(listing)):
+            self._prefetch.drop(node)
+            listing.queue = None
+        elif cached is None and not offset:
+            listing.end_fill()
+            listing.fill = self._cache.looking_ahead()
+
+    def _read_block(self, listing: SlowListing) -> None:
+        node, entries = listing.node, listing.entries
+        offset = listing.offset_at(len(entries))
+        with self._cache.reads(node.source):
+            block = self._lock.call(Dirents(self._fd(listing)).block, offset)
+        if listing.entries is not entries or listing.offset_at(len(entries)) != offset:
+            return  # a request of a killed process was still reading
+        entries.extend(block)
+        listing.is_complete = not block
+        if block and entries.n_bytes > self._cache.largest_bytes:
+            listing.drop_returned()
+        elif not block and listing.fill is not None:
+            if not self._validity.are_fickle_in(node, self._fd(listing)):
+                listing.fill.learn_listing(node, entries)
+                with (
+                    suppress(OSError),
+                    self._cache.looking_ahead() as look,
+                ):  # it is cached, too, with its new time of access
+                    look.learn_attributes(node.source, self._lock.call(look_at, self._fd(listing)))
+            listing.end_fill()
+
+    def _fetch(self, listing: SlowListing, queue: PrefetchQueue) -> Sequence[PrefetchBatch]:
+        """Fetch the attributes of what comes next, and wait for those of this reply."""
+        entries, first = listing.entries, max(listing.position, listing.n_requested)
+        listing.n_requested = max(first, min(len(entries), listing.position + _N_AHEAD))
+        new = [entries[number][0] for number in range(first, listing.n_requested)]
+        missing = self._prefetch.missing(queue, listing.node, [name for name in new if name not in _DOTS])
+        if missing:
+            self._prefetch.fetch(queue, listing.node, self._fd(listing), missing)
+        batches = queue.batches()
+        end = min(len(entries), listing.position + _N_REPLY)
+        names = [entries[number][0] for number in range(listing.position, end)]
+        for batch in batches:
+            self._lock.call(batch.wait_for, names)
+        return batches
+
+    def _reply(self, listing: SlowListing, batches: Sequence[PrefetchBatch], room: int) -> bytes:
+        """As many entries as there is room for; the kernel has one more reference to those with attributes."""
+        node, queue, reply = listing.node, listing.queue, []
+        hides = trashd_dir.hides_stores(node, shows_trash=self.shows_trash)
+        is_cached = bool(batches) or self._cache.has_names(node)
+        now_s = time.monotonic()
+        while listing.position < len(listing.entries):
+            name, ino, following, kind = listing.entries[listing.position]
+            room -= wire.direntplus_size(name)
+            if room < 0:
+                break
+            listing.position += 1
+            if hides and is_stores_own(name):
+                continue
+            known = self._known(node, batches, name) if is_cached and name not in _DOTS else None
+            found = None if known is None else self._nodes.get(known.nodeid)
+            if known is None or found is None or _is_cached_by_kernel(found, known, node, name, now_s):
+                reply.append(wire.dirent_alone(name, following, ino, kind))
+            else:
+                lifetimes = self._timeouts.lifetimes(known)
+                number = known.nodeid
+                reply.append(wire.direntplus(name, following, number, number, known.attributes, *lifetimes))
+                found.nlookup += 1
+                found.told_until_s = now_s + min(lifetimes)
+                if queue is not None and queue.is_asked:
+                    continue
+            if queue is not None and name not in _DOTS:
+                queue.names.append(name)
+        return b"".join(reply)
+
+    def _known(self, directory: Node, batches: Collection[PrefetchBatch], name: bytes) -> EntryParam | None:
+        """What a name means, if it is cached; or was fetched for this reply, and the cache is small."""
+        known = self._cached.name(directory, name)
+        for batch in batches if known is None else ():
+            found = batch.found.get(name)
+            if found is not None and not is_stores_own(name):
+                seen, handle, _ = found
+                source = source_key(seen, handle)
+                left_s = batch.look.left_s(source, named=(directory, name))
+                if left_s:
+                    node = self._nodes.learn(source, seen, directory, name)
+                    return EntryParam(node.nodeid, seen, left_s, not node.is_unsteady)
+        return known
+
+
+def _is_cached_by_kernel(node: Node, known: EntryParam, directory: Node, name: bytes, now_s: float) -> bool:
+    """Whether the kernel has cached what a name means, for longer than a moment: see native/listings.c."""
+    is_alone = known.is_steady and known.attributes.nlink == 1 and not node.is_directory
+    is_cached = is_alone and node.told_until_s > now_s + _SOON_S and node.nlookup
+    return bool(is_cached) and node.parent is directory and node.name == name
