@@ -86,7 +86,8 @@ def _why_no_ring(facts: UringFacts) -> str | None:
     name = errno.errorcode.get(facts.refusal, str(facts.refusal))
     if facts.refusal in (errno.EPERM, errno.EACCES, errno.ENOSYS):
         return f"a container or a unit denies io_uring here, by seccomp or the like: {name}"
-    return f"io_uring can't be had: {name}"
+    hint = "; the limit of locked memory may be too low (ulimit -l)" if facts.refusal == errno.ENOMEM else ""
+    return f"io_uring can't be had: {name}{hint}"
 
 
 def _why_not_by_cores(facts: UringFacts) -> str | None:

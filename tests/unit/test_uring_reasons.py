@@ -44,7 +44,7 @@ def test_the_machines_switch_is_told_with_who_sets_it() -> None:
         (errno.EACCES, 0, "seccomp"),
         (errno.ENOSYS, 0, "seccomp"),
         (errno.ENOSYS, 1, "seccomp"),
-        (errno.ENOMEM, 1, "ENOMEM"),
+        (errno.ENOMEM, 1, "ulimit -l"),
     ],
 )
 def test_who_refuses_a_ring_is_told(refusal: int, disabled: int, told: str) -> None:

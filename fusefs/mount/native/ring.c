@@ -31,7 +31,8 @@ enum { N_SERVERS = 4, N_HELPERS = 2, N_THREADS = SERVER + N_SERVERS + N_HELPERS 
 enum {
     N_ENTRIES = 256, /* of a core's queue at first; of one that is not online two */
     N_SPARE = 64,    /* when the kernel may use fewer, so many more are registered */
-    N_RESULTS = 8192, /* a dispatcher has fewer entries: no result is lost */
+    N_MOST = 8192,   /* entries of a dispatcher */
+    N_RESULTS = 1024, /* that the kernel keeps elsewhere if there are more; memory that counts as locked */
     N_SUBMISSIONS = 64,
 };
 /* Parts of an entry: the request's head or the reply's, the operation's own part, the kernel's, and the payload. */
@@ -234,7 +235,7 @@ static int add_entries(RingThread *thread, unsigned at, unsigned n) {
 static int use_entry(RingThread *dispatcher, const Entry *entry, uint32_t n_next) {
     CoreRings *rings = dispatcher->rings;
     Queue *queue = &rings->queues[entry->at];
-    if (--queue->n_free >= N_SPARE + n_next || rings->n_entries + N_SPARE >= N_RESULTS)
+    if (--queue->n_free >= N_SPARE + n_next || rings->n_entries + N_SPARE >= N_MOST)
         return 0;
     int error = add_entries(dispatcher, entry->at, N_SPARE);
     return error == ENOMEM ? 0 : error; /* those that there are have to do */
