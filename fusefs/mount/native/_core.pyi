@@ -154,7 +154,6 @@ class Core:
         is_flushed: bool,
         shows_xattrs: bool,
         is_for_all: bool,
-        has_getxattrat: bool,
         hides_labels: bool,
         acts_as_others: bool,
         hides_trash: bool,

@@ -200,9 +200,8 @@ class FuseRequests:
         if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
             self._send(errno.EINTR, request, send)
             return
-        run = self._lock.run_patiently
-        if sort < WaitClass.LONG:  # a request that waits for another process must not hold up those of this kind
-            run = self._lock.run if self._lock.is_slow else self._lock.run_untimed
+        # A request that waits for another process must not hold up those of this kind.
+        run = self._lock.run if sort < WaitClass.LONG else self._lock.run_patiently
         try:
             run(self._answer, act, request, send)
         except WouldWait:
@@ -263,7 +262,7 @@ class FuseRequests:
             self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
-        self._lock.run_untimed(self._listings.release, fh)
+        self._lock.run(self._listings.release, fh)
 
 
 def _key_of(request: bytes, sort: WaitClass) -> Key:
