@@ -102,4 +102,4 @@ def test_memory_of_large_requests_is_given_back() -> None:
         with trashd_mount(source, options=options, limit_s=90) as mounted:
             in_time(partial(write_large, mounted.path))
             most = memory_kib(mounted)
-            assert until(lambda: memory_kib(mounted) < most - 2 * 1024, LIMIT_S), (most, memory_kib(mounted))
+            assert until(lambda: memory_kib(mounted) < most - 512, LIMIT_S), (most, memory_kib(mounted))

@@ -108,13 +108,14 @@ class FuseRequests:
             self._have_done(act, request, self._kind_of(act, opcode, nodeid, request), send)
             return
         try:
+            if patience == Patience.ANY_TIME:
+                self._stats.changed()
+                lock.run_patiently(self._answer, act, request, send)
+                return
             with lock:
                 self._answer(act, request, send)
         except WouldWait:
-            if patience < Patience.ANY_TIME:
-                self._have_done(act, request, WaitClass.OTHERS, send)
-            else:
-                lock.run_patiently(self._answer, act, request, send)
+            self._have_done(act, request, WaitClass.OTHERS, send)
 
     # What takes several steps.
 
