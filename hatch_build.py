@@ -30,7 +30,8 @@ _FLAGS: Final = (
     "-O2", "-fPIC", "-std=gnu11", "-Wall", "-Wextra", "-Werror=implicit-function-declaration", "-fvisibility=hidden",
     "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-DPy_LIMITED_API=0x030B0000",
 )  # fmt: skip
-
+_TLS: Final = "-ftls-model=initial-exec"
+"""ThreadSanitizer takes it for a race that glibc frees what another thread has of a library's variables."""
 
 _IMAGE = re.compile(r"^!\[[^\]]*\]\((?!https?://)[^)]*\)\n\n", re.MULTILINE)
 _LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?!https?://)(?P<file>[^)]+)\)")
@@ -170,9 +171,7 @@ def _main() -> int:
         if told.lint:
             lint(root)
         elif told.sanitize:
-            # Else the loader frees a finished thread's variables in another one, which the sanitizer takes for a race.
-            tls = "-ftls-model=initial-exec"
-            build(root, told.to, f"-fsanitize={told.sanitize}", "-g", "-O1", "-fno-omit-frame-pointer", tls)
+            build(root, told.to, f"-fsanitize={told.sanitize}", "-g", "-O1", "-fno-omit-frame-pointer", _TLS)
         else:
             build_unless_left_out(root, told.to)
     except NotBuilt as error:

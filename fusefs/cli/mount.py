@@ -185,7 +185,7 @@ def _name_switched_off_transport() -> None:
         os.close(os.open(make_dir(HOME) + b"/uring-named", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         print(
             "trashd: mounts can be faster: this kernel has FUSE over io_uring, switched off; "
-            "`trashd mount --uring on` switches it on and uses it",
+            "`trashd service install --uring` switches it on",
             file=sys.stderr,
         )
 

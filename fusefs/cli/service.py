@@ -126,8 +126,9 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     replaced. Where users could not run this trashd, or a package has put the
     units in place, nothing is done.
 
-    With --uring users' mounts with uring=on can use FUSE over io_uring (Linux 6.14); a mount by root sets that switch
-    itself. It is a switch of the whole machine. It stays with each later install, until --no-uring or uninstall.
+    With --uring mounts use FUSE over io_uring (Linux 6.14) where the kernel has no known faults in it. A mount with
+    uring=on by root sets that switch itself. It is a switch of the whole machine. It stays with each later install,
+    until --no-uring or uninstall.
 
     \b
     Examples:

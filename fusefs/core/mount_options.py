@@ -64,10 +64,10 @@ class EngineMode(Enum):
 
 
 class UringMode(Enum):
-    """Whether messages come by io_uring, a queue for each core.
+    """Whether requests come by io_uring, a queue for each core.
 
-    AUTO  not as long as it has the fault that URING_AUTO names
-    ON    or the mount fails; by root it turns the machine's switch for it on
+    AUTO  where the machine's switch is set and the kernel is trusted
+    ON    or the mount fails; on any kernel, and by root it sets the switch
     OFF   never
     """
 
@@ -75,11 +75,6 @@ class UringMode(Enum):
     ON = "on"
     OFF = "off"
 
-
-URING_AUTO: Final = (
-    "auto uses /dev/fuse, as io_uring is slower once many requests of a core have waited at a time; uring=on uses it"
-)
-"""Source  docs/decisions/0031"""
 
 _OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, EngineMode, PassthroughMode, UringMode)
 
@@ -168,8 +163,8 @@ class MountOptions:
             off[FastPath.ENGINE] = "engine=plain"
         if self.passthrough is PassthroughMode.OFF:
             off[FastPath.PASSTHROUGH] = "passthrough=off"
-        if self.uring is not UringMode.ON:
-            off[FastPath.URING] = "uring=off" if self.uring is UringMode.OFF else URING_AUTO
+        if self.uring is UringMode.OFF:
+            off[FastPath.URING] = "uring=off"
         return off
 
 
@@ -282,7 +277,7 @@ _OF_ANSWERS: Final = (
     ),
     MountOption(
         "uring", "uring", UringMode.AUTO, partial(_one_of, UringMode), _values(UringMode),
-        "Messages come by io_uring (-o uring=); default: auto, not as yet; on: or fail.",
+        "Requests come by io_uring (-o uring=); default: auto, where it is switched on; on: or fail.",
     ),
 )  # fmt: skip
 _OF_ACCESS: Final = (

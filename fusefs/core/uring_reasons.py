@@ -1,4 +1,4 @@
-"""Why a mount's messages do not come by io_uring on a machine: each reason is a sentence for people."""
+"""Why a mount's requests do not come by io_uring on a machine: each reason is a sentence for people."""
 
 from __future__ import annotations
 
@@ -34,16 +34,20 @@ class UringFacts(NamedTuple):
     barred: frozenset[int]
 
 
-def why_not(facts: UringFacts) -> str | None:
-    """What keeps messages from coming by io_uring before the kernel is asked for it; None: nothing does."""
-    return _why_not_by_kernel(facts) or _why_no_ring(facts) or _why_not_by_cores(facts)
+def why_not(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
+    """What keeps requests from coming by io_uring before the kernel is asked for it; None: nothing does.
+
+    trusts_all  also kernels that may have known faults
+    """
+    why = _why_not_by_kernel(facts) or (None if trusts_all else why_not_trusted(facts.release))
+    return why or _why_no_ring(facts) or _why_not_by_cores(facts)
 
 
 def why_not_trusted(release: str) -> str | None:
     """The faults that a kernel, by its release, may have in it; None: it is known to be without them.
 
     A distribution may have mended an older one; that can't be told by its release.
-    Source  docs/decisions/0031
+    Source  docs/decisions/0060
     """
     major_minor, patch = _version(release)
     if major_minor >= _TRUSTED_SINCE or patch >= _TRUSTED.get(major_minor, patch + 1):
@@ -82,7 +86,8 @@ def _why_no_ring(facts: UringFacts) -> str | None:
     name = errno.errorcode.get(facts.refusal, str(facts.refusal))
     if facts.refusal in (errno.EPERM, errno.EACCES, errno.ENOSYS):
         return f"a container or a unit denies io_uring here, by seccomp or the like: {name}"
-    return f"io_uring can't be had: {name}"
+    hint = "; the limit of locked memory may be too low (ulimit -l)" if facts.refusal == errno.ENOMEM else ""
+    return f"io_uring can't be had: {name}{hint}"
 
 
 def _why_not_by_cores(facts: UringFacts) -> str | None:

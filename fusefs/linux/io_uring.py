@@ -14,16 +14,15 @@ import math
 import mmap
 import os
 import struct
-from typing import NamedTuple, Self
+from typing import Self
 
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd, closed_on_error
 
 OPENAT, STATX, READ, GETXATTR = 18, 21, 22, 44
-_COMMAND = 46
 """Operations. Names and paths are read when they are submitted; what else they need, when they are done."""
 
-_SETUP_WIDE, _SETUP_SINGLE_ISSUER, _SETUP_DEFER_TASKRUN = 1 << 10, 1 << 12, 1 << 13
+_SETUP_SINGLE_ISSUER, _SETUP_DEFER_TASKRUN = 1 << 12, 1 << 13
 _ENTER_GETEVENTS, _ENTER_EXT_ARG = 1 << 0, 1 << 3
 _REGISTER_IOWQ_MAX_WORKERS = 19
 _PARAMETERS = struct.Struct("=7I12x8IQ8IQ")
@@ -33,8 +32,6 @@ _SQES_AT = 0x10000000
 _SQE = struct.Struct("=BBHiQQIIQ8xQ8x")
 """struct io_uring_sqe: operation, flags, priority, fd, offset, address, length, the operation's flags, token, and a
 third address."""
-_WIDE_SQE = struct.Struct("=BBHiQQIIQ8xQQH62x")
-"""struct io_uring_sqe of twice the size, with what a command of FUSE's takes: flags, number to commit by, queue."""
 _CQE = struct.Struct("=QiI")
 """struct io_uring_cqe: token, result, flags."""
 _MOST = struct.Struct("=II")
@@ -47,35 +44,19 @@ _ONES = (1 << 32) - 1
 _TO_TRY_AGAIN = (errno.ETIME, errno.EINTR, errno.EAGAIN, errno.EBUSY)
 
 
-class RingLayout(NamedTuple):
-    """Addresses: of words, and of the first submission and the first result; and masks of indexes."""
-
-    sq_head: int
-    sq_tail: int
-    cq_head: int
-    cq_tail: int
-    sqes: int
-    cqes: int
-    sq_mask: int
-    cq_mask: int
-
-
 class IoUring:
     """For the thread alone that makes it."""
 
-    def __init__(self, n_entries: int, n_workers: int, *, is_wide: bool = False) -> None:
+    def __init__(self, n_entries: int, n_workers: int) -> None:
         """Begin with nothing under way.
 
         n_entries  that may be submitted at a time
         n_workers  of them, which the kernel does at a time, each by a thread, if they may have to wait
-        is_wide    commands are submitted, which take more room
         Raises     OSError: there is none to be had: ENOSYS, EPERM (seccomp, kernel.io_uring_disabled), EINVAL before
                    Linux 6.1, EMFILE, ENOMEM
         """
         parameters = ctypes.create_string_buffer(_PARAMETERS.size)
-        flags = _SETUP_SINGLE_ISSUER | _SETUP_DEFER_TASKRUN | (_SETUP_WIDE if is_wide else 0)
-        _SETUP_FLAGS.pack_into(parameters, 0, flags)
-        self._sqe_size = _WIDE_SQE.size if is_wide else _SQE.size
+        _SETUP_FLAGS.pack_into(parameters, 0, _SETUP_SINGLE_ISSUER | _SETUP_DEFER_TASKRUN)
         self._fd = Fd(syscalls.io_uring_setup(n_entries, parameters))
         with closed_on_error(self._fd):
             most = ctypes.create_string_buffer(_MOST.pack(n_workers, n_workers), _MOST.size)
@@ -89,7 +70,7 @@ class IoUring:
         cq_head, cq_tail, _, _, _, cqes, _, _, _ = fields[14:]
         n_bytes = max(sq_array + n_sqes * _WORD_SIZE, cqes + n_cqes * _CQE.size)
         self._rings = mmap.mmap(self._fd, n_bytes)
-        self._sqes = mmap.mmap(self._fd, n_sqes * self._sqe_size, offset=_SQES_AT)
+        self._sqes = mmap.mmap(self._fd, n_sqes * _SQE.size, offset=_SQES_AT)
         self._sq_mask, self._cq_mask, self._cqes_at = n_sqes - 1, n_cqes - 1, cqes
         self._words = words = memoryview(self._rings).cast("I")
         self._sq_head, self._sq_tail, self._cq_head, self._cq_tail = (
@@ -97,19 +78,6 @@ class IoUring:
         )
         for number in range(n_sqes):
             words[sq_array // _WORD_SIZE + number] = number
-
-    def layout(self) -> RingLayout:
-        """Where it is in memory, for who submits to it, and takes results, without Python."""
-        rings, sqes = _address_of(self._rings), _address_of(self._sqes)
-        return RingLayout(
-            rings + self._sq_head * _WORD_SIZE, rings + self._sq_tail * _WORD_SIZE,
-            rings + self._cq_head * _WORD_SIZE, rings + self._cq_tail * _WORD_SIZE,
-            sqes, rings + self._cqes_at, self._sq_mask, self._cq_mask,
-        )  # fmt: skip
-
-    def fileno(self) -> int:
-        """Its fd, which stays its own."""
-        return self._fd
 
     def __enter__(self) -> Self:
         return self
@@ -144,35 +112,17 @@ class IoUring:
         """
         words, tail = self._words, self._free_sqe()
         _SQE.pack_into(
-            self._sqes, (tail & self._sq_mask) * self._sqe_size,
+            self._sqes, (tail & self._sq_mask) * _SQE.size,
             operation, 0, 0, fd, offset, address, length, flags, token, path,
-        )  # fmt: skip
-        words[self._sq_tail] = (tail + 1) & _ONES
-
-    def submit_command(
-        self, fd: int, command: int, token: int, commit_id: int, queue: int, *, address: int = 0, length: int = 0
-    ) -> None:
-        """Have a command of FUSE's done from the next `enter` on; in a wide ring. Raises  OSError: as `_free_sqe`"""
-        words, tail = self._words, self._free_sqe()
-        _WIDE_SQE.pack_into(
-            self._sqes, (tail & self._sq_mask) * self._sqe_size,
-            _COMMAND, 0, 0, fd, command, address, length, 0, token, 0, commit_id, queue,
         )  # fmt: skip
         words[self._sq_tail] = (tail + 1) & _ONES
 
     def _free_sqe(self) -> int:
         """Return the tail. Raises  OSError EBUSY: the queue is full; one more would overwrite the oldest submission."""
-        if self.is_full():
+        tail = self._words[self._sq_tail]
+        if (tail - self._words[self._sq_head]) & _ONES > self._sq_mask:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-        return self._words[self._sq_tail]
-
-    def is_empty(self) -> bool:
-        """Whether nothing was submitted since the last `enter`."""
-        return self._words[self._sq_tail] == self._words[self._sq_head]
-
-    def is_full(self) -> bool:
-        """Whether no more can be submitted before the next `enter`."""
-        return (self._words[self._sq_tail] - self._words[self._sq_head]) & _ONES > self._sq_mask
+        return tail
 
     def enter(self, n_results: int, timeout_s: float = math.inf) -> list[tuple[int, int]]:
         """Hand over what was submitted, and wait for some results; token and result, or negative errno, of each.
@@ -198,7 +148,3 @@ class IoUring:
             head = (head + 1) & _ONES
         words[self._cq_head] = head
         return found
-
-
-def _address_of(mapped: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))

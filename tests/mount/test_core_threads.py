@@ -18,7 +18,7 @@ import pytest
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.core_requests import CoreAsked, core_threads
+from tests.support.core_requests import CoreClient, core_threads
 from tests.support.fake_dev_fuse import FakeKernel, FuseReply
 from tests.support.fsfreeze import frozen
 from tests.support.real_filesystems import loop_volume
@@ -34,7 +34,7 @@ FIND = Opcode.LOOKUP, b"", FILE
 class CoreThread:
     """A thread of a core's, and what it is asked."""
 
-    def __init__(self, new: Callable[[], CoreAsked], stack: ExitStack) -> None:
+    def __init__(self, new: Callable[[], CoreClient], stack: ExitStack) -> None:
         self._executor = stack.enter_context(ThreadPoolExecutor(1))
         self._asked = self._executor.submit(new).result(LIMIT_S)
         self._number = self._executor.submit(threading.get_native_id).result(LIMIT_S)
@@ -55,7 +55,7 @@ class Scene:
     """Two threads of a core, on a filesystem that can be frozen: then changes wait, and looks don't."""
 
     def __init__(
-        self, new: Callable[[], CoreAsked], kernel: FakeKernel, vfs: Vfs, path: Path, stack: ExitStack
+        self, new: Callable[[], CoreClient], kernel: FakeKernel, vfs: Vfs, path: Path, stack: ExitStack
     ) -> None:
         self.one, self.other = CoreThread(new, stack), CoreThread(new, stack)
         self.kernel, self.vfs, self.path = kernel, vfs, path
@@ -128,14 +128,19 @@ def test_a_request_waits_for_a_thread_of_pythons_that_has_the_tables(scene: Scen
     assert is_right(waits.result(LIMIT_S))
 
 
-def test_a_look_at_a_name_is_left_to_python_while_another_changes_one_in_that_directory(scene: Scene) -> None:
+def test_a_name_is_not_believed_while_another_changes_one_in_that_directory(scene: Scene) -> None:
+    def lifetime_s(directory: int = 1) -> int:
+        told = scene.other.asked(*FIND, directory)
+        assert told is not None
+        return int.from_bytes(told.body[16:24], "little")
+
     directory = elsewhere(scene)
     waits, go_on = scene.waits(*CREATE)
-    assert scene.other.asked(*FIND) is None
-    assert is_right(scene.other.asked(*FIND, directory))
+    assert not lifetime_s()
+    assert lifetime_s(directory)
     go_on()
     assert is_right(waits.result(LIMIT_S))
-    assert is_right(scene.other.asked(*FIND))
+    assert lifetime_s()
 
 
 def test_what_a_directory_is_is_not_believed_while_another_changes_it(scene: Scene) -> None:

@@ -18,7 +18,7 @@ import pytest
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.linux.fd import Fd
-from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
+from fusefs.mount.requests.fuse_requests import FuseRequests, Patience
 from tests.support.acls import ACCESS
 from tests.support.fake_dev_fuse import FuseReply, Later, a_broken, a_real
 from tests.support.real_filesystems import unmount
@@ -367,7 +367,7 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
         assert _libc.mount(b"test", os.fsencode(point), b"fuse", ctypes.c_ulong(0), options) == 0
         stack.callback(unmount, Path(point))
         later = Later()
-        requests, reader = FuseRequests(vfs, device, later), RequestReader()
+        requests = FuseRequests(vfs, device, later)
         os.set_blocking(device, True)  # the client asks at once
         unique = struct.unpack_from("=Q", os.read(device, MIB), 8)[0]
         init_out = struct.pack("=IIIIHHIIHHI28x", 7, 31, 0, 0, 12, 9, MIB, 1, 256, 0, 0)
@@ -387,7 +387,8 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
         client = subprocess.Popen(["sh", "-c", f"true {flags}{point}/{name}"], stderr=subprocess.DEVNULL)
         with suppress(OSError):  # the connection is gone
             while client.poll() is None:
-                requests.answer_read(reader, os.readv(device, reader.room), hands_out=False)
+                request = os.read(device, wire.REQUEST_BYTES_MAX)
+                requests.answer(request, requests.write, Patience.NO_WAITING)
         for task in later.tasks:
             task.act(False)
         assert client.wait(LIMIT_S)

@@ -201,13 +201,9 @@ def cores_of(task: Path) -> str:
 
 
 def test_threads_begun_by_one_that_has_one_core_run_on_any(place: Place) -> None:
-    def syncs() -> None:
-        with open(place.mounted.path / f"made-{threading.get_native_id()}", "wb") as file:
-            for _ in range(20):
-                os.fsync(file.fileno())
-
     tasks = Path(f"/proc/{place.mounted.pid}/task")
     before = {*tasks.iterdir()}
-    in_time(partial(on_one_core, partial(by_threads, syncs)))
-    # Threads that answer on that core may have begun as well.
-    assert cores_of(Path("/proc/self")) in {cores_of(task) for task in {*tasks.iterdir()} - before}
+    with write_lease(place.behind / "leased") as give_up, a_thousand(place, place.leased.read_bytes) as pids:
+        assert cores_of(Path("/proc/self")) in {cores_of(task) for task in {*tasks.iterdir()} - before}
+        give_up()
+        assert {ends(pid) for pid in pids} == {0}

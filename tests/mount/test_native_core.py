@@ -16,7 +16,7 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.core_requests import CoreAsked, CoreClient, asked_core, reading_core
+from tests.support.core_requests import CoreClient, asked_core
 from tests.support.fake_dev_fuse import FakeKernel, FuseReply
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.takes_engine]
@@ -51,16 +51,10 @@ class Both:
         return told
 
 
-ON_RING: list[tuple[bool, bool]] = [(True, False), (True, True)]
-ON_EACH = [*ON_RING, (False, False), (False, True)]
-IDS = ["ring-alone", "ring-shared", "device-alone", "device-shared"]
-
-
-@pytest.fixture(params=ON_EACH, ids=IDS)
+@pytest.fixture(params=[False, True], ids=["alone", "shared"])
 def both(request: pytest.FixtureRequest) -> Iterator[Both]:
     """shared: others may rename behind the mount"""
-    is_on_ring, is_shared = request.param
-    with (asked_core if is_on_ring else reading_core)(is_shared=is_shared) as (core, kernel, vfs, path):
+    with asked_core(is_shared=request.param) as (core, kernel, vfs, path):
         (path / "file").touch()
         (path / "link").symlink_to("file")
         (path / "directory").mkdir()
@@ -245,12 +239,6 @@ def test_to_forget_more_references_than_there_are_is_to_forget_all(both: Both, n
     both.kernel.send(Opcode.BATCH_FORGET, struct.pack("=IIQQ", 1, 0, nodeid, n))
     assert both.kernel.serve()
     assert both.vfs.nodes.get(nodeid) is None
-
-
-@pytest.mark.parametrize("both", ON_RING, indirect=True, ids=IDS[: len(ON_RING)])
-def test_more_requests_at_a_time_than_the_queue_has_room_for_answers_are_each_answered(both: Both) -> None:
-    assert isinstance(both.core, CoreAsked)
-    assert sorted(both.core.answered_at_once(Opcode.LOOKUP, b"file\0", 12)) == [*range(2, 14)]
 
 
 def test_what_is_mounted_inside_is_listed_by_its_name_alone(both: Both) -> None:

@@ -12,11 +12,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
+from fusefs.core.fuse_protocol import REQUEST_BYTES_MAX
 from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
 from fusefs.mount.native._core import Tables
 from fusefs.mount.places.counters import Counters
-from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
+from fusefs.mount.requests.fuse_requests import FuseRequests, Patience
 from fusefs.mount.requests.thread_pool import PoolTask, ThreadPool
 from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -89,12 +90,9 @@ class FakeKernel:
         pool = pool or AtOnce()
         vfs.nodes.opens_directories = opens_directories
         self.requests = FuseRequests(vfs, self.session.fileno(), pool)
-        self.wake = Fd(os.eventfd(0))
-        self._reader = RequestReader()
         self._numbers = count(2, 2)
 
     def close(self) -> None:
-        self.wake.close()
         self.session.close()
         self.end.close()
 
@@ -106,13 +104,13 @@ class FakeKernel:
 
     def serve(self) -> bool:
         """Have what was sent answered to the end; whether there was anything."""
-        size = 0
+        request = b""
         with suppress(BlockingIOError):
-            size = os.readv(self.requests.device, self._reader.room)
-            self.requests.answer_read(self._reader, size, hands_out=False)
+            request = os.read(self.requests.device, REQUEST_BYTES_MAX)
+            self.requests.answer(request, self.requests.write, Patience.NO_WAITING)
         while self.requests.n_unfinished:
             self.requests.go_on(is_idle=True)
-        return size > 0
+        return bool(request)
 
     def told(self) -> FuseReply | None:
         """The next answer."""

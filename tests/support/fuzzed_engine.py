@@ -17,7 +17,6 @@ import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,9 +24,8 @@ from fusefs.core.mount_counters import Gauges
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.mount.places.counters import Counters
-from fusefs.mount.requests.device_readers import DeviceReaders, HeldUpWatch
+from fusefs.mount.requests.device_readers import DeviceReaders
 from fusefs.mount.requests.fuse_requests import FuseRequests
-from fusefs.mount.requests.native_core import native_core
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
@@ -67,9 +65,7 @@ def running_engine(root: Fd, device: int, options: EngineOptions) -> Iterator[Ca
     pool = ThreadPool(_N_THREADS)
     vfs.nodes.opens_directories = options.opens_directories
     requests = FuseRequests(vfs, device, pool)
-    watch = HeldUpWatch()
-    core = native_core(vfs, requests, watch.wake)
-    readers = DeviceReaders(requests, watch, core.core, partial(core.for_device, 0), lambda: os._exit(3))
+    readers = DeviceReaders(requests, vfs.core, lambda: os._exit(3))
     readers.begin()
     yield vfs.gauges
     readers.end(10.0)

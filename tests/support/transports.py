@@ -1,7 +1,7 @@
-"""Over what the mounts of a test get their messages: /dev/fuse, as users' mounts do, io_uring, or pyfuse3 (plain mode).
+"""Over what the mounts of a test get their requests: /dev/fuse, as users' mounts do, io_uring, or pyfuse3 (plain mode).
 
 The modules of ON_BOTH are about the engine: all their cases run over /dev/fuse, and over io_uring one for each value of
-each parameter; so do those of ON_PLAIN in plain mode. All others run over /dev/fuse.
+each parameter; so do those of ON_PLAIN in plain mode. All others run over /dev/fuse, whatever the machine's switch is.
 TRASHD_TEST_TRANSPORT=uring=on has every mount of a run over io_uring (make uring), =engine=plain in plain mode, and
 =uring=off over /dev/fuse.
 """
@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 VARIABLE: Final = "TRASHD_TEST_TRANSPORT"
-RING, PLAIN = "uring=on", "engine=plain"
+RING, DEVICE, PLAIN = "uring=on", "uring=off", "engine=plain"
 ON_BOTH: Final = frozenset({
     "test_access_cases", "test_birth_time", "test_callers", "test_current_owner", "test_current_permissions",
     "test_data_races", "test_fuse_requests_mounted", "test_inode_numbers", "test_incarnations", "test_inner_mounts",
@@ -33,9 +33,8 @@ _NOT_ON_OTHERS: Final = ("uring=", "--uring", "engine=")
 
 def transport_words(words: Iterable[str]) -> list[str]:
     """The words of -o that go before those of a mount, so that it is where this test wants it."""
-    transport = os.environ.get(VARIABLE)
     is_decided = any(part in word for word in words for part in _NOT_ON_OTHERS)
-    return [transport] if transport in (RING, PLAIN) and not is_decided else []
+    return [] if is_decided else [os.environ.get(VARIABLE, DEVICE)]
 
 
 def is_plain() -> bool:

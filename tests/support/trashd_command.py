@@ -69,7 +69,8 @@ class CommandResult(NamedTuple):
 
 def trashd(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes = b"", **variables: str) -> CommandResult:
     """Run `trashd WORDS`, with some environment variables added."""
-    if words[:1] == ("mount",) and not {"--explain", "--help"} & set(words):
+    has_operand = any(not os.fsdecode(word).startswith("-") for word in words[1:])
+    if words[:1] == ("mount",) and has_operand and not {"--explain", "--help"} & set(words):
         words = ("mount", *_each(transport_words(map(os.fsdecode, words))), *words[1:])
     return _run_command(words, environment(variables), cwd=cwd, stdin=stdin)
 

@@ -5,7 +5,6 @@ import pytest
 from fusefs.core.errors import UsageError
 from fusefs.core.fast_paths import FastPath
 from fusefs.core.mount_options import (
-    URING_AUTO,
     BackingSpeed,
     Coherence,
     MountOptions,
@@ -87,17 +86,16 @@ def test_reads_and_writes_pass_through_where_they_can_unless_somebody_says(passt
 
 
 @pytest.mark.parametrize("uring", UringMode)
-def test_messages_come_by_io_uring_only_if_somebody_says(uring: UringMode) -> None:
+def test_requests_come_by_io_uring_unless_somebody_says_off(uring: UringMode) -> None:
     assert parse().uring is UringMode.AUTO
     assert parse(f"uring={uring.value}").uring is uring
-    assert (FastPath.URING in parse(f"uring={uring.value}").off()) == (uring is not UringMode.ON)
+    assert (FastPath.URING in parse(f"uring={uring.value}").off()) == (uring is UringMode.OFF)
 
 
-def test_no_fast_path_is_off_unless_somebody_says_but_for_io_uring() -> None:
-    assert parse().off() == {FastPath.URING: URING_AUTO}
+def test_no_fast_path_is_off_unless_somebody_says() -> None:
+    assert parse().off() == {}
     assert parse("uring=off").off() == {FastPath.URING: "uring=off"}
-    assert parse("uring=on").off() == {}
-    assert parse("uring=on,passthrough=off").off() == {FastPath.PASSTHROUGH: "passthrough=off"}
+    assert parse("passthrough=off").off() == {FastPath.PASSTHROUGH: "passthrough=off"}
 
 
 def test_plain_mode_is_the_engine_switched_off() -> None:

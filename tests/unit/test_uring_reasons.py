@@ -44,7 +44,7 @@ def test_the_machines_switch_is_told_with_who_sets_it() -> None:
         (errno.EACCES, 0, "seccomp"),
         (errno.ENOSYS, 0, "seccomp"),
         (errno.ENOSYS, 1, "seccomp"),
-        (errno.ENOMEM, 1, "ENOMEM"),
+        (errno.ENOMEM, 1, "ulimit -l"),
     ],
 )
 def test_who_refuses_a_ring_is_told(refusal: int, disabled: int, told: str) -> None:
@@ -92,5 +92,8 @@ def test_kernels_without_them_are_named_with_those_that_have_them(release: str) 
     assert "6.18.42, 7.1.6 and 7.2" in faults
 
 
-def test_a_kernel_that_may_have_faults_is_no_reason() -> None:
-    assert why_not(ALL_IS_WELL._replace(release="6.14.1")) is None
+def test_a_kernel_that_may_have_faults_is_a_reason_for_mounts_that_do_not_ask_for_it() -> None:
+    facts = ALL_IS_WELL._replace(release="6.14.1")
+    assert why_not(facts) is None
+    assert why_not(facts, trusts_all=False) == why_not_trusted("6.14.1")
+    assert why_not(ALL_IS_WELL, trusts_all=False) is None

@@ -184,8 +184,8 @@ async def serve(channel: socket.socket, access: NodeAccess, lock: TablesLock) ->
             question, fds, _flags, _address = socket.recv_fds(channel, _QUESTION.size, 1, socket.MSG_CMSG_CLOEXEC)
             if not question:
                 break
-            asker = RequestCaller()
-            asker.uid, ino = _QUESTION.unpack(question)
+            uid, ino = _QUESTION.unpack(question)
+            asker = RequestCaller(uid, 0, 0)
             find = partial(lock.run_patiently, access.hold_shown, ino, asker)
             nursery.start_soon(_tell, socket.socket(fileno=fds[0]), find, limiter)
     _log.error("users' commands can't reach the backing tree any more: the process that gives it to them has ended")

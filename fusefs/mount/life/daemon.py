@@ -39,10 +39,9 @@ from fusefs.mount.places.counters import Counters, kept
 from fusefs.mount.places.fast_path_states import FastPathStates
 from fusefs.mount.places.find_mounts import forget_earlier
 from fusefs.mount.places.mount_points import check, mount_of_device, top_mount
-from fusefs.mount.requests.device_readers import DeviceReaders, HeldUpWatch
+from fusefs.mount.requests.device_readers import DeviceReaders
 from fusefs.mount.requests.fuse_requests import GONE, FuseRequests
-from fusefs.mount.requests.native_core import native_core
-from fusefs.mount.requests.ring_servers import RingServers
+from fusefs.mount.requests.ring_threads import RingThreads
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.open_handles import n_spare
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -91,7 +90,6 @@ class _MountDaemon:
         self._device = attached.fd
         self._states = states
         self._ready = ready
-        self._watch = HeldUpWatch()
         self._readers: DeviceReaders | None = None
         self._stack = ExitStack()
         self._ended = trio.Event()
@@ -167,16 +165,15 @@ class _MountDaemon:
         pool = ThreadPool(_n_threads())
         vfs.nodes.opens_directories = not wanted & InitFlag.NO_OPENDIR_SUPPORT
         requests = FuseRequests(vfs, device, pool)
-        core = native_core(vfs, requests, self._watch.wake)
+        gone = partial(trio.lowlevel.current_trio_token().run_sync_soon, self._ended.set)
+        self._readers = DeviceReaders(requests, vfs.core, gone)
         if rings is not None:
             try:
-                rings.begin(requests, core.for_ring)
+                rings.begin(vfs.core)
             except OSError as error:
                 states.turn_off(FastPath.URING, f"the kernel has not taken it: {error.strerror}")
         rest_ms = _REST_MS if states.is_on(FastPath.URING) else 0
-        gone = partial(trio.lowlevel.current_trio_token().run_sync_soon, self._ended.set)
-        self._readers = DeviceReaders(requests, self._watch, core.core, partial(core.for_device, rest_ms), gone)
-        self._readers.begin()
+        self._readers.begin(rest_ms)
 
     def _flags(self, init: InitRequest) -> InitFlag:
         """Return the flags of INIT that this mount has of those that the kernel offers."""
@@ -194,13 +191,13 @@ class _MountDaemon:
         self._states.limit(FastPath.LISTINGS, f"the kernel opens and closes a directory by requests: {why}")
         return flags
 
-    def _make_rings(self) -> RingServers | None:
-        """Rings, before the kernel is told yes: then it hands out no other. None: there are none to be had"""
-        rings = self._stack.enter_context(_rings(self._attached, self._watch, self._device, self._states))
+    def _make_rings(self) -> RingThreads | None:
+        """Return rings, before INIT is answered: then the kernel sends no other way. None: there are none to be had"""
+        rings = self._stack.enter_context(_rings(self._attached, self._device, self._states))
         if rings is not None:
             try:
                 rings.prepare()
-            except (OSError, MemoryError, RuntimeError) as error:
+            except (OSError, RuntimeError) as error:
                 self._states.turn_off(FastPath.URING, f"its threads and memory can't be had: {error}")
                 return None
         return rings
@@ -314,7 +311,7 @@ def serve(
         states = stack.enter_context(closing(FastPathStates(target, attached.mount.st_dev(), options.off())))
         states.turn_off(FastPath.ENGINE, why_plain)
         if states.is_on(FastPath.URING):
-            states.turn_off(FastPath.URING, why_not(read_facts()))
+            states.turn_off(FastPath.URING, why_not(read_facts(), trusts_all=options.uring is UringMode.ON))
         states.turn_off(FastPath.PASSTHROUGH, why_not_here(root))
         vfs.lock.submounts.begin(inside, os.fstat(root).st_dev)
         forget_earlier(attached.mount)
@@ -429,16 +426,16 @@ def _collect_garbage_seldom() -> None:
 
 
 @contextmanager
-def _rings(attached: Attached, watch: HeldUpWatch, device: int, states: FastPathStates) -> Iterator[RingServers | None]:
-    """What answers requests by io_uring; None: the connection could not be ended if one of its threads did."""
+def _rings(attached: Attached, device: int, states: FastPathStates) -> Iterator[RingThreads | None]:
+    """What serves requests by io_uring; None: the connection could not be ended if one of its threads did."""
     try:
         abort_fd = open_abort(attached.mount.connection())
     except OSError as error:
         states.turn_off(FastPath.URING, f"the daemon can't end its connection: {error.strerror}")
         yield None
         return
-    n_fds = n_spare(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 2
-    rings = RingServers(watch, device, partial(abort, abort_fd), partial(_ask, attached), n_fds)
+    n_fds = n_spare(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) * 3 // 4
+    rings = RingThreads(device, partial(abort, abort_fd), n_fds)
     try:
         yield rings
     finally:
@@ -446,14 +443,6 @@ def _rings(attached: Attached, watch: HeldUpWatch, device: int, states: FastPath
         abort(abort_fd)  # the rings keep /dev/fuse open as long as a call of theirs hangs, and so who waits for it
         rings.wait_for_end(_GRACE_S)  # what they answer with is closed next
         abort_fd.close()
-
-
-def _ask(attached: Attached) -> None:
-    """Ask something of a mount that its daemon is asked for each time, wherever it is."""
-    for place in (attached.mount.point, attached.apart):
-        if place is not None and os.stat(place).st_dev == attached.mount.st_dev():
-            os.statvfs(place)
-            return
 
 
 def _door(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:

@@ -15,7 +15,7 @@ typedef struct {
     uint32_t n_own;    /* bytes of its own part */
     uint32_t n_strings, n_names; /* that follow; and how many of these are names of entries, which come first */
     bool never_waits;  /* it is done at once, even if the backing filesystem is slow */
-    bool is_long; /* it takes its time on any filesystem: a worker of Python's does it */
+    bool is_long; /* it takes its time on any filesystem */
 } Handler;
 
 static const Handler handlers[] = {
@@ -126,19 +126,54 @@ static void done(Core *core, PyObject *nothing) {
     Py_XDECREF(nothing);
 }
 
-/* Have what is made replied in the end, when it has its own number. Returns 0 or an errno. */
-static int reply_later(Worker *worker, uint64_t token, const Request *request) {
+/* Have what is made replied to in the end, when it has its own number. Returns 0 or an errno. */
+static int reply_later(Worker *worker, const Incoming *incoming, const Request *request) {
     Core *core = worker->core;
-    PyObject *steps = PyObject_CallFunction(core->number, "Ny#", object_of(request->made), request->answer,
-                                            (Py_ssize_t)request->n_made);
-    PyObject *nothing = steps == NULL ? NULL
-                                      : PyObject_CallFunction(worker->later, "KOKIIK", (unsigned long long)token, steps,
-                                                              (unsigned long long)request->unique, request->pid,
-                                                              request->opcode, (unsigned long long)request->began_ns);
+    PyObject *reply = worker->reply_to(worker, incoming), *nothing = NULL;
+    if (reply != NULL)
+        nothing = PyObject_CallMethod(core->requests, "answer_later", "Ny#KIIKO", object_of(request->made), request->answer,
+                                      (Py_ssize_t)request->n_made, (unsigned long long)request->unique, request->pid,
+                                      request->opcode, (unsigned long long)request->began_ns, reply);
     int error = nothing == NULL ? failed(core) : 0;
-    Py_XDECREF(steps);
+    Py_XDECREF(reply);
     Py_XDECREF(nothing);
     return error;
+}
+
+/* What Python is asked: a request as it would be read from /dev/fuse. */
+static PyObject *request_object(const Incoming *incoming) {
+    uint32_t n_head = incoming->size < HEAD_BYTES_IN ? incoming->size : HEAD_BYTES_IN;
+    uint32_t n_own = incoming->size - n_head - incoming->n_payload;
+    PyObject *request = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)incoming->size);
+    if (request == NULL)
+        return NULL;
+    char *to = PyBytes_AsString(request);
+    memcpy(to, incoming->head, n_head);
+    memcpy(to + n_head, incoming->own, n_own);
+    memcpy(to + n_head + n_own, incoming->payload, incoming->n_payload);
+    return request;
+}
+
+/* Have Python reply to a request; without the interpreter's lock, which the worker has released. */
+void ask_python(Worker *worker, const Incoming *incoming) {
+    Core *core = worker->core;
+    PyEval_RestoreThread(worker->released);
+    PyObject *request = request_object(incoming), *nothing = NULL;
+    PyObject *reply = worker->reply_to(worker, incoming);
+    if (request != NULL && reply != NULL)
+        nothing = PyObject_CallMethod(core->requests, "answer", "OOi", request, reply, (int)worker->patience);
+    if (nothing == NULL) {
+        uint64_t unique;
+        int error = failed(core);
+        memcpy(&unique, incoming->head + 8, sizeof unique);
+        if (reply != NULL && incoming->size >= HEAD_BYTES_IN)
+            nothing = PyObject_CallFunction(reply, "iK", error, (unsigned long long)unique);
+        done(core, nothing == NULL ? NULL : Py_NewRef(nothing));
+    }
+    Py_XDECREF(request);
+    Py_XDECREF(reply);
+    Py_XDECREF(nothing);
+    worker->released = PyEval_SaveThread();
 }
 
 /* What Python answers to a question, which is given up; if it fails, the reason is in the log. With the interpreter's lock */
@@ -226,22 +261,6 @@ static void put_uses(Request *request) {
     }
 }
 
-/* Who serves. */
-
-/* A request begins: whoever watches the workers is to see if it takes long. */
-void work_begins(Worker *worker) {
-    Core *core = worker->core;
-    __atomic_store_n(&worker->began_ns, now_ns(), __ATOMIC_RELAXED);
-    if (__atomic_load_n(&core->watch_sleeps, __ATOMIC_SEQ_CST) &&
-        __atomic_exchange_n(&core->watch_sleeps, false, __ATOMIC_SEQ_CST)) {
-        uint64_t one = 1;
-        if (write(core->wake_fd, &one, sizeof one) < 0) { /* it is awake */
-        }
-    }
-}
-
-void work_ends(Worker *worker) { __atomic_store_n(&worker->began_ns, 0, __ATOMIC_RELAXED); }
-
 /* Whether there is an operation for an opcode; and how many bytes its own part has. */
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own) {
     bool is_it = opcode < N_HANDLERS && handlers[opcode].act != NULL && core->cell_of[opcode];
@@ -259,8 +278,8 @@ int answer(Worker *worker, const Incoming *incoming) {
     if (!is_ours(core, head.opcode, &n_own))
         return NOT_OURS;
     const Handler *handler = &handlers[head.opcode];
-    bool is_elsewhere = handler->is_long || (!handler->never_waits && __atomic_load_n(&worker->hands_out, __ATOMIC_RELAXED));
-    if (is_elsewhere || head.size < sizeof head + n_own + incoming->n_payload ||
+    Patience needed = handler->never_waits ? NO_CALLS : handler->is_long ? ANY_TIME : NO_WAITING;
+    if (worker->patience < needed || head.size < sizeof head + n_own + incoming->n_payload ||
         !is_well_formed(handler, incoming->payload, incoming->n_payload))
         return NOT_OURS;
     Request request = {
@@ -283,7 +302,7 @@ int answer(Worker *worker, const Incoming *incoming) {
         PyEval_RestoreThread(worker->released);
         tell_python(&request, result);
         if (result == LATER) {
-            int error = reply_later(worker, incoming->token, &request);
+            int error = reply_later(worker, incoming, &request);
             result = error ? -error : LATER;
         }
         put_uses(&request);
@@ -362,39 +381,3 @@ PyObject *core_do(Core *core, PyObject *args) {
     PyBuffer_Release(&in);
     return reply;
 }
-
-/* A thread begins to serve. */
-void worker_begin(Worker *worker, PyObject *core, PyObject *later) {
-    worker->core = (Core *)Py_NewRef(core);
-    worker->later = Py_NewRef(later);
-}
-
-/* It is gone. */
-void worker_end(Worker *worker) {
-    Py_XDECREF((PyObject *)worker->core);
-    Py_XDECREF(worker->later);
-}
-
-enum { IS_HELD_UP, HANDS_OUT };
-
-static PyObject *worker_flag(Worker *worker, void *which) {
-    bool *flag = (intptr_t)which == HANDS_OUT ? &worker->hands_out : &worker->is_held_up;
-    return PyBool_FromLong(__atomic_load_n(flag, __ATOMIC_RELAXED));
-}
-
-static int worker_set_flag(Worker *worker, PyObject *value, void *which) {
-    int is_it = value == NULL ? 0 : PyObject_IsTrue(value);
-    __atomic_store_n((intptr_t)which == HANDS_OUT ? &worker->hands_out : &worker->is_held_up, is_it > 0, __ATOMIC_RELAXED);
-    return is_it < 0 ? -1 : 0;
-}
-
-static PyObject *worker_began(Worker *worker, void *Py_UNUSED(which)) {
-    return PyLong_FromUnsignedLongLong(__atomic_load_n(&worker->began_ns, __ATOMIC_RELAXED));
-}
-
-PyGetSetDef worker_getset[] = {
-    {"began_ns", (getter)worker_began, NULL, "When its request began; 0: it has none.", NULL},
-    {"is_held_up", (getter)worker_flag, (setter)worker_set_flag, "Whether it is in that for long.", (void *)IS_HELD_UP},
-    {"hands_out", (getter)worker_flag, (setter)worker_set_flag, "Whether others do what may take long.", (void *)HANDS_OUT},
-    {NULL, NULL, NULL, NULL, NULL},
-};

@@ -192,7 +192,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PARTS(FIELD)
-    PyObject *number; /* FuseOperations' method, which replies to what made a node when that has its own number */
+    PyObject *requests; /* FuseRequests */
     TablesMutex *mutex;
     Tables *tables;
     Py_buffer cells, rests;
@@ -215,25 +215,14 @@ typedef struct {
     char user_namespace[32];       /* as /proc calls it; empty: unknown */
 } Core;
 
-/* A thread that serves requests. */
-typedef struct {
-    PyObject_HEAD
-    Core *core;
-    PyObject *later;          /* answers in steps what is done */
-    PyThreadState *released;  /* the interpreter's lock is */
-    uint64_t began_ns;        /* its request, which it serves or Python does for it; 0: none */
-    bool is_held_up;          /* for long: another thread serves what follows */
-    bool hands_out;           /* all is done by others: it must not be held up */
-} Worker;
-
 /* A request as it has come, wherever its parts lie. */
 typedef struct {
-    const char *head;    /* struct fuse_in_header */
+    const char *head;    /* struct fuse_in_header, or less of it: see `size` */
     const char *own;     /* its operation's own part */
     const char *payload; /* what follows: names, each ended by a NUL */
-    uint32_t n_payload;
-    char *answer;        /* where the body of its answer goes; may be the payload's memory */
-    uint64_t token;      /* by which `later` knows it */
+    uint32_t size, n_payload;
+    char *answer;        /* where the body of its reply goes; may be the payload's memory */
+    void *entry;         /* of a ring, in which it has come */
 } Incoming;
 
 /* A change that Python's cache of a slow filesystem has to forget: of an inode, of a name in a directory, or of both. */
@@ -245,6 +234,17 @@ typedef struct Cached {
     Node *directory; /* one use; NULL: none */
     char name[NAME_MAX + 1];
 } Cached;
+
+/* How long a thread may take for a request that Python replies to; FuseRequests.answer. */
+typedef enum { NO_CALLS, NO_WAITING, ANY_TIME } Patience;
+
+/* A thread that serves requests. */
+typedef struct Worker {
+    Core *core;
+    PyThreadState *released;  /* the interpreter's lock is */
+    Patience patience;
+    PyObject *(*reply_to)(const struct Worker *worker, const Incoming *incoming); /* what Python calls with its answer */
+} Worker;
 
 /* A request that is being answered. */
 typedef struct {
@@ -547,20 +547,17 @@ enum { HEAD_BYTES_IN = 40, HEAD_BYTES_OUT = 16 }; /* struct fuse_in_header, fuse
 enum { BODY_BYTES_MAX = 1 << 20 }; /* of an answer: there is room for no more */
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
 int answer(Worker *worker, const Incoming *incoming);
+void ask_python(Worker *worker, const Incoming *incoming);
 PyObject *core_do(Core *core, PyObject *args);
 void tell_unused(Request *request);
 bool ask_folds(Request *request, Node *directory, int fd);
 bool ask_device(Request *request, uint64_t dev);
 void put_head(char *to, uint64_t unique, int result);
 int failed(Core *core);
-void work_begins(Worker *worker);
-void work_ends(Worker *worker);
-void worker_begin(Worker *worker, PyObject *core, PyObject *later);
-void worker_end(Worker *worker);
-extern PyGetSetDef worker_getset[];
 
 /* ring.c, dev.c: the transports */
-extern PyType_Spec core_ring_spec, core_device_spec;
+extern PyType_Spec core_device_spec;
+int add_rings(PyObject *module);
 
 /* prefetch.c */
 extern PyType_Spec prefetcher_spec;

@@ -5,7 +5,11 @@
 #include <sched.h>
 
 enum { OPEN = 14, OPENDIR = 27, CREATE = 35, TMPFILE = 51 };
-enum { ANSWER_BYTES = HEAD_BYTES_OUT + BODY_BYTES_MAX };
+enum {
+    REQUEST_BYTES = (1 << 20) + (1 << 12), /* a write of as much as INIT says, and its head: the kernel reads into no less */
+    ANSWER_BYTES = HEAD_BYTES_OUT + BODY_BYTES_MAX,
+    N_AT_ONCE = 50, /* requests that are answered while something waits for a step */
+};
 enum {
     AWAKE_NS = 30000, /* to go to sleep and to be woken takes about that */
     SOON_NS = 100000, /* of which sleeping and waking take most */
@@ -14,12 +18,13 @@ enum {
 
 /* One thread's. */
 typedef struct {
+    PyObject_HEAD
     Worker worker;
-    PyObject *lost; /* called for an answer that the kernel has not taken: with an errno and a handle or 0 */
-    Py_buffer memory; /* of requests */
-    char *answer;
-    int wake_fd; /* ends its wait for a request */
-    unsigned int rest_ms; /* for which what has come may wait */
+    uint64_t began_ns; /* its request, which it serves or Python does for it; 0: none */
+    bool is_held_up;   /* in that for long: another thread reads what follows */
+    char *request, *answer;
+    int wake_fd;          /* ends its wait for a request */
+    int rest_ms;          /* for which what has come may wait */
     bool pays;   /* to wait awake: where client and daemon share a processor, it keeps the client from asking */
     int n_to_leave_out, n_left_out_next;
     uint64_t awake_until_ns, asleep_since_ns; /* 0: it is not */
@@ -55,17 +60,35 @@ static void has_come(CoreDevice *device) {
     device->awake_until_ns = device->asleep_since_ns = 0;
 }
 
-/* Sleep until there is a request, or the connection is gone. Returns false: it is to look at what Python has for it. */
+/* Wait for a request, or for the end of the connection. Returns whether Python has something to do. */
 static bool sleep_until_come(CoreDevice *device) {
-    struct pollfd fds[2] = {{.fd = device->worker.core->device, .events = POLLIN},
-                            {.fd = device->wake_fd, .events = POLLIN}};
+    struct pollfd fds[2] = {{.fd = device->wake_fd, .events = POLLIN},
+                            {.fd = device->worker.core->device, .events = POLLIN}};
+    uint64_t n_wakes;
     if (!device->asleep_since_ns)
         device->asleep_since_ns = now_ns();
-    if (poll(fds, 2, -1) >= 0 && fds[1].revents)
-        return false;
-    if (device->rest_ms) /* even a sleep of 0 takes as long as the timer's slack, 50 µs */
-        usleep(device->rest_ms * 1000);
-    return true;
+    bool is_woken = poll(fds, 2, -1) > 0 && fds[0].revents;
+    if (!is_woken && device->rest_ms) /* even a sleep of 0 takes as long as the timer's slack, 50 µs */
+        is_woken = poll(fds, 1, device->rest_ms) > 0;
+    return is_woken && read(device->wake_fd, &n_wakes, sizeof n_wakes) > 0;
+}
+
+/* A request begins: whoever watches the reader is to see if it takes long. */
+static void work_begins(CoreDevice *device) {
+    Core *core = device->worker.core;
+    __atomic_store_n(&device->began_ns, now_ns(), __ATOMIC_RELAXED);
+    if (__atomic_load_n(&core->watch_sleeps, __ATOMIC_SEQ_CST) &&
+        __atomic_exchange_n(&core->watch_sleeps, false, __ATOMIC_SEQ_CST)) {
+        uint64_t one = 1;
+        if (write(core->wake_fd, &one, sizeof one) < 0) { /* it is awake */
+        }
+    }
+}
+
+static void work_ends(CoreDevice *device) { __atomic_store_n(&device->began_ns, 0, __ATOMIC_RELAXED); }
+
+static PyObject *reply_to_device(const Worker *worker, const Incoming *Py_UNUSED(incoming)) {
+    return PyObject_GetAttrString(worker->core->requests, "write");
 }
 
 /* Write the reply to a request that was ours; without the interpreter's lock. */
@@ -84,120 +107,141 @@ static void write_answer(CoreDevice *device, const char *head, int result) {
         memcpy(&handle, device->answer + HEAD_BYTES_OUT + (opcode == OPEN || opcode == OPENDIR ? 0 : ENTRY_BYTES),
                sizeof handle);
     PyEval_RestoreThread(worker->released);
-    PyObject *nothing = PyObject_CallFunction(device->lost, "iK", error, (unsigned long long)handle);
+    PyObject *nothing = PyObject_CallMethod(worker->core->requests, "lose_answer", "iK", error, (unsigned long long)handle);
     if (nothing == NULL)
         failed(worker->core);
     Py_XDECREF(nothing);
     worker->released = PyEval_SaveThread();
 }
 
-/* Answer the request that was read. Returns 1: it is; 2: Python goes on with its steps; 0: Python has to. */
-static int answer_read(CoreDevice *device, size_t size) {
-    const char *head = device->memory.buf;
-    uint32_t opcode, n_own, n_said;
-    memcpy(&n_said, head, sizeof n_said);
-    memcpy(&opcode, head + 4, sizeof opcode);
-    if (!is_ours(device->worker.core, opcode, &n_own) || n_said != size || size < (size_t)HEAD_BYTES_IN + n_own)
-        return 0;
-    Incoming incoming = {
-        .head = head, .own = head + HEAD_BYTES_IN, .payload = head + HEAD_BYTES_IN + n_own,
-        .n_payload = (uint32_t)size - HEAD_BYTES_IN - n_own, .answer = device->answer + HEAD_BYTES_OUT,
-    };
-    int result = answer(&device->worker, &incoming);
-    if (result > NO_ANSWER)
+/* Answer the request that was read. Returns whether that is all: else Python may have something to do. */
+static bool answer_read(CoreDevice *device, size_t size) {
+    Worker *worker = &device->worker;
+    const char *head = device->request;
+    uint32_t opcode = 0, n_own = 0, n_said = 0;
+    Incoming incoming = {.head = head, .own = head + HEAD_BYTES_IN, .payload = head, .size = (uint32_t)size};
+    int result = NOT_OURS;
+    if (size >= HEAD_BYTES_IN) {
+        memcpy(&n_said, head, sizeof n_said);
+        memcpy(&opcode, head + 4, sizeof opcode);
+    }
+    if (n_said == size && is_ours(worker->core, opcode, &n_own) &&
+        size >= (size_t)HEAD_BYTES_IN + n_own) {
+        incoming.payload = incoming.own + n_own, incoming.n_payload = (uint32_t)size - HEAD_BYTES_IN - n_own;
+        incoming.answer = device->answer + HEAD_BYTES_OUT;
+        result = answer(worker, &incoming);
+    }
+    if (result == NOT_OURS)
+        ask_python(worker, &incoming);
+    else if (result > NO_ANSWER)
         write_answer(device, head, result);
     close_fds(); /* no client waits for that */
-    return result == NOT_OURS ? 0 : result == LATER ? 2 : 1;
+    return result >= NO_ANSWER;
 }
 
-PyDoc_STRVAR(read_doc, "Read requests and answer those that are ours.\n\n"
-                       "waits    for a request; else it returns as soon as there is none\n"
-                       "Returns  the size of a request that is not ours, in `memory`; 0: there is none, or there may be\n"
-                       "         something else to do\n"
+PyDoc_STRVAR(read_doc, "Answer what there is to be read, or have Python do it.\n\n"
+                       "waits    for more, until something else is to be done; else it returns after a while\n"
+                       "Returns  whether no more requests are there\n"
                        "Raises   OSError: the connection is gone");
 
 static PyObject *core_device_read(CoreDevice *device, PyObject *args) {
-    int waits;
+    int waits, n_left = N_AT_ONCE, error = 0;
     if (!PyArg_ParseTuple(args, "p", &waits))
         return NULL;
     Worker *worker = &device->worker;
-    const Core *core = worker->core;
+    bool goes_on = true, is_woken = false;
     ssize_t n = 0;
-    int error = 0, is_answered = 1;
-    work_ends(worker);
     worker->released = PyEval_SaveThread();
-    while (is_answered == 1 && !__atomic_load_n(&worker->is_held_up, __ATOMIC_RELAXED)) {
-        bool goes_on = true;
-        while ((n = read(core->device, device->memory.buf, (size_t)device->memory.len)) < 0 && goes_on) {
+    while (goes_on) {
+        while ((n = read(worker->core->device, device->request, REQUEST_BYTES)) < 0) {
             error = errno;
-            if (error == EAGAIN)
-                goes_on = waits && (is_awake(device) || sleep_until_come(device));
-            else
-                goes_on = error == EINTR || error == ENOENT; /* ENOENT: its client was killed meanwhile */
+            if (error == EAGAIN && waits && !is_woken)
+                is_woken = !is_awake(device) && sleep_until_come(device);
+            else if (error != EINTR && error != ENOENT) /* ENOENT: its client was killed meanwhile */
+                break;
         }
         has_come(device);
         if (n < 0)
             break;
-        work_begins(worker);
-        is_answered = answer_read(device, (size_t)n);
-        if (is_answered)
-            work_ends(worker);
+        work_begins(device);
+        goes_on = answer_read(device, (size_t)n) && ((waits && !is_woken) || --n_left) &&
+                  !__atomic_load_n(&device->is_held_up, __ATOMIC_RELAXED);
+        work_ends(device);
     }
     PyEval_RestoreThread(worker->released);
     if (n < 0 && error != EAGAIN) {
         errno = error;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    return PyLong_FromSsize_t(n < 0 || is_answered ? 0 : n);
+    return PyBool_FromLong(n < 0);
 }
 
 static PyObject *core_device_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
-    PyObject *core, *later, *lost, *memory;
+    PyObject *core;
     cpu_set_t processors;
-    int wake_fd;
-    unsigned int rest_ms;
-    if (!PyArg_ParseTuple(args, "OOOOiI", &core, &later, &lost, &memory, &wake_fd, &rest_ms))
+    int wake_fd, rest_ms;
+    if (!PyArg_ParseTuple(args, "Oii", &core, &wake_fd, &rest_ms))
         return NULL;
     CoreDevice *self = (CoreDevice *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->lost = Py_NewRef(lost);
+    self->worker = (Worker){.core = (Core *)Py_NewRef(core), .patience = NO_WAITING, .reply_to = reply_to_device};
     self->wake_fd = wake_fd;
     self->rest_ms = rest_ms;
     self->n_left_out_next = 1;
     self->pays = !rest_ms && !sched_getaffinity(0, sizeof processors, &processors) && CPU_COUNT(&processors) > 1;
-    self->answer = PyMem_Malloc(ANSWER_BYTES); /* what no answer has taken is not in memory */
-    if (self->answer == NULL)
-        PyErr_NoMemory();
-    worker_begin(&self->worker, core, later);
-    if (self->answer == NULL || PyObject_GetBuffer(memory, &self->memory, PyBUF_WRITABLE) < 0) {
+    self->request = PyMem_Malloc(REQUEST_BYTES + ANSWER_BYTES); /* what nothing has taken is not in memory */
+    if (self->request == NULL) {
         Py_DECREF(self);
-        return NULL;
+        return PyErr_NoMemory();
     }
+    self->answer = self->request + REQUEST_BYTES;
     return (PyObject *)self;
 }
 
 static void core_device_free(CoreDevice *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
-    worker_end(&self->worker);
-    if (self->memory.buf != NULL)
-        PyBuffer_Release(&self->memory);
-    PyMem_Free(self->answer);
-    Py_XDECREF(self->lost);
+    Py_XDECREF((PyObject *)self->worker.core);
+    PyMem_Free(self->request);
     PyObject_Free(self);
     Py_DECREF(type);
 }
 
+static PyObject *device_began(CoreDevice *device, void *Py_UNUSED(which)) {
+    return PyLong_FromUnsignedLongLong(__atomic_load_n(&device->began_ns, __ATOMIC_RELAXED));
+}
+
+static PyObject *device_is_held_up(CoreDevice *device, void *Py_UNUSED(which)) {
+    return PyBool_FromLong(__atomic_load_n(&device->is_held_up, __ATOMIC_RELAXED));
+}
+
+static int device_set_held_up(CoreDevice *device, PyObject *value, void *Py_UNUSED(which)) {
+    int is_it = value == NULL ? 0 : PyObject_IsTrue(value);
+    __atomic_store_n(&device->is_held_up, is_it > 0, __ATOMIC_RELAXED);
+    return is_it < 0 ? -1 : 0;
+}
+
+static PyObject *core_device_pass_on(CoreDevice *device, PyObject *Py_UNUSED(nothing)) {
+    device->worker.patience = NO_CALLS;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef core_device_methods[] = {
     {"read", (PyCFunction)core_device_read, METH_VARARGS, read_doc},
+    {"pass_on", (PyCFunction)core_device_pass_on, METH_NOARGS, "From now on workers serve all that it reads."},
     {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef core_device_getset[] = {
+    {"began_ns", (getter)device_began, NULL, "When its request began; 0: it has none.", NULL},
+    {"is_held_up", (getter)device_is_held_up, (setter)device_set_held_up, "Whether it is in that for long.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot core_device_slots[] = {
     {Py_tp_doc, "One thread's reading of /dev/fuse, whose requests a core answers."},
     {Py_tp_new, core_device_new},
     {Py_tp_dealloc, core_device_free},
     {Py_tp_methods, core_device_methods},
-    {Py_tp_getset, worker_getset},
+    {Py_tp_getset, core_device_getset},
     {0, NULL},
 };
 PyType_Spec core_device_spec = {

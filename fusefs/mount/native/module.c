@@ -1,4 +1,5 @@
-/* The module: Core, one mount's; CoreRing and CoreDevice, one thread's; TablesMutex, Tables, Node and Prefetcher. */
+/* The module: Core, one mount's; CoreRings, one core's; CoreDevice, one thread's; TablesMutex, Tables, Node and
+ * Prefetcher. */
 #include "core.h"
 
 #define TAKE(part)                                                                                                     \
@@ -82,18 +83,18 @@ static void core_free(Core *self) {
     if (self->rests.buf != NULL)
         PyBuffer_Release(&self->rests);
     PARTS(RELEASE)
-    Py_XDECREF(self->number);
+    Py_XDECREF(self->requests);
     PyObject_Free(self);
     Py_DECREF(type);
 }
 
 /* Core.connect */
 static PyObject *core_connect(Core *self, PyObject *args) {
-    PyObject *number;
-    if (!PyArg_ParseTuple(args, "iiO", &self->device, &self->wake_fd, &number))
+    PyObject *requests;
+    if (!PyArg_ParseTuple(args, "iiO", &self->device, &self->wake_fd, &requests))
         return NULL;
-    Py_XDECREF(self->number);
-    self->number = Py_NewRef(number);
+    Py_XDECREF(self->requests);
+    self->requests = Py_NewRef(requests);
     Py_RETURN_NONE;
 }
 
@@ -103,7 +104,9 @@ static PyObject *core_sleep(Core *self, PyObject *Py_UNUSED(nothing)) {
 }
 
 static PyMethodDef core_methods[] = {
-    {"connect", (PyCFunction)core_connect, METH_VARARGS, "Answer requests: /dev/fuse, an eventfd that is written to when a request begins while the watch sleeps, and what replies to what made a node when that has its own number."},
+    {"connect", (PyCFunction)core_connect, METH_VARARGS,
+     "Answer requests: /dev/fuse, an eventfd that is written to when a request begins while the watch sleeps, and what "
+     "replies to the others."},
     {"do", (PyCFunction)core_do, METH_VARARGS, "Do a whole request, without the tables' lock; the body of its reply.\n\nheld    an fd of what the request is about, which need not have the name any more\nRaises  OSError: its errno is the reply"},
     {"hold", (PyCFunction)core_hold, METH_O, "An O_PATH fd of a node, or another of it; OSError ESTALE: it is not to be found any more."},
     {"sleep", (PyCFunction)core_sleep, METH_NOARGS, "Have `wake_fd` written to when a request begins."},
@@ -124,14 +127,14 @@ static PyType_Spec core_spec = {
 };
 
 static int begin(PyObject *module) {
-    PyType_Spec *specs[] = {&core_spec, &core_ring_spec, &core_device_spec, &tables_mutex_spec, &prefetcher_spec};
+    PyType_Spec *specs[] = {&core_spec, &core_device_spec, &tables_mutex_spec, &prefetcher_spec};
     for (size_t at = 0; at < sizeof specs / sizeof *specs; at++) {
         PyObject *type = PyType_FromSpec(specs[at]);
         if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0)
             return -1;
         Py_DECREF(type);
     }
-    return add_tables(module);
+    return add_rings(module) < 0 ? -1 : add_tables(module);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, begin}, {0, NULL}};

@@ -1,221 +1,661 @@
-/* io_uring: a thread's ring. What has come is answered if it is ours, and the next is waited for, without Python. */
+/* io_uring: the kernel puts a request into an entry of the queue of its client's core, and of no other.
+ *
+ * An entry is memory for one request and its reply. It belongs to the thread that registered it: the kernel copies into
+ * and out of it inside of io_uring_enter, called by that thread. So a thread that waits elsewhere must have no entry that
+ * the kernel may use. Each core has three kinds of threads:
+ *
+ * - N_SERVERS servers have one entry each. A server does its request itself, whatever it waits for: meanwhile its only
+ *   entry is in use.
+ * - The dispatcher has all further entries, and passes their requests on. It waits for nothing else, the interpreter's
+ *   lock included.
+ * - N_HELPERS helpers have no entries. They do what the dispatcher has.
+ * - The clerk has a worker of the pool do what the dispatcher has while no helper is free.
+ *
+ * The kernel uses the entry that was committed last, so the servers register theirs after the dispatcher. A request waits
+ * in the kernel when all entries of its queue are in use, and is not sent before one is committed: a new entry does not
+ * help it. So the dispatcher registers more while some are left, and gets the processor before clients do that wake it.
+ *
+ * Source  linux/fuse.h: fuse_uring_req_header, fuse_uring_cmd_req; fs/fuse/dev_uring.c; docs/decisions/0060 */
 #include "core.h"
 
+#include <linux/io_uring.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 
-/* struct fuse_uring_req_header: where the operation's own part and the entry's are; the payload follows a page later */
-enum { UNIQUE_AT = 8, OWN_AT = 128, ENTRY_AT = 256, SIZE_AT = ENTRY_AT + 16, PAYLOAD_AT = 4096 };
-enum { COMMIT_AND_FETCH = 2, URING_CMD = 46, SQE_BYTES = 128, CQE_BYTES = 16 };
-enum { GETEVENTS = 1 << 0, EXT_ARG = 1 << 3 };
-enum { N_COME = 64 }; /* that Python gets at a time */
+typedef enum { DISPATCHER, CLERK, SERVER, HELPER } Kind;
+enum { N_SERVERS = 4, N_HELPERS = 2, N_THREADS = SERVER + N_SERVERS + N_HELPERS };
+enum {
+    N_ENTRIES = 256, /* of a core's queue at first; of one that is not online two */
+    N_SPARE = 64,    /* when the kernel may use fewer, so many more are registered */
+    N_MOST = 8192,   /* entries of a dispatcher */
+    N_RESULTS = 1024, /* that the kernel keeps elsewhere if there are more; memory that counts as locked */
+    N_SUBMISSIONS = 64,
+};
+/* Parts of an entry: the request's head or the reply's, the operation's own part, the kernel's, and the payload. */
+enum { OWN_AT = 128, ENTRY_AT = 256, COMMIT_ID_AT = 264, SIZE_AT = 272, HEADERS_BYTES = 288, PAYLOAD_AT = 4096 };
+enum { ENTRY_SIZE = PAYLOAD_AT + BODY_BYTES_MAX, KEPT_BYTES = 1 << 16 /* of a payload that stay in memory */ };
+enum { REGISTER = 1, COMMIT_AND_FETCH = 2 }; /* commands of FUSE */
+enum { WIDE = 1 << 10, SINGLE_ISSUER = 1 << 12, DEFER_TASKRUN = 1 << 13, NO_ARRAY = 1 << 16, WITH_CQ_SIZE = 1 << 3 };
+enum { GETEVENTS = 1 << 0, EXT_ARG = 1 << 3, SQE_BYTES = 128, URING_CMD = 46, MSG_RING = 40, SEND_MSG_RING = 31 };
 
-/* An entry of a queue: memory that the kernel and we share. */
-typedef struct {
+typedef struct CoreRings CoreRings;
+typedef struct RingThread RingThread;
+
+typedef struct Entry {
     char *memory;
-    uint16_t queue;
-} Slot;
+    RingThread *owner;
+    struct Entry *next; /* of those that are replied to, or that the clerk has */
+    struct iovec parts[2];
+    uint16_t queue; /* the kernel's number of it, which is that of the core */
+    uint16_t at;    /* in the rings' queues */
+    bool was_used, is_free, is_large;
+} Entry;
+
+/* Entries that were made together. */
+typedef struct Block {
+    struct Block *next;
+    char *memory;
+    unsigned n;
+    Entry entries[];
+} Block;
 
 typedef struct {
-    Worker worker;
-    PyObject *ring; /* the FuseRing, which owns the memory */
     int fd;
     uint32_t *sq_head, *sq_tail, *cq_head, *cq_tail, sq_mask, cq_mask;
-    char *sqes, *cqes;
-    Slot *slots; /* by token - 1 */
-    int n_slots;
-} CoreRing;
+    char *sqes;
+    struct io_uring_cqe *cqes;
+    void *memory;
+    size_t n_bytes, n_sqe_bytes;
+} Ring;
 
-/* Hand over what was submitted, and wait for some results. Returns 0 or an errno. */
-static int hand_over(CoreRing *ring, unsigned n_wanted, double timeout_s) {
-    int64_t time[2];
+struct RingThread {
+    Worker worker;
+    Kind kind;
+    CoreRings *rings;
+    Ring ring; /* the dispatcher's and the servers' */
+    Block *blocks;
+    Entry *replied; /* to be committed; any thread adds to them */
+    bool has_large;
+    Entry *given;   /* a helper's or the clerk's, by the dispatcher; of a helper NULL: it is free */
+    sem_t has_work; /* a helper's or the clerk's */
+};
+
+typedef struct {
+    uint16_t number;
+    unsigned n_free; /* entries of the dispatcher's that the kernel may use */
+} Queue;
+
+/* Of the queues of one core, or of all that are not online. */
+struct CoreRings {
+    PyObject_HEAD
+    int device; /* /dev/fuse */
+    Queue *queues;
+    unsigned n_queues, n_entries; /* of the dispatcher */
+    bool is_pinned, has_ended;
+    RingThread threads[N_THREADS];
+};
+
+/* What Python calls with its answer to a request that has come in an entry. */
+typedef struct {
+    PyObject_HEAD
+    CoreRings *rings;
+    Entry *entry; /* NULL: it is replied to */
+} EntryReply;
+
+static PyTypeObject *entry_reply_type;
+static Entry none; /* is given to a helper that has not begun */
+static _Thread_local RingThread *this_thread;
+
+/* Rings. */
+
+static int ring_open(Ring *ring, unsigned n_submissions, unsigned n_results) {
+    struct io_uring_params p = {.flags = WIDE | SINGLE_ISSUER | DEFER_TASKRUN | NO_ARRAY | WITH_CQ_SIZE,
+                                .cq_entries = n_results};
+    ring->fd = (int)syscall(SYS_io_uring_setup, n_submissions, &p);
+    if (ring->fd < 0)
+        return errno;
+    ring->n_bytes = p.cq_off.cqes + p.cq_entries * sizeof *ring->cqes;
+    ring->n_sqe_bytes = (size_t)p.sq_entries * SQE_BYTES;
+    char *memory = ring->memory = mmap(NULL, ring->n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd, 0);
+    ring->sqes = mmap(NULL, ring->n_sqe_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd, IORING_OFF_SQES);
+    if (memory == MAP_FAILED || ring->sqes == MAP_FAILED)
+        return ENOMEM;
+    ring->sq_head = (uint32_t *)(memory + p.sq_off.head), ring->sq_tail = (uint32_t *)(memory + p.sq_off.tail);
+    ring->cq_head = (uint32_t *)(memory + p.cq_off.head), ring->cq_tail = (uint32_t *)(memory + p.cq_off.tail);
+    ring->cqes = (struct io_uring_cqe *)(memory + p.cq_off.cqes);
+    ring->sq_mask = p.sq_entries - 1, ring->cq_mask = p.cq_entries - 1;
+    return 0;
+}
+
+static void ring_close(Ring *ring) {
+    if (ring->fd < 0)
+        return;
+    if (ring->memory != NULL && ring->memory != MAP_FAILED)
+        munmap(ring->memory, ring->n_bytes);
+    if (ring->sqes != NULL && ring->sqes != MAP_FAILED)
+        munmap(ring->sqes, ring->n_sqe_bytes);
+    close(ring->fd);
+}
+
+static uint32_t n_submitted(const Ring *ring) { return *ring->sq_tail - __atomic_load_n(ring->sq_head, __ATOMIC_ACQUIRE); }
+
+/* Have the kernel take what was submitted, and wait for a result, for a second at most or as long as it takes. Returns 0
+ * or an errno. */
+static int enter(Ring *ring, bool waits, bool is_timed) {
+    int64_t second[2] = {1, 0};
     struct {
         uint64_t mask;
         uint32_t size, padding;
         uint64_t time;
-    } wait = {0, 0, 0, (uint64_t)(uintptr_t)time};
-    bool is_timed = timeout_s < 1e9;
-    if (is_timed)
-        time[0] = (int64_t)timeout_s, time[1] = (int64_t)((timeout_s - (double)time[0]) * 1e9);
-    uint32_t n_new = *ring->sq_tail - *ring->sq_head;
-    work_ends(&ring->worker);
-    long n = syscall(SYS_io_uring_enter, ring->fd, n_new, n_wanted, GETEVENTS | (is_timed ? EXT_ARG : 0),
+    } wait = {0, 0, 0, (uint64_t)(uintptr_t)second};
+    long n = syscall(SYS_io_uring_enter, ring->fd, n_submitted(ring), waits, GETEVENTS | (is_timed ? EXT_ARG : 0),
                      is_timed ? &wait : NULL, is_timed ? sizeof wait : 0);
     int error = n < 0 ? errno : 0;
+    return error == ETIME || error == EINTR || error == EAGAIN || error == EBUSY ? 0 : error;
+}
+
+/* Have the kernel take all that was submitted; it may be short of memory, and take nothing at first. */
+static int flush(Ring *ring) {
+    int error = 0;
+    while (n_submitted(ring) && !error)
+        error = enter(ring, false, false);
     return error;
 }
 
-/* Whether an errno says that it is to be tried again. */
-static bool is_for_now(int error) { return error == ETIME || error == EINTR || error == EAGAIN || error == EBUSY; }
-
-/* There must be room for it: see `take`. */
-static void commit(CoreRing *ring, uint64_t token) {
-    Slot *slot = &ring->slots[token - 1];
-    uint32_t tail = *ring->sq_tail, command = COMMIT_AND_FETCH;
+/* Have the kernel do a command for an entry from the next `enter` on. */
+static int submit(RingThread *thread, Entry *entry, uint32_t command, uint64_t commit_id) {
+    Ring *ring = &thread->ring;
+    int error = n_submitted(ring) > ring->sq_mask ? flush(ring) : 0;
+    if (error)
+        return error;
+    uint32_t tail = *ring->sq_tail, n_parts = 2;
+    int32_t device = thread->rings->device;
+    uint64_t address = (uint64_t)(uintptr_t)entry->parts, token = (uint64_t)(uintptr_t)entry;
     char *sqe = ring->sqes + (size_t)(tail & ring->sq_mask) * SQE_BYTES;
-    int32_t device = ring->worker.core->device;
     memset(sqe, 0, SQE_BYTES);
     sqe[0] = URING_CMD;
     memcpy(sqe + 4, &device, sizeof device);
     memcpy(sqe + 8, &command, sizeof command);
+    if (command == REGISTER) {
+        memcpy(sqe + 16, &address, sizeof address);
+        memcpy(sqe + 24, &n_parts, sizeof n_parts);
+    }
     memcpy(sqe + 32, &token, sizeof token);
-    memcpy(sqe + 56, slot->memory + ENTRY_AT + 8, sizeof(uint64_t)); /* the number to commit by */
-    memcpy(sqe + 64, &slot->queue, sizeof slot->queue);
-    *ring->sq_tail = tail + 1;
+    memcpy(sqe + 56, &commit_id, sizeof commit_id);
+    memcpy(sqe + 64, &entry->queue, sizeof entry->queue);
+    __atomic_store_n(ring->sq_tail, tail + 1, __ATOMIC_RELEASE);
+    return 0;
 }
 
-/* Answer what has come in an entry. Returns whether it is answered; else Python has to. */
-static bool answer_entry(CoreRing *ring, uint64_t token) {
-    Slot *slot = &ring->slots[token - 1];
+/* Wake a thread that waits for a result of its ring; by any other. A ring whose thread has ended takes no message. */
+static void wake(const RingThread *thread) {
+    struct io_uring_sqe sqe = {.opcode = MSG_RING, .fd = thread->ring.fd};
+    while (syscall(SYS_io_uring_register, -1, SEND_MSG_RING, &sqe, 1) < 0 && (errno == ENOMEM || errno == EAGAIN))
+        sched_yield();
+}
+
+/* Entries. */
+
+/* Register so many entries of a thread's for a queue. Returns 0 or an errno; the kernel refuses an entry by its result. */
+static int add_entries(RingThread *thread, unsigned at, unsigned n) {
+    Block *block = malloc(sizeof *block + n * sizeof *block->entries);
+    if (block == NULL)
+        return ENOMEM;
+    char *memory = mmap(NULL, (size_t)n * ENTRY_SIZE, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        free(block);
+        return ENOMEM;
+    }
+    madvise(memory, (size_t)n * ENTRY_SIZE, MADV_DONTFORK);
+    madvise(memory, (size_t)n * ENTRY_SIZE, MADV_NOHUGEPAGE); /* what is not touched takes no memory */
+    *block = (Block){.next = thread->blocks, .memory = memory, .n = n};
+    thread->blocks = block;
+    Queue *queue = &thread->rings->queues[at];
+    int error = 0;
+    for (unsigned i = 0; i < n && !error; i++, memory += ENTRY_SIZE) {
+        Entry *entry = &block->entries[i];
+        *entry = (Entry){
+            .memory = memory, .owner = thread, .queue = queue->number, .at = (uint16_t)at, .is_free = true,
+            .parts = {{memory, HEADERS_BYTES}, {memory + PAYLOAD_AT, BODY_BYTES_MAX}},
+        };
+        error = submit(thread, entry, REGISTER, 0);
+    }
+    if (thread->kind == DISPATCHER)
+        queue->n_free += n, thread->rings->n_entries += n;
+    return error ? error : flush(&thread->ring);
+}
+
+/* A request has come in an entry of the dispatcher's: have more before the kernel has used up those that there are. n_next:
+ * results that are ready, for which this thread has not counted yet */
+static int use_entry(RingThread *dispatcher, const Entry *entry, uint32_t n_next) {
+    CoreRings *rings = dispatcher->rings;
+    Queue *queue = &rings->queues[entry->at];
+    if (--queue->n_free >= N_SPARE + n_next || rings->n_entries + N_SPARE >= N_MOST)
+        return 0;
+    int error = add_entries(dispatcher, entry->at, N_SPARE);
+    return error == ENOMEM ? 0 : error; /* those that there are have to do */
+}
+
+static Incoming incoming_of(const Entry *entry) {
     Incoming incoming = {
-        .head = slot->memory, .own = slot->memory + OWN_AT, .payload = slot->memory + PAYLOAD_AT,
-        .answer = slot->memory + PAYLOAD_AT, .token = token,
+        .head = entry->memory, .own = entry->memory + OWN_AT, .payload = entry->memory + PAYLOAD_AT,
+        .answer = entry->memory + PAYLOAD_AT, .entry = (void *)entry,
     };
+    memcpy(&incoming.size, entry->memory, sizeof incoming.size);
+    memcpy(&incoming.n_payload, entry->memory + SIZE_AT, sizeof incoming.n_payload);
+    return incoming;
+}
+
+/* Add an entry to a list that any thread may add to, and one takes. Returns whether the list was empty. */
+static bool push(Entry **list, Entry *entry) {
+    Entry *first = __atomic_load_n(list, __ATOMIC_RELAXED);
+    do
+        entry->next = first; /* another thread may have it once it is in the list */
+    while (!__atomic_compare_exchange_n(list, &first, entry, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
+    return first == NULL;
+}
+
+/* The reply to the request of an entry is in it: its thread commits it. By any thread. */
+static void give_back(Entry *entry, int result) {
+    RingThread *owner = entry->owner;
     uint64_t unique;
-    memcpy(&incoming.n_payload, slot->memory + SIZE_AT, sizeof incoming.n_payload);
-    memcpy(&unique, slot->memory + UNIQUE_AT, sizeof unique);
-    work_begins(&ring->worker);
-    int result = answer(&ring->worker, &incoming);
+    uint32_t n = result > 0 ? (uint32_t)result : 0;
+    memcpy(&unique, entry->memory + 8, sizeof unique);
+    put_head(entry->memory, unique, result);
+    memcpy(entry->memory + SIZE_AT, &n, sizeof n);
+    entry->is_large |= n > KEPT_BYTES;
+    if (push(&owner->replied, entry) && owner != this_thread) /* else it was woken, or commits before it waits */
+        wake(owner);
+}
+
+static int commit_replied(RingThread *thread) {
+    int error = 0;
+    Entry *entry = __atomic_exchange_n(&thread->replied, NULL, __ATOMIC_ACQUIRE);
+    for (Entry *next; entry != NULL && !error; entry = next) {
+        uint64_t commit_id;
+        next = entry->next;
+        memcpy(&commit_id, entry->memory + COMMIT_ID_AT, sizeof commit_id);
+        entry->is_free = true;
+        thread->has_large |= entry->is_large;
+        if (thread->kind == DISPATCHER)
+            thread->rings->queues[entry->at].n_free++;
+        error = submit(thread, entry, COMMIT_AND_FETCH, commit_id);
+    }
+    return error;
+}
+
+/* Let the memory go that large requests and replies have taken, of entries that the kernel has: it writes to none of them
+ * before the next `enter`. */
+static void drop_memory(RingThread *thread) {
+    thread->has_large = false;
+    for (Block *block = thread->blocks; block != NULL; block = block->next)
+        for (unsigned at = 0; at < block->n; at++) {
+            Entry *entry = &block->entries[at];
+            if (entry->is_large && entry->is_free) {
+                madvise(entry->memory + PAYLOAD_AT + KEPT_BYTES, BODY_BYTES_MAX - KEPT_BYTES, MADV_DONTNEED);
+                entry->is_large = false;
+            }
+        }
+}
+
+/* Threads. */
+
+/* Do what has come in an entry, whatever that waits for. */
+static void serve_entry(RingThread *thread, Entry *entry) {
+    Incoming incoming = incoming_of(entry);
+    int result = answer(&thread->worker, &incoming);
     if (result == NOT_OURS)
-        return false;
-    if (result != LATER) {
-        uint32_t n = result > 0 ? (uint32_t)result : 0;
-        put_head(slot->memory, unique, result);
-        memcpy(slot->memory + SIZE_AT, &n, sizeof n);
-        commit(ring, token);
-    }
-    return true;
+        ask_python(&thread->worker, &incoming);
+    else if (result != LATER)
+        give_back(entry, result == NO_ANSWER ? 0 : result);
+    close_fds(); /* a server commits its reply after that: until then it can't take another request */
 }
 
-/* Whether there is room for one more answer before the kernel has had those that are there; one place stays free, for
- * the read that waits to be woken (FuseRing._await_wake). */
-static bool has_room(const CoreRing *ring) { return *ring->sq_tail - *ring->sq_head < ring->sq_mask; }
+/* Have another thread do what has come in an entry of the dispatcher's. */
+static void pass_on(CoreRings *rings, Entry *entry) {
+    for (int at = SERVER; at < N_THREADS; at++) {
+        RingThread *helper = &rings->threads[at];
+        Entry *nothing = NULL;
+        if (helper->kind == HELPER &&
+            __atomic_compare_exchange_n(&helper->given, &nothing, entry, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+            sem_post(&helper->has_work);
+            return;
+        }
+    }
+    RingThread *clerk = &rings->threads[CLERK];
+    push(&clerk->given, entry);
+    sem_post(&clerk->has_work);
+}
 
-typedef struct {
-    uint64_t token;
-    int32_t result;
-} Come;
+static bool is_gone(int error) {
+    /* EBADF: /dev/fuse was closed, as by the daemon's end before a thread has replied for the last time. */
+    return error == ENOTCONN || error == ECONNABORTED || error == ECANCELED || error == ENOENT || error == EBADF;
+}
 
-/* What has come that we have not answered. Returns how many. More may have come at once than there is room for answers;
- * that is taken the next time, at once. */
-static size_t take(CoreRing *ring, bool answers, Come *come) {
-    size_t n = 0;
-    uint32_t head; /* read each time: what Python does for an answer may have taken some as well */
-    while (n < N_COME && (head = *ring->cq_head) != __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE) && has_room(ring)) {
-        const char *cqe = ring->cqes + (size_t)(head & ring->cq_mask) * CQE_BYTES;
-        memcpy(&come[n].token, cqe, sizeof come[n].token);
-        memcpy(&come[n].result, cqe + 8, sizeof come[n].result);
+/* Take results until there is none. Returns 0 or an errno. */
+static int take(RingThread *thread) {
+    Ring *ring = &thread->ring;
+    int error = 0;
+    for (uint32_t head; !error && (head = *ring->cq_head) != __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE);) {
+        const struct io_uring_cqe *cqe = &ring->cqes[head & ring->cq_mask];
+        Entry *entry = (Entry *)(uintptr_t)cqe->user_data; /* NULL: it was woken */
+        int result = cqe->res;
         __atomic_store_n(ring->cq_head, head + 1, __ATOMIC_RELEASE);
-        bool is_request = answers && !come[n].result && come[n].token && come[n].token <= (uint64_t)ring->n_slots;
-        if (!is_request || !answer_entry(ring, come[n].token))
-            n++;
+        if (entry == NULL)
+            continue;
+        if (result < 0) {
+            error = is_gone(-result) || entry->was_used ? -result : 0; /* 0: the kernel has refused a new entry */
+            continue;
+        }
+        uint32_t n_payload;
+        memcpy(&n_payload, entry->memory + SIZE_AT, sizeof n_payload);
+        entry->is_large |= n_payload > KEPT_BYTES;
+        entry->was_used = true, entry->is_free = false;
+        if (thread->kind == DISPATCHER) {
+            pass_on(thread->rings, entry);
+            error = use_entry(thread, entry, __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE) - *ring->cq_head);
+        } else
+            serve_entry(thread, entry);
     }
-    return n;
+    return error;
 }
 
-PyDoc_STRVAR(enter_doc, "As IoUring.enter, but that what has come is answered if it is ours; the rest is returned.");
+/* Serve until the connection is gone. Returns that errno, or another one. */
+static int serve_ring(RingThread *thread) {
+    int error = 0;
+    while (!error) {
+        error = commit_replied(thread);
+        bool is_timed = thread->has_large;
+        if (!error)
+            error = enter(&thread->ring, true, is_timed);
+        if (!error && is_timed && !n_submitted(&thread->ring) &&
+            *thread->ring.cq_head == __atomic_load_n(thread->ring.cq_tail, __ATOMIC_ACQUIRE))
+            drop_memory(thread);
+        if (!error)
+            error = take(thread);
+    }
+    return error;
+}
 
-static PyObject *core_ring_enter(CoreRing *ring, PyObject *args) {
-    Worker *worker = &ring->worker;
-    unsigned n_wanted;
-    double timeout_s;
-    Come come[N_COME];
-    size_t n = 0;
-    int error;
-    bool goes_on;
-    if (!PyArg_ParseTuple(args, "Id", &n_wanted, &timeout_s))
-        return NULL;
-    worker->released = PyEval_SaveThread();
-    do {
-        error = hand_over(ring, n_wanted, timeout_s);
-        if (!error || is_for_now(error))
-            n = take(ring, n_wanted > 0, come);
-        close_fds();
-        goes_on = !error && n_wanted && !n && !__atomic_load_n(&worker->is_held_up, __ATOMIC_RELAXED);
-    } while (goes_on);
-    if (n)
-        work_begins(worker); /* Python's */
-    else
-        work_ends(worker);
-    PyEval_RestoreThread(worker->released);
-    if (error && !is_for_now(error)) {
+static void wait_for_work(RingThread *thread) {
+    while (sem_wait(&thread->has_work) < 0) { /* EINTR */
+    }
+}
+
+static void help(RingThread *helper) {
+    __atomic_store_n(&helper->given, NULL, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&helper->rings->has_ended, __ATOMIC_ACQUIRE)) {
+        Entry *entry = __atomic_load_n(&helper->given, __ATOMIC_ACQUIRE);
+        if (entry != NULL) {
+            serve_entry(helper, entry);
+            __atomic_store_n(&helper->given, NULL, __ATOMIC_RELEASE);
+        }
+        wait_for_work(helper);
+    }
+}
+
+/* Have workers of the pool do what has come, the oldest first. */
+static void ask_for_workers(RingThread *clerk) {
+    while (!__atomic_load_n(&clerk->rings->has_ended, __ATOMIC_ACQUIRE)) {
+        Entry *newest = __atomic_exchange_n(&clerk->given, NULL, __ATOMIC_ACQUIRE), *oldest = NULL;
+        for (Entry *next; newest != NULL; newest = next) {
+            next = newest->next;
+            newest->next = oldest;
+            oldest = newest;
+        }
+        for (Entry *next; oldest != NULL; oldest = next) {
+            Incoming incoming = incoming_of(oldest);
+            next = oldest->next; /* a reply uses it */
+            ask_python(&clerk->worker, &incoming);
+        }
+        wait_for_work(clerk);
+    }
+}
+
+/* What Python's thread does. */
+
+static bool has_ring(const RingThread *thread) { return thread->kind == DISPATCHER || thread->kind == SERVER; }
+
+/* Have the calling thread get the processor as soon as it is woken, while others compute. Source: sched_setattr(2); Linux
+ * 6.12 takes sched_runtime as the length of a slice */
+static void take_short_slices(void) {
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime_ns, deadline_ns, period_ns;
+    } attributes = {.size = sizeof attributes, .nice = getpriority(PRIO_PROCESS, 0), .runtime_ns = 100000};
+    syscall(SYS_sched_setattr, 0, &attributes, 0); /* refused: it is later */
+}
+
+static RingThread *thread_of(CoreRings *rings, PyObject *number) {
+    long at = PyLong_AsLong(number);
+    if (at >= 0 && at < N_THREADS)
+        return &rings->threads[at];
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_IndexError, "no such thread");
+    return NULL;
+}
+
+static PyObject *none_or_error(int error) {
+    if (error) {
         errno = error;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    PyObject *found = PyList_New((Py_ssize_t)n);
-    for (size_t at = 0; found != NULL && at < n; at++) {
-        PyObject *one = Py_BuildValue("Ki", (unsigned long long)come[at].token, (int)come[at].result);
-        if (one == NULL || PyList_SetItem(found, (Py_ssize_t)at, one) < 0)
-            Py_CLEAR(found);
-    }
-    return found;
-}
-
-PyDoc_STRVAR(add_doc, "Answer what comes in an entry: its number from 1 on, the address of its memory, its queue.");
-
-static PyObject *core_ring_add(CoreRing *ring, PyObject *args) {
-    unsigned long long address;
-    int token, queue;
-    if (!PyArg_ParseTuple(args, "iKi", &token, &address, &queue))
-        return NULL;
-    if (token != ring->n_slots + 1) {
-        PyErr_SetString(PyExc_ValueError, "entries come one after the other");
-        return NULL;
-    }
-    Slot *slots = PyMem_Realloc(ring->slots, (size_t)token * sizeof *slots);
-    if (slots == NULL)
-        return PyErr_NoMemory();
-    slots[token - 1] = (Slot){(char *)(uintptr_t)address, (uint16_t)queue};
-    ring->slots = slots;
-    ring->n_slots = token;
     Py_RETURN_NONE;
 }
 
-static PyObject *core_ring_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
-    PyObject *core, *ring, *later;
-    int fd;
-    unsigned long long at[6];
-    unsigned sq_mask, cq_mask;
-    if (!PyArg_ParseTuple(args, "OOOi(KKKKKKII)", &core, &ring, &later, &fd, &at[0], &at[1], &at[2], &at[3],
-                          &at[4], &at[5], &sq_mask, &cq_mask))
+static PyObject *rings_prepare(CoreRings *rings, PyObject *number) {
+    RingThread *thread = thread_of(rings, number);
+    if (thread == NULL)
         return NULL;
-    CoreRing *self = (CoreRing *)PyType_GenericAlloc(type, 0);
+    int error = 0;
+    if (rings->is_pinned) {
+        cpu_set_t core;
+        CPU_ZERO(&core);
+        CPU_SET(rings->queues[0].number, &core);
+        error = sched_setaffinity(0, sizeof core, &core) < 0 ? errno : 0;
+    }
+    if (thread->kind == DISPATCHER)
+        take_short_slices();
+    if (!error && has_ring(thread))
+        error = thread->kind == SERVER ? ring_open(&thread->ring, 2, 16)
+                                       : ring_open(&thread->ring, N_SUBMISSIONS, N_RESULTS);
+    return none_or_error(error);
+}
+
+static int register_entries(RingThread *thread) {
+    CoreRings *rings = thread->rings;
+    const Ring *ring = &thread->ring;
+    int error = thread->kind == SERVER ? add_entries(thread, 0, 1) : 0;
+    for (unsigned at = 0; thread->kind == DISPATCHER && at < rings->n_queues && !error; at++)
+        error = add_entries(thread, at, rings->is_pinned ? N_ENTRIES - N_SERVERS : 2);
+    /* What was refused is known now; requests that have come already stay in the ring. */
+    for (uint32_t at = *ring->cq_head; !error && at != __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE); at++)
+        error = ring->cqes[at & ring->cq_mask].res < 0 ? -ring->cqes[at & ring->cq_mask].res : 0;
+    if (error && thread->kind == DISPATCHER) { /* what the kernel must refuse, before all queues have entries, ends io_uring */
+        Entry refused = {.queue = rings->queues[0].number};
+        if (!submit(thread, &refused, REGISTER, 0))
+            flush(&thread->ring);
+    }
+    return error;
+}
+
+static PyObject *rings_register(CoreRings *rings, PyObject *number) {
+    RingThread *thread = thread_of(rings, number);
+    int error = 0;
+    if (thread == NULL)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (has_ring(thread))
+        error = register_entries(thread);
+    Py_END_ALLOW_THREADS
+    return none_or_error(error);
+}
+
+static PyObject *reply_to_entry(const Worker *Py_UNUSED(worker), const Incoming *incoming) {
+    EntryReply *reply = (EntryReply *)PyType_GenericAlloc(entry_reply_type, 0);
+    if (reply == NULL)
+        return NULL;
+    reply->entry = incoming->entry;
+    reply->rings = (CoreRings *)Py_NewRef((PyObject *)reply->entry->owner->rings);
+    return (PyObject *)reply;
+}
+
+static PyObject *rings_serve(CoreRings *rings, PyObject *args) {
+    PyObject *number, *core;
+    if (!PyArg_ParseTuple(args, "OO", &number, &core))
+        return NULL;
+    RingThread *thread = thread_of(rings, number);
+    if (thread == NULL)
+        return NULL;
+    int error = 0;
+    thread->worker = (Worker){
+        .core = (Core *)Py_NewRef(core), .patience = thread->kind == CLERK ? NO_CALLS : ANY_TIME,
+        .reply_to = reply_to_entry,
+    };
+    this_thread = thread;
+    thread->worker.released = PyEval_SaveThread();
+    if (thread->kind == CLERK)
+        ask_for_workers(thread);
+    else if (thread->kind == HELPER)
+        help(thread);
+    else {
+        error = serve_ring(thread);
+        __atomic_store_n(&rings->has_ended, true, __ATOMIC_RELEASE);
+        for (int at = 0; at < N_THREADS; at++)
+            sem_post(&rings->threads[at].has_work);
+    }
+    close_fds();
+    PyEval_RestoreThread(thread->worker.released);
+    Py_DECREF(core);
+    return none_or_error(is_gone(error) ? 0 : error);
+}
+
+/* Types. */
+
+static PyObject *rings_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
+    int device, is_pinned;
+    PyObject *cores;
+    if (!PyArg_ParseTuple(args, "iO!p", &device, &PyList_Type, &cores, &is_pinned))
+        return NULL;
+    CoreRings *self = (CoreRings *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->ring = Py_NewRef(ring);
-    self->fd = fd;
-    self->sq_head = (uint32_t *)(uintptr_t)at[0], self->sq_tail = (uint32_t *)(uintptr_t)at[1];
-    self->cq_head = (uint32_t *)(uintptr_t)at[2], self->cq_tail = (uint32_t *)(uintptr_t)at[3];
-    self->sqes = (char *)(uintptr_t)at[4], self->cqes = (char *)(uintptr_t)at[5];
-    self->sq_mask = sq_mask, self->cq_mask = cq_mask;
-    worker_begin(&self->worker, core, later);
+    for (int at = 0; at < N_THREADS; at++) {
+        RingThread *thread = &self->threads[at];
+        thread->rings = self, thread->ring.fd = -1;
+        thread->kind = at < SERVER ? (Kind)at : is_pinned && at < SERVER + N_SERVERS ? SERVER : HELPER;
+        thread->given = thread->kind == HELPER ? &none : NULL;
+        sem_init(&thread->has_work, 0, 0);
+    }
+    self->device = device, self->is_pinned = is_pinned;
+    self->n_queues = (unsigned)PyList_Size(cores);
+    self->queues = calloc(self->n_queues, sizeof *self->queues);
+    for (unsigned at = 0; self->queues != NULL && at < self->n_queues; at++)
+        self->queues[at].number = (uint16_t)PyLong_AsLong(PyList_GetItem(cores, (Py_ssize_t)at));
+    if (self->queues == NULL)
+        PyErr_NoMemory();
+    if (PyErr_Occurred()) {
+        Py_DECREF(self);
+        return NULL;
+    }
     return (PyObject *)self;
 }
 
-static void core_ring_free(CoreRing *self) {
+static void rings_free(CoreRings *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
-    worker_end(&self->worker);
-    Py_XDECREF(self->ring);
-    PyMem_Free(self->slots);
+    for (int at = 0; at < N_THREADS; at++) {
+        RingThread *thread = &self->threads[at];
+        ring_close(&thread->ring);
+        for (Block *block; (block = thread->blocks) != NULL; free(block)) {
+            thread->blocks = block->next;
+            munmap(block->memory, (size_t)block->n * ENTRY_SIZE);
+        }
+        sem_destroy(&thread->has_work);
+    }
+    free(self->queues);
     PyObject_Free(self);
     Py_DECREF(type);
 }
 
-static PyMethodDef core_ring_methods[] = {
-    {"enter", (PyCFunction)core_ring_enter, METH_VARARGS, enter_doc},
-    {"add", (PyCFunction)core_ring_add, METH_VARARGS, add_doc},
+static PyObject *entry_reply_call(EntryReply *self, PyObject *args, PyObject *Py_UNUSED(keywords)) {
+    PyObject *answer, *unique;
+    if (!PyArg_ParseTuple(args, "OO", &answer, &unique))
+        return NULL;
+    Entry *entry = self->entry;
+    if (entry == NULL)
+        Py_RETURN_NONE;
+    int result;
+    if (PyLong_Check(answer)) {
+        result = -(int)PyLong_AsLong(answer);
+    } else {
+        Py_buffer view;
+        if (PyObject_GetBuffer(answer, &view, PyBUF_SIMPLE) < 0)
+            return NULL;
+        Py_ssize_t head = PyByteArray_Check(answer) ? HEAD_BYTES_OUT : 0; /* it is whole but for its number */
+        result = view.len - head > BODY_BYTES_MAX ? -EIO : (int)(view.len - head);
+        if (result > 0)
+            memcpy(entry->memory + PAYLOAD_AT, (const char *)view.buf + head, (size_t)result);
+        PyBuffer_Release(&view);
+    }
+    self->entry = NULL;
+    give_back(entry, result);
+    Py_RETURN_NONE;
+}
+
+static void entry_reply_free(EntryReply *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    Py_XDECREF((PyObject *)self->rings);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef rings_methods[] = {
+    {"prepare", (PyCFunction)rings_prepare, METH_O, "Make the ring of a thread; called by that thread. Raises  OSError"},
+    {"register", (PyCFunction)rings_register, METH_O,
+     "Give the kernel the entries of a thread. Raises  OSError: it has refused them, and goes on with /dev/fuse"},
+    {"serve", (PyCFunction)rings_serve, METH_VARARGS,
+     "Serve as that thread until the connection is gone. Raises  OSError: the thread can't go on"},
     {NULL, NULL, 0, NULL},
 };
-static PyType_Slot core_ring_slots[] = {
-    {Py_tp_doc, "One thread's ring, whose requests a core answers."},
-    {Py_tp_new, core_ring_new},
-    {Py_tp_dealloc, core_ring_free},
-    {Py_tp_methods, core_ring_methods},
-    {Py_tp_getset, worker_getset},
+static PyType_Slot rings_slots[] = {
+    {Py_tp_doc, "The threads and rings of the queues of one core, or of all cores that are not online."},
+    {Py_tp_new, rings_new},
+    {Py_tp_dealloc, rings_free},
+    {Py_tp_methods, rings_methods},
     {0, NULL},
 };
-PyType_Spec core_ring_spec = {
-    .name = "fusefs.mount.native._core.CoreRing",
-    .basicsize = sizeof(CoreRing),
+static PyType_Spec rings_spec = {
+    .name = "fusefs.mount.native._core.CoreRings",
+    .basicsize = sizeof(CoreRings),
     .flags = Py_TPFLAGS_DEFAULT,
-    .slots = core_ring_slots,
+    .slots = rings_slots,
 };
+static PyType_Slot entry_reply_slots[] = {
+    {Py_tp_doc, "The way of a reply into an entry of a ring."},
+    {Py_tp_call, entry_reply_call},
+    {Py_tp_dealloc, entry_reply_free},
+    {0, NULL},
+};
+static PyType_Spec entry_reply_spec = {
+    .name = "fusefs.mount.native._core.EntryReply",
+    .basicsize = sizeof(EntryReply),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = entry_reply_slots,
+};
+
+int add_rings(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&rings_spec);
+    int error = type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0 ||
+                PyModule_AddIntConstant(module, "N_RING_THREADS", N_THREADS) < 0;
+    Py_XDECREF(type);
+    entry_reply_type = (PyTypeObject *)PyType_FromSpec(&entry_reply_spec);
+    return error || entry_reply_type == NULL ? -1 : 0;
+}

@@ -1,11 +1,11 @@
 """Threads that read requests from /dev/fuse: one at a time, and another as soon as that one is held up in a request.
 
-Which call to the backing filesystem will wait can't be foretold. So a watch looks every two milliseconds whether a
-thread, of these or of the rings, is in the same request as before, and is held up there. If so another thread reads
-from then on. The request goes on; the thread that serves it replies, and ends, as it is not the reader any more. While
-no request comes, the watch sleeps.
+Which call to the backing filesystem will wait can't be foretold. So a watch looks every two milliseconds whether the
+reader is in the same request as before, and is held up there. If so another thread reads from then on. The request goes
+on; the thread that serves it replies, and ends, as it is not the reader any more. While no request comes, the watch
+sleeps. Where requests come by io_uring, what is read is FORGET and INTERRUPT.
 
-Source  docs/decisions/0061-one-mutex.md
+Source  docs/decisions/0060-how-requests-travel.md
 """
 
 from __future__ import annotations
@@ -23,168 +23,88 @@ import trio
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import have_own_umask
 from fusefs.linux.thread_progress import ThreadProgress
-from fusefs.mount.native._core import Core, CoreDevice, CoreRing
-from fusefs.mount.requests.fuse_requests import FuseRequests, RequestReader
+from fusefs.mount.native._core import Core, CoreDevice
+from fusefs.mount.requests.fuse_requests import FuseRequests
 
 _LOOK_S, _SELDOM_S = 0.002, 0.02
 _N_IN_VAIN = 3
 """Times that the watch saw no request before it sleeps."""
 _N_ACTIVE = 4
-"""Readers held up at a time; with more, the one that reads does nothing itself that may take long."""
+"""Readers held up at a time; with more, the one that reads leaves all requests to workers."""
 
 _log = logging.getLogger(__name__)
 
-DeviceOf = Callable[[RequestReader, Fd], CoreDevice]
-"""Makes a thread's, which stops waiting when the fd can be read."""
 
+class _Reader:
+    """A thread that reads; made by that thread."""
 
-class ServingThread:
-    """A thread that serves requests, as the watch sees it; made by that thread."""
-
-    def __init__(self, worker: CoreDevice | CoreRing, was_held_up: Callable[[], object]) -> None:
-        """was_held_up: called by the watch, each time that it is"""
-        self.worker = worker
-        self.was_held_up = was_held_up
+    def __init__(self, device: CoreDevice) -> None:
+        self.device = device
         self.progress = ThreadProgress()
         self.seen_ns = 0
-        """When the request began that it was in at the last look."""
-
-
-class HeldUpWatch:
-    """What looks after the threads that serve one mount's requests."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self.wake = Fd(os.eventfd(0, os.EFD_CLOEXEC))
-        """Written to by the native core when a request begins while the watch sleeps."""
-        self._threads: list[ServingThread] = []
-        self._has_ended = False
-
-    def add(self, thread: ServingThread) -> None:
-        """Look after one more; by any thread."""
-        self._threads = [*self._threads, thread]
-
-    def remove(self, thread: ServingThread) -> None:
-        """It ends; by any thread."""
-        self._threads = [one for one in self._threads if one is not thread]
-
-    def end(self) -> None:
-        """Look no more."""
-        self._has_ended = True
-        os.eventfd_write(self.wake, 1)
-
-    def run(self, core: Core) -> None:
-        """Look, until the end."""
-        n_in_vain = 0
-        while not self._has_ended:
-            time.sleep(_LOOK_S if n_in_vain < _N_IN_VAIN else _SELDOM_S)
-            n_in_vain = 0 if self._look() else n_in_vain + 1
-            if n_in_vain > _N_IN_VAIN:
-                core.sleep()
-                if not self._look() and not self._has_ended:
-                    os.eventfd_read(self.wake)
-                    n_in_vain = 0
-
-    def _look(self) -> bool:
-        """Find the threads that are held up; whether any is in a request in which it was not at the last look."""
-        goes_on = False
-        for thread in self._threads:
-            worker = thread.worker
-            began_ns = worker.began_ns
-            if began_ns != thread.seen_ns:
-                thread.seen_ns = began_ns
-                if began_ns:
-                    thread.progress.note()
-                    goes_on = True
-            elif began_ns and not worker.is_held_up:
-                goes_on = True
-                if thread.progress.is_held_up():
-                    worker.is_held_up = True
-                    thread.was_held_up()
-        return goes_on
+        """When the request began that it was in when the watch looked last."""
 
 
 class DeviceReaders:
     """Those of one mount."""
 
-    def __init__(
-        self,
-        requests: FuseRequests,
-        watch: HeldUpWatch,
-        core: Core,
-        device_of: DeviceOf,
-        gone: Callable[[], object],
-    ) -> None:
+    def __init__(self, requests: FuseRequests, core: Core, gone: Callable[[], object]) -> None:
         """Begin with none. gone: called by a thread that finds the connection gone"""
         self._requests = requests
-        self._watch = watch
         self._core = core
-        self._device_of = device_of
         self._gone = gone
-        self._wake = Fd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._rest_ms = 0
+        self._watch_wake = Fd(os.eventfd(0, os.EFD_CLOEXEC))
+        """The core writes to it when a request begins while the watch sleeps."""
+        core.connect(requests.device, self._watch_wake, requests)
         self._threads: list[threading.Thread] = []
-        self._reading: ServingThread | None = None
+        self._reading: _Reader | None = None
         """The thread that reads. It is not the reader any more when it finds another one here."""
-        self._held_up: set[ServingThread] = set()
+        self._held_up: set[_Reader] = set()
         self._has_ended = False
 
-    def begin(self) -> None:
-        """Read from now on. Raises  RuntimeError: no more threads for us"""
+    def begin(self, rest_ms: int = 0) -> None:
+        """Read from now on.
+
+        rest_ms  how long what has come may wait: beside a ring no client waits for it
+        Raises   RuntimeError: no more threads for us
+        """
+        self._rest_ms = rest_ms
         self._start(self._read)
-        self._start(self._look_after)
+        self._start(self._watch)
 
     def end(self, limit_s: float) -> None:
         """Let the threads end; one in a call that hangs stays, after that long."""
         self._has_ended = True
-        os.eventfd_write(self._wake, 1)
-        self._watch.end()
+        os.eventfd_write(self._requests.wake, 1)
+        os.eventfd_write(self._watch_wake, 1)
         end_s = time.monotonic() + limit_s
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
-
-    def _look_after(self) -> None:
-        self._watch.run(self._core)
 
     def _start(self, run: Callable[[], None]) -> None:
         thread = threading.Thread(target=run, daemon=True, name=run.__name__.strip("_"))
         thread.start()
         self._threads = [*(one for one in self._threads if one.is_alive()), thread]
 
+    # The reader.
+
     def _read(self) -> None:
         try:
             have_own_umask()
-            reader = RequestReader()
-            device = self._device_of(reader, self._wake)
+            reader = _Reader(CoreDevice(self._core, self._requests.wake, self._rest_ms))
         except (OSError, MemoryError) as error:
             _log.warning("a thread that was to read /dev/fuse can't: %s", error)
             if self._reading is None:  # else that one goes on when its call is over
                 self._end_mount()
             return
-        thread = ServingThread(device, self._replace)
-        if self._reading is not None and not self._reading.worker.is_held_up:
+        if self._reading is not None and not self._reading.device.is_held_up:
             return  # it is back already
-        device.hands_out = len(self._held_up) > _N_ACTIVE
-        self._reading = thread
-        self._watch.add(thread)
-        self._answer(device, reader, thread)
-
-    def _answer(self, device: CoreDevice, reader: RequestReader, thread: ServingThread) -> None:
-        requests = self._requests
+        if len(self._held_up) > _N_ACTIVE:
+            reader.device.pass_on()
+        self._reading = reader
         try:
-            while not self._has_ended:
-                n_before = requests.n_unfinished
-                size = device.read(not n_before)
-                # The core may have come upon something that takes several steps, and read no further.
-                is_idle = not size and requests.n_unfinished == n_before
-                if size:
-                    requests.answer_read(reader, size, hands_out=device.hands_out)
-                if device.is_held_up:
-                    self._held_up.discard(thread)
-                    if self._reading is not thread:
-                        return
-                    device.is_held_up = False
-                if requests.n_unfinished:
-                    requests.go_on(is_idle=is_idle)
+            self._answer(reader)
         except OSError as error:
             if error.errno != errno.ENODEV:
                 _log.exception("/dev/fuse can't be read")
@@ -194,17 +114,52 @@ class DeviceReaders:
             self._end_mount()
             raise
         finally:
-            self._held_up.discard(thread)
-            self._watch.remove(thread)
+            self._held_up.discard(reader)
+            if self._reading is reader:
+                self._reading = None
 
-    def _replace(self) -> None:
-        """The reader is held up: another one is to read; by the watch."""
-        if self._reading is not None:
-            self._held_up.add(self._reading)
-            with suppress(RuntimeError):  # no more threads for us: that one goes on when its call is over
-                self._start(self._read)
+    def _answer(self, reader: _Reader) -> None:
+        device, requests = reader.device, self._requests
+        while not self._has_ended:
+            is_idle = device.read(not requests.n_unfinished)
+            if device.is_held_up:
+                self._held_up.discard(reader)
+                if self._reading is not reader:
+                    return
+                device.is_held_up = False
+            if requests.n_unfinished:
+                requests.go_on(is_idle=is_idle)
 
     def _end_mount(self) -> None:
         self._has_ended = True
         with suppress(trio.RunFinishedError):
             self._gone()
+
+    # The watch.
+
+    def _watch(self) -> None:
+        n_in_vain = 0
+        while not self._has_ended:
+            time.sleep(_LOOK_S if n_in_vain < _N_IN_VAIN else _SELDOM_S)
+            n_in_vain = 0 if self._look() else n_in_vain + 1
+            if n_in_vain > _N_IN_VAIN:
+                self._core.sleep()
+                if not self._look() and not self._has_ended:
+                    os.eventfd_read(self._watch_wake)
+                    n_in_vain = 0
+
+    def _look(self) -> bool:
+        """Replace the reader if it is held up; whether it is in a request, and not held up already."""
+        reader = self._reading
+        if reader is None or reader.device.is_held_up:
+            return False
+        began_ns = reader.device.began_ns
+        if began_ns != reader.seen_ns:
+            reader.seen_ns = began_ns
+            reader.progress.note()
+        elif began_ns and reader.progress.is_held_up():
+            reader.device.is_held_up = True
+            self._held_up.add(reader)
+            with suppress(RuntimeError):  # no more threads for us: that one goes on when its call is over
+                self._start(self._read)
+        return bool(began_ns)

@@ -1,27 +1,27 @@
 """The requests that the C core does not answer.
 
-What has to wait goes to a thread, which answers it; where the backing filesystem is slow, what is cached is answered at
-once.
+A thread that has such a request replies itself, or has a worker of the pool do it: that depends on how long the thread
+may take. Where the backing filesystem is slow, what is cached is replied to at once.
 
-Source  docs/decisions/0014-direct-requests.md, 0061-one-mutex.md
+Source  docs/decisions/0060-how-requests-travel.md
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import mmap
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from enum import IntEnum
 from functools import partial
 from time import perf_counter_ns
 from typing import Final, NamedTuple
 
 from fusefs.core import fuse_protocol as wire
-from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
+from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode
+from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import is_killed
 from fusefs.mount.native._core import Node
 from fusefs.mount.requests.failures import NotCached, NotYet, attempt, attempt_step
@@ -32,35 +32,25 @@ from fusefs.mount.tree.act_as import RequestCaller
 from fusefs.mount.tree.vfs import Vfs
 
 GONE: Final = (errno.ENOENT, errno.ENODEV)
-"""The process that waits for an answer; the connection."""
-_SHORT_BYTES = 1 << 13
-_STEP_S = 0.001
-_NOT_THERE = (errno.EAGAIN, errno.ENOENT, errno.ENODEV)
-"""Nothing more, or not any more."""
+"""The process that waits for a reply; the connection."""
 _UNANSWERED = (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT)
 _OF_NOBODY = (Opcode.RELEASE, Opcode.RELEASEDIR)
 """A handle is released: no client waits for that, and none may be refused it."""
 
 _log = logging.getLogger(__name__)
 
-
-class RequestReader:
-    """A thread that reads requests."""
-
-    __slots__ = ("caller", "room", "to")
-
-    def __init__(self) -> None:
-        self.to = memoryview(mmap.mmap(-1, wire.REQUEST_BYTES_MAX))  # no more of it is in memory than is needed
-        self.room = (self.to,)
-        self.caller = RequestCaller()
-
-    def request(self, size: int) -> Request:
-        """What was read: a write is not copied; all others are short."""
-        return self.to[:size] if size > _SHORT_BYTES else self.to[:size].tobytes()
+SendReply = Callable[[wire.Answer, int], None]
+"""Sends a reply to the kernel; with the number of the request, and the tables' lock."""
 
 
-Give = Callable[[wire.Answer, int], None]
-"""The way of an answer to the kernel; with the number of the request, and the tables' lock."""
+class Patience(IntEnum):
+    """How long a thread may take for a request; as in native/core.h."""
+
+    NO_CALLS = 0
+    """It makes no call to the backing filesystem, as other requests wait for it."""
+    NO_WAITING = 1
+    """It leaves what takes long to a worker, as it reads the next request."""
+    ANY_TIME = 2
 
 
 class _Unfinished(NamedTuple):
@@ -71,7 +61,7 @@ class _Unfinished(NamedTuple):
     pid: int
     cell: int
     begun_ns: int
-    give: Give
+    send: SendReply
 
 
 class FuseRequests:
@@ -94,29 +84,61 @@ class FuseRequests:
         self._answers = FuseOperations(vfs)
         self._acts, self._recalls = self._answers.acts(), self._answers.recalls()
         self._unfinished: deque[_Unfinished] = deque()
+        self.wake = Fd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        """Has the thread that reads /dev/fuse call `go_on`."""
 
-    @property
-    def number(self) -> Callable[[Node, bytes], ReplyInSteps]:
-        """What replies to what has made a node when that has its own number."""
-        return self._answers.number
+    def answer(self, request: bytes, send: SendReply, patience: int) -> None:
+        """Reply to a request, or have that done. patience: of this thread"""
+        lock = self._lock
+        if wire.is_cut_off(request):
+            self._refuse_cut_off(request, send)
+            return
+        opcode, nodeid = wire.read_head(request)[1:4:2]
+        act = self._acts.get(opcode)
+        if act is None:
+            self._refuse(opcode, request, send)
+            return
+        cached = self._recalls.get(opcode) if lock.is_slow else None
+        if cached is not None:
+            with suppress(NotCached), lock:
+                self._answer(cached, request, send)
+                return
+        is_for_worker = patience == Patience.NO_CALLS or lock.is_slow or act.sort is WaitClass.LONG
+        if act.sort and patience < Patience.ANY_TIME and is_for_worker:
+            self._have_done(act, request, self._kind_of(act, opcode, nodeid, request), send)
+            return
+        try:
+            if patience == Patience.ANY_TIME:
+                self._stats.changed()
+                lock.run_patiently(self._answer, act, request, send)
+                return
+            with lock:
+                self._answer(act, request, send)
+        except WouldWait:
+            self._have_done(act, request, WaitClass.OTHERS, send)
 
-    def answer_read(self, reader: RequestReader, size: int, *, hands_out: bool) -> None:
-        """Answer a request that a thread has read from /dev/fuse, or have that done.
+    # What takes several steps.
 
-        size       of the request, which is in the reader's memory
-        hands_out  what may take long is done by others
-        """
-        unfinished = self._answer_or_help(reader.request(size), reader.caller, self._write, hands_out=hands_out)
-        if unfinished is not None:
+    def answer_later(
+        self, node: Node, body: bytes, unique: int, pid: int, opcode: int, begun_ns: int, send: SendReply
+    ) -> None:
+        """Reply to what has made a node when that has its own number; by any thread."""
+        steps = self._answers.number(node, body)
+        with self._lock:
+            self._begin_steps(_Unfinished(steps, unique, pid, self._acts[opcode].cell, begun_ns, send))
+
+    def _begin_steps(self, unfinished: _Unfinished) -> None:
+        if not self._step(unfinished, None):
             self._unfinished.append(unfinished)
+            os.eventfd_write(self.wake, 1)
 
     @property
     def n_unfinished(self) -> int:
-        """How many requests that were read take several steps, of which some are left."""
+        """How many requests take several steps, of which some are left."""
         return len(self._unfinished)
 
     def go_on(self, *, is_idle: bool) -> None:
-        """Make a step of all that takes several. is_idle: no request waits"""
+        """Make a step of all that takes several. is_idle: no request waits in /dev/fuse"""
         for _ in range(len(self._unfinished)):
             with suppress(IndexError):  # another thread reads by now, and goes on with it
                 unfinished = self._unfinished.popleft()
@@ -125,225 +147,103 @@ class FuseRequests:
                 if not is_done:
                     self._unfinished.append(unfinished)
 
-    def answer_later(self, _token: int, steps: ReplyInSteps, unique: int, pid: int, opcode: int, begun_ns: int) -> None:
-        """Answer a request that was read from /dev/fuse and has been done, but whose answer takes several steps."""
-        unfinished = _Unfinished(steps, unique, pid, self._acts[opcode].cell, begun_ns, self._write)
-        with self._lock:
-            is_done = self._step(unfinished, None)
-        if not is_done:
-            self._unfinished.append(unfinished)
+    def _step(self, unfinished: _Unfinished, is_idle: bool | None) -> bool:
+        """One step, and the reply if it is the last; whether it is."""
+        steps, unique, pid, cell, begun_ns, send = unfinished
+        answer: Reply | NotYet = attempt_step(steps, is_idle)
+        if isinstance(answer, NotYet):
+            return False
+        self._reply(answer, unique, pid, cell, begun_ns, send)
+        return True
 
-    def answer_here(self, request: Request, reader: RequestReader, give: Give, *, hands_out: bool) -> None:
-        """Answer a request that has come by io_uring, in the thread that has got it, or have that done.
+    # What is refused.
 
-        reader     of that thread, for what comes otherwise
-        hands_out  what may take long is done by others
-        """
-        unfinished = self._answer_or_help(request, reader.caller, give, hands_out=hands_out)
-        if unfinished is not None:
-            self._finish_soon(unfinished, reader)
+    def _refuse(self, opcode: int, request: bytes, send: SendReply) -> None:
+        """Reply to an unknown request as libfuse does."""
+        if opcode == Opcode.INTERRUPT:
+            self._interrupt(request)
+        else:
+            self._send(errno.ENOSYS, request, send)
 
-    def _answer_or_help(
-        self, request: Request, caller: RequestCaller, give: Give, *, hands_out: bool
-    ) -> _Unfinished | None:
-        lock = self._lock
-        if wire.is_cut_off(request):
-            self._refuse_cut_off(request, give)
-            return None
-        _size, opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
-        known = act = self._acts.get(opcode)
-        if lock.is_slow:
-            act = self._recalls.get(opcode, act)
-        if act is None or known is None:
-            self._refuse(opcode, request, give)
-            return None
-        if act.sort and (hands_out or lock.is_slow or act.sort is WaitClass.LONG):
-            self._help(act, request, self._kind_of(act, opcode, nodeid, request), give)
-            return None
-        begun_ns = perf_counter_ns()
-        try:
-            with lock:
-                return self._answer(act, nodeid, request, unique, caller, begun_ns, give)
-        except NotCached:
-            self._help(known, request, self._kind_of(known, opcode, nodeid, request), give)
-        except WouldWait:
-            self._help(known, request, WaitClass.OTHERS, give)
-        return None
+    def _refuse_cut_off(self, request: bytes, send: SendReply) -> None:
+        """Reply to a request that lacks a part, if it can be seen whose reply that is and somebody waits for it."""
+        _log.error("the kernel has sent a request of %d bytes that is cut off", len(request))
+        if len(request) >= REQUEST_HEAD_SIZE and wire.read_head(request)[1] not in _UNANSWERED:
+            self._send(errno.EINVAL, request, send)
 
-    def finish_soon(
-        self,
-        steps: ReplyInSteps,
-        unique: int,
-        pid: int,
-        opcode: int,
-        begun_ns: int,
-        give: Give,
-        reader: RequestReader,
-    ) -> None:
-        """Have answered what has come by io_uring and been done, but takes several steps to be told."""
-        unfinished = _Unfinished(steps, unique, pid, self._acts[opcode].cell, begun_ns, give)
-        with self._lock:
-            is_done = self._step(unfinished, None)
-        if not is_done:
-            self._finish_soon(unfinished, reader)
-
-    def _finish_soon(self, unfinished: _Unfinished, reader: RequestReader) -> None:
-        """Go on with what takes several steps, when all has been read that it waits for."""
-        self._read_forgotten(reader)
-        with self._lock:
-            is_done = self._step(unfinished, is_idle=False)
-        if not is_done:
-            self._finish_elsewhere(unfinished)
-
-    def _read_forgotten(self, reader: RequestReader) -> None:
-        """Read what there is beside the requests that come by io_uring: what the kernel forgets."""
-        while True:
-            try:
-                request = reader.request(os.readv(self.device, reader.room))
-            except OSError as error:
-                if error.errno not in _NOT_THERE:
-                    raise
-                return
-            opcode = wire.read_head(request)[1]
-            act = self._acts.get(opcode)
-            if act is None:
-                self._refuse(opcode, request, self._write)
-                continue
+    def _interrupt(self, request: bytes) -> None:
+        """A killed client's request need not wait for its turn; all others go on, as natively."""
+        (unique,) = wire.INTERRUPT_IN.unpack_from(request, REQUEST_HEAD_SIZE)
+        task = self._pool.parked(unique)
+        if task is not None and is_killed(task.pid) and self._pool.remove(unique):
             with self._lock:
-                unfinished = self._answer_as_read(act, request, reader.caller, self._write)
-            if unfinished is not None:
-                self._finish_elsewhere(unfinished)
+                (task.send or self.write)(errno.EINTR, unique)
 
-    def _kind_of(self, act: OpcodeHandler, opcode: int, nodeid: int, request: Request) -> WaitClass:
+    def _send(self, error: int, request: bytes, send: SendReply) -> None:
+        with self._lock:
+            send(error, wire.read_head(request)[2])
+
+    # In workers.
+
+    def _have_done(self, act: OpcodeHandler, request: bytes, sort: WaitClass, send: SendReply) -> None:
+        """Have a worker do a request."""
+        _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
+        if opcode == Opcode.RELEASE:  # the next writer may be quicker than the worker that lets it go
+            with self._lock:
+                self._nodes.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
+        self._stats.changed()
+        do = partial(self._do, act, request, sort, send)
+        if not self._pool.do(PoolTask(_key_of(request, sort), do, unique, pid, len(request), send)):
+            self._send(errno.EAGAIN, request, send)
+
+    def _do(self, act: OpcodeHandler, request: bytes, sort: WaitClass, send: SendReply, has_waited: bool) -> None:
+        _size, opcode, _unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
+        if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
+            self._send(errno.EINTR, request, send)
+            return
+        # A request that waits for another process must not hold up those of this kind.
+        run = self._lock.run if sort < WaitClass.LONG else self._lock.run_patiently
+        try:
+            run(self._answer, act, request, send)
+        except WouldWait:
+            self._have_done(act, request, WaitClass.OTHERS, send)
+
+    def _kind_of(self, act: OpcodeHandler, opcode: int, nodeid: int, request: bytes) -> WaitClass:
         """With which of its user's requests it is queued."""
         submounts = self._lock.submounts
         with self._lock:
             node = self._nodes.get(nodeid)
             if node is not None and (node.dev in submounts.devices or node.name in submounts.names):
                 return WaitClass.OTHERS
-        if submounts.names and not submounts.names.isdisjoint(bytes(request[REQUEST_HEAD_SIZE:]).split(b"\0")):
+        if submounts.names and not submounts.names.isdisjoint(request[REQUEST_HEAD_SIZE:].split(b"\0")):
             return WaitClass.OTHERS
-        return _sort(act, opcode, request)
-
-    def _refuse(self, opcode: int, request: Request, give: Give) -> None:
-        """Answer an unknown request as libfuse does."""
-        if opcode == Opcode.INTERRUPT:
-            self._interrupt(request)
-        else:
-            _size, _opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
-            with self._lock:
-                self._give(errno.ENOSYS, unique, pid, give)
-
-    def _refuse_cut_off(self, request: Request, give: Give) -> None:
-        """Answer a request that lacks a part, if it can be seen whose answer that is and somebody waits for it."""
-        _log.error("the kernel has sent a request of %d bytes that is cut off", len(request))
-        if len(request) >= REQUEST_HEAD_SIZE:
-            _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
-            if opcode not in _UNANSWERED:
-                with self._lock:
-                    self._give(errno.EINVAL, unique, pid, give)
-
-    def _interrupt(self, request: Request) -> None:
-        """A killed client's request need not wait for its turn; all others go on, as natively."""
-        (unique,) = wire.INTERRUPT_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        task = self._pool.parked(unique)
-        if task is not None and is_killed(task.pid) and self._pool.remove(unique):
-            with self._lock:
-                self._give(errno.EINTR, unique, task.pid, task.give or self._write)
-
-    # In threads.
-
-    def _help(self, act: OpcodeHandler, request: Request, sort: WaitClass, give: Give) -> None:
-        """Have a request done in a thread."""
-        _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
-        if opcode == Opcode.RELEASE:  # the next writer may be quicker than the thread that lets it go
-            with self._lock:
-                self._nodes.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
-        self._stats.changed()
-        copy = bytes(request)
-        do = partial(self._do, act, copy, sort, give)
-        if not self._pool.do(PoolTask(_key_of(request, sort), do, unique, pid, len(copy), give)):
-            with self._lock:
-                self._give(errno.EAGAIN, unique, pid, give)
-
-    def _do(self, act: OpcodeHandler, request: bytes, sort: WaitClass, give: Give, has_waited: bool) -> None:
-        _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
-        if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
-            with self._lock:
-                self._give(errno.EINTR, unique, pid, give)
-        else:
-            run = self._lock.run_patiently
-            if sort < WaitClass.LONG:  # a request that waits for another process must not hold up those of this kind
-                run = self._lock.run
-            try:
-                run(self._answer_wholly, act, request, give)
-            except WouldWait:
-                self._help(act, request, WaitClass.OTHERS, give)
-
-    def _answer_wholly(self, act: OpcodeHandler, request: bytes, give: Give) -> None:
-        unfinished = self._answer_as_read(act, request, RequestCaller(), give)
-        if unfinished is not None:
-            self._finish(unfinished)
-
-    def _finish(self, unfinished: _Unfinished) -> None:
-        is_done = False
-        while not is_done:
-            self._lock.call(time.sleep, _STEP_S)
-            is_done = self._step(unfinished, is_idle=False)
-
-    def _finish_elsewhere(self, unfinished: _Unfinished) -> None:
-        def act(_has_waited: bool) -> None:
-            self._lock.run(self._finish, unfinished)
-
-        self._pool.do(PoolTask((None, WaitClass.SHORT), act))
+        if opcode == Opcode.OPEN and wire.OPEN_IN.unpack_from(request, REQUEST_HEAD_SIZE)[0] & os.O_TRUNC:
+            return WaitClass.CHANGE
+        return act.sort
 
     # With the tables' lock.
 
-    def _answer_as_read(
-        self, act: OpcodeHandler, request: Request, caller: RequestCaller, give: Give
-    ) -> _Unfinished | None:
-        _size, _opcode, unique, nodeid, caller.uid, caller.gid, caller.pid = wire.read_head(request)
-        return self._answer(act, nodeid, request, unique, caller, perf_counter_ns(), give)
-
-    def _answer(
-        self,
-        act: OpcodeHandler,
-        nodeid: int,
-        request: Request,
-        unique: int,
-        caller: RequestCaller,
-        begun_ns: int,
-        give: Give,
-    ) -> _Unfinished | None:
-        """Do it, and answer; or what remains to be done. Raises  NotCached"""
+    def _answer(self, act: OpcodeHandler, request: bytes, send: SendReply) -> None:
+        """Do a request, and reply, or begin what takes several steps. Raises  NotCached, WouldWait"""
+        begun_ns = perf_counter_ns()
+        _size, _opcode, unique, nodeid, *ids = wire.read_head(request)
+        caller = RequestCaller(*ids)
         answer = attempt(act.act, nodeid, request, caller)
         if isinstance(answer, Generator):
-            unfinished = _Unfinished(answer, unique, caller.pid, act.cell, begun_ns, give)
-            return None if self._step(unfinished, None) else unfinished
-        self._tell(answer, unique, caller.pid, act.cell, begun_ns, give)
-        return None
+            self._begin_steps(_Unfinished(answer, unique, caller.pid, act.cell, begun_ns, send))
+        else:
+            self._reply(answer, unique, caller.pid, act.cell, begun_ns, send)
 
-    def _step(self, unfinished: _Unfinished, is_idle: bool | None) -> bool:
-        """One step, and the answer if it is the last; whether it is."""
-        steps, unique, pid, cell, begun_ns, give = unfinished
-        answer: Reply | NotYet = attempt_step(steps, is_idle)
-        if isinstance(answer, NotYet):
-            return False
-        self._tell(answer, unique, pid, cell, begun_ns, give)
-        return True
-
-    def _tell(self, answer: Reply, unique: int, pid: int, cell: int, begun_ns: int, give: Give) -> None:
+    def _reply(self, answer: Reply, unique: int, pid: int, cell: int, begun_ns: int, send: SendReply) -> None:
         self._stats.count(cell, perf_counter_ns() - begun_ns, has_failed=type(answer) is int)
-        if answer is not None:
-            self._give(answer, unique, pid, give)
-
-    def _give(self, answer: wire.Answer, unique: int, pid: int, give: Give) -> None:
+        if answer is None:
+            return
         if answer == errno.ESTALE and type(answer) is int:
             self._retries.add(pid)
-        give(answer, unique)
+        send(answer, unique)
 
-    def _write(self, answer: wire.Answer, unique: int) -> None:
-        """A Give: to /dev/fuse."""
+    def write(self, answer: wire.Answer, unique: int) -> None:
+        """A SendReply: to /dev/fuse."""
         try:
             if type(answer) is bytearray:
                 wire.put_number(answer, wire.NUMBER_AT, unique)
@@ -356,24 +256,17 @@ class FuseRequests:
             self.lose_answer(error.errno, self._answers.handle_in(answer))
 
     def lose_answer(self, error: int | None, fh: int | None) -> None:
-        """The kernel has not taken an answer. error: an errno; fh: a handle that it has opened"""
+        """The kernel has not taken a reply. error: an errno; fh: a handle that it has opened"""
         if error not in GONE:  # the client has got an error, too
-            _log.error("the kernel takes an answer for wrong: %s", os.strerror(error or 0))
-        if fh:  # no client releases what none was told of
+            _log.error("the kernel takes a reply for wrong: %s", os.strerror(error or 0))
+        if fh:  # no client releases what none has heard of
             self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
         self._lock.run(self._listings.release, fh)
 
 
-def _sort(act: OpcodeHandler, opcode: int, request: Request) -> WaitClass:
-    """How long a request may take, if the filesystem below does not take changes at the moment."""
-    if opcode == Opcode.OPEN and wire.OPEN_IN.unpack_from(request, REQUEST_HEAD_SIZE)[0] & os.O_TRUNC:
-        return WaitClass.CHANGE
-    return act.sort
-
-
-def _key_of(request: Request, sort: WaitClass) -> Key:
+def _key_of(request: bytes, sort: WaitClass) -> Key:
     """The uid that a request comes from, and its sort."""
     _size, opcode, _unique, _nodeid, uid, _gid, _pid = wire.read_head(request)
     return None if opcode in _OF_NOBODY else uid, sort

@@ -34,7 +34,7 @@ class PoolTask:
     unique  the number of the request that it is about; 0: of none
     pid     of the thread that has asked for it
     n_bytes of memory that it takes as long as it waits
-    give    the way of its answer; None: as all have it
+    send    sends its reply
     """
 
     key: Key
@@ -42,7 +42,7 @@ class PoolTask:
     unique: int = 0
     pid: int = 0
     n_bytes: int = 0
-    give: Callable[[Answer, int], None] | None = None
+    send: Callable[[Answer, int], None] | None = None
 
 
 class ThreadPool:

@@ -28,13 +28,13 @@ _BY_MODE = 1 << Capability.DAC_OVERRIDE | 1 << Capability.DAC_READ_SEARCH
 
 
 class RequestCaller:
-    """A linux.fuse_caller.Caller: the process whose request we answer ourselves; one object for all requests."""
+    """A linux.fuse_caller.Caller: the process that makes a request."""
 
     __slots__ = ("gid", "pid", "uid", "umask")
 
-    def __init__(self) -> None:
-        """Begin with no caller."""
-        self.uid = self.gid = self.pid = self.umask = 0
+    def __init__(self, uid: int, gid: int, pid: int) -> None:
+        """Begin with no umask: few requests have one."""
+        self.uid, self.gid, self.pid, self.umask = uid, gid, pid, 0
 
 
 class NeededCapability(NamedTuple):

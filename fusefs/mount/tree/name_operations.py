@@ -53,8 +53,7 @@ class NameOperations:
     def answer(self, request: Request) -> bytes:
         """Do a whole request; the body of its reply."""
         _size, opcode, _unique, nodeid, uid, gid, pid = wire.read_head(request)
-        caller = RequestCaller()
-        caller.uid, caller.gid, caller.pid = uid, gid, pid
+        caller = RequestCaller(uid, gid, pid)
         match opcode:
             case Opcode.LOOKUP:
                 return self._lookup(request, nodeid, caller)

@@ -1,0 +1,119 @@
+"""The threads that serve requests which come by io_uring: native/ring.c has what they do.
+
+Each core that is online has its own; all other cores that there could be have one set of them together.
+
+The clients of a core whose threads have ended would wait for ever: any end of one, whatever the reason, aborts the
+connection.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from fusefs.linux.fuse_caller import have_own_umask
+from fusefs.linux.uring_offer import split_cores
+from fusefs.mount.native._core import N_RING_THREADS, Core, CoreRings
+
+_N_FDS = 5
+"""Of the rings of a core."""
+_LIMIT_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class RingThreads:
+    """Those of one mount."""
+
+    def __init__(self, device: int, abort: Callable[[], None], n_fds: int) -> None:
+        """Begin with none.
+
+        device  /dev/fuse
+        abort   ends the connection, whatever it takes
+        n_fds   that the rings of all threads may have
+        """
+        self._device = device
+        self._abort = abort
+        self._n_fds = n_fds
+        self._core: Core | None = None
+        """What answers; None: there is nothing to answer after all."""
+        self._may_register = tuple(threading.Event() for _ in range(N_RING_THREADS))
+        self._threads: list[threading.Thread] = []
+        self._reports: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def prepare(self) -> None:
+        """Make rings and threads for all cores that there could be, before the reply to INIT.
+
+        Raises  OSError, RuntimeError: there are none to be had
+        """
+        own, others = split_cores()
+        try:
+            if _N_FDS * len(own) > self._n_fds:
+                raise OSError(errno.EMFILE, f"the rings of {len(own)} cores need {_N_FDS * len(own)} open files")
+            for cores in (*([core] for core in own), *([others] if others else [])):
+                rings = CoreRings(self._device, cores, cores is not others)
+                for number in range(N_RING_THREADS):
+                    thread = threading.Thread(target=self._run, args=(rings, number), daemon=True, name="ring")
+                    thread.start()
+                    self._threads.append(thread)
+            self._await(len(self._threads))
+        except BaseException:
+            self.give_up()
+            raise
+
+    def begin(self, core: Core) -> None:
+        """Serve from now on, after the reply to INIT.
+
+        Raises  OSError: the kernel has refused, and goes on with /dev/fuse
+        """
+        self._core = core
+        for number, may_register in enumerate(self._may_register):  # the dispatchers first: see native/ring.c
+            may_register.set()
+            try:
+                self._await(len(self._threads) // N_RING_THREADS)
+            except OSError as error:
+                if not number:
+                    self._core = None
+                    self.give_up()
+                    raise
+                _log.warning("a thread has no entry for requests that come by io_uring: %s", error.strerror)
+
+    def give_up(self) -> None:
+        """There is nothing to serve."""
+        for may_register in self._may_register:
+            may_register.set()
+
+    def wait_for_end(self, limit_s: float) -> None:
+        """Let the threads end, as they do with the connection; one in a call that hangs stays, after that long."""
+        end_s = time.monotonic() + limit_s
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+
+    def _await(self, n: int) -> None:
+        for error in [self._reports.get(timeout=_LIMIT_S) for _ in range(n)]:
+            if error is not None:
+                raise error
+
+    def _run(self, rings: CoreRings, number: int) -> None:
+        try:
+            have_own_umask()
+            rings.prepare(number)
+            self._reports.put(None)
+            self._may_register[number].wait()
+            if self._core is None:
+                return
+            rings.register(number)
+        except OSError as error:
+            self._reports.put(error)
+            return
+        self._reports.put(None)
+        try:
+            rings.serve(number, self._core)
+        except BaseException:
+            self._abort()
+            _log.exception("a thread that serves requests failed; with it the mount ends")
+            raise
