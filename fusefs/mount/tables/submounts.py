@@ -28,6 +28,8 @@ class Submounts:
     """The mounts inside a directory that may not answer, as long as `keep` runs; none before."""
 
     def __init__(self) -> None:
+        self.asks = True
+        """Whether a statx asks another machine, or a daemon, if it takes one; else what the kernel knows is replied."""
         self.names: frozenset[bytes] = frozenset()
         """The last names of those of their mount points where even a look may wait."""
         self.devices: frozenset[int] = frozenset()
