@@ -376,11 +376,6 @@ def create_answer() -> bytearray:
     return answer(_ENTRY.size + _OPEN.size)
 
 
-def write_answer() -> bytearray:
-    """Room for fuse_write_out."""
-    return answer(_WRITTEN.size)
-
-
 def _attributes(ino: int, attributes: Attributes) -> tuple[int, ...]:
     """The numbers of struct fuse_attr. ino: that people see"""
     (
@@ -503,11 +498,6 @@ def direntplus_in(reply: bytes) -> Iterator[Listed]:
 def dirent_alone(name: bytes, offset: int, ino: int, kind: int) -> bytes:
     """An entry of a listing without its node: the kernel asks for that when it wants it. kind: DT_DIR and so on"""
     return _direntplus((len(name) + 7) >> 3)(*_NO_ATTRIBUTES, ino, offset, len(name), kind, name)
-
-
-def put_written(message: bytearray, size: int) -> None:
-    """How many bytes were written: fuse_write_out."""
-    _WRITTEN.pack_into(message, ANSWER_HEAD_SIZE, size)
 
 
 @lru_cache(maxsize=64)

@@ -5,7 +5,6 @@ Files that the kernel reads itself, what it is to forget, the end of the connect
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import select
@@ -109,17 +108,6 @@ def open_abort(connection: int) -> Fd:
 def abort(fd: int) -> None:
     """Answer every request, waiting or to come, with an error."""
     os.write(fd, b"1")
-
-
-def takes_direct(fd: int) -> bool:
-    """Whether a file can be read and written directly (O_DIRECT)."""
-    try:
-        Fd(os.open(b"/proc/self/fd/%d" % fd, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)).close()
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return False
-    return True
 
 
 @contextmanager

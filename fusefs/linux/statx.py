@@ -31,8 +31,6 @@ BY_FD = syscalls.AT_SYMLINK_NOFOLLOW | syscalls.AT_EMPTY_PATH
 _HANDLE_HEAD, _MAX_HANDLE_SZ = syscalls.HANDLE_HEAD, syscalls.MAX_HANDLE_SZ
 _handle_size = struct.Struct("=I").unpack_from
 _NANO = 1_000_000_000
-_TIMES = struct.Struct("=qqqq")
-_UTIME_OMIT = (1 << 30) - 2
 TO_PEEK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -137,21 +135,6 @@ def look_anew(fd: int) -> Attributes:
 def peek_at(fd: int) -> tuple[Attributes, bytes]:
     """Attributes and file handle of what an fd holds."""
     return _mine.looker.peek(fd)
-
-
-def set_times(fd: int, atime_ns: int | None, mtime_ns: int | None) -> None:
-    """Set the times of what an fd of any kind holds; None leaves one as it is."""
-    times = _TIMES.pack(*_timespec(atime_ns), *_timespec(mtime_ns))
-    syscalls.utimensat(syscalls.AT_FDCWD, b"/proc/self/fd/%d" % fd, times, 0)
-
-
-def set_times_to_now(fd: int) -> None:
-    """Set the times of what an fd holds to now, for which write permission is enough."""
-    syscalls.utimensat(syscalls.AT_FDCWD, b"/proc/self/fd/%d" % fd, None, 0)
-
-
-def _timespec(ns: int | None) -> tuple[int, int]:
-    return (0, _UTIME_OMIT) if ns is None else divmod(ns, _NANO)
 
 
 def open_handle(mount_fd: int, handle: bytes, flags: int) -> Fd:

@@ -66,7 +66,6 @@ _NANO = 1_000_000_000
 _NUMBERS = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "close_range": 436, "openat2": 437, "mount_setattr": 442,
-    "getxattrat": 464, "listxattrat": 465,
 }  # fmt: skip
 """Calls that the C library may have no function for: one number on every architecture, as all since Linux 5.0."""
 _NUMBERS_BY_MACHINE = {
@@ -103,10 +102,9 @@ _PROTOTYPES: dict[str, tuple[type, ...]] = {
     "syncfs": (c_int,),
     "umount2": (c_char_p, c_int),
     "unshare": (c_int,),
-    "utimensat": (c_int, c_char_p, c_char_p, c_int),
 }
 _OFTEN = frozenset({
-    "capset", "close", "fstatfs", "getxattrat", "io_uring_enter", "listxattrat", "name_to_handle_at", "openat2",
+    "capset", "close", "fstatfs", "io_uring_enter", "name_to_handle_at", "openat2",
     "renameat2", "statx",
 })  # fmt: skip
 """What is called for each entry of a tree has no prototype: with one a statx takes 2.7 us instead of 1.3 (measured).
@@ -147,8 +145,6 @@ statx_call: Function = _libc.statx
 statx_held: Function = _held.statx
 name_to_handle_at_held: Function = _held.name_to_handle_at
 close_held: Function = _held.close
-getxattrat: Function = _libc.getxattrat
-listxattrat: Function = _libc.listxattrat
 _quiet = _LibraryHeld(None)
 """For calls that don't fail, or don't say so."""
 setfsuid: Function = _quiet.setfsuid
@@ -325,11 +321,6 @@ def getdents64(fd: int, size: int) -> bytes:
     """Entries of a directory as struct linux_dirent64, in so many bytes at most; none at the end."""
     buffer = ctypes.create_string_buffer(size)
     return ctypes.string_at(buffer, checked(_libc.getdents64(fd, buffer, size)))
-
-
-def utimensat(dir_fd: int, path: bytes, times: bytes | None, flags: int) -> None:
-    """utimensat(2). times: two of struct timespec; None: now"""
-    checked(_libc.utimensat(dir_fd, path, times, flags))
 
 
 def open_by_handle_at(mount_fd: int, handle: bytes, flags: int) -> int:

@@ -17,7 +17,7 @@ import pytest
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.inode_attributes import Attributes
-from fusefs.linux.fuse_device import close_backing, forget_attributes, open_backing, takes_direct
+from fusefs.linux.fuse_device import close_backing, forget_attributes, open_backing
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import overlay_volume, tmpfs_volume, unmount
 
@@ -147,20 +147,3 @@ def n_asked_by(act: Callable[[], object], device: int, before_answer: Callable[[
                 n_asked += 1
         acting.result()
     return n_asked
-
-
-def test_direct_io_is_asked_of_the_filesystem(volume: Path, tmp_path: Path) -> None:
-    (volume / "file").touch()
-    fd = os.open(volume / "file", os.O_RDONLY)
-    assert takes_direct(fd)
-    os.close(fd)
-    point = tmp_path / "ramfs"
-    point.mkdir()
-    assert ctypes.CDLL(None).mount(b"test", os.fsencode(point), b"ramfs", ctypes.c_ulong(0), None) == 0
-    try:
-        (point / "file").touch()
-        fd = os.open(point / "file", os.O_RDONLY)
-        assert not takes_direct(fd)
-        os.close(fd)
-    finally:
-        unmount(point)

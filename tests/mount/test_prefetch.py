@@ -12,7 +12,7 @@ import pytest
 from fusefs.core.common_xattrs import ACCESS_ACL, ASKED_OF_ALL, NAMES
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import StatxReader
-from fusefs.linux.xattrs import get_at
+from fusefs.linux.xattrs import get_of
 from fusefs.mount.native._core import Prefetcher
 from fusefs.mount.tables.daemon_cache import SeenByName
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
@@ -78,8 +78,8 @@ def test_extended_attributes_of_its_kind_are_found(prefetcher: Prefetcher, top: 
     assert one is not None
     assert link is not None
     assert not link[2]
-    with Fd(os.open(top, os.O_PATH)) as fd:
-        assert one[2] == {name: get_at(fd, b"it", name) for name in ASKED_OF_ALL}
+    with Fd(os.open(top / "it", os.O_PATH)) as fd:
+        assert one[2] == {name: get_of(fd, name) for name in ASKED_OF_ALL}
     assert one[2][ACCESS_ACL] == ACL
     other = found(prefetcher, top, [b"it"], xattrs[::-1])[b"it"]
     assert other is not None

@@ -292,8 +292,8 @@ def test_a_body_comes_after_its_head(unique: int, body: bytes) -> None:
 
 @given(unique=NODEIDS)
 def test_an_answer_gets_the_number_of_its_request_and_keeps_the_rest(unique: int) -> None:
-    message = wire.write_answer()
-    wire.put_written(message, 4096)
+    message = wire.open_answer()
+    wire.put_opened(message, 4096, 0)
     before = body_of(message)
     wire.put_number(message, wire.NUMBER_AT, unique)
     assert OutHeader.from_buffer_copy(message).unique == unique
@@ -445,6 +445,5 @@ def test_what_is_made_is_an_entry_and_a_handle_that_do_not_overlap() -> None:
 
 def test_the_other_answers_are_as_long_as_the_kernel_wants_them() -> None:
     assert len(body_of(wire.open_answer())) == ctypes.sizeof(OpenOut)
-    assert len(body_of(wire.write_answer())) == ctypes.sizeof(WriteOut)
     assert body_of(wire.answer()) == b""
     assert wire.GETXATTR_OUT.size == ctypes.sizeof(WriteOut)

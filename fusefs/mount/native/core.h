@@ -490,6 +490,9 @@ int look_by_name(const Core *core, const Known *known, Seen *seen);
 int open_directory(Core *core, Node *directory, Fd **fd);
 int reach(Core *core, Known *known, Seen *seen, int *fd);
 
+/* xattrs.c */
+bool can_getxattrat(void);
+
 /* attributes.c */
 uint32_t bits_before(int fd);
 int keep_bits(const Request *request, int fd, uint32_t mode);
@@ -500,7 +503,7 @@ void move(Request *request, const Seen *seen, const Place *old, const Place *new
 void come_back(Request *request);
 void end_unused(Request *request, Node *node);
 
-/* endings.c, lookups.c, names.c, attributes.c, xattrs.c, files.c, listings.c: the operations */
+/* endings.c, names.c, attributes.c, xattrs.c, files.c, listings.c: the operations */
 int do_forget(Request *request);
 int do_batch_forget(Request *request);
 int do_opendir(Request *request);

@@ -29,22 +29,22 @@ static int take_cells(Core *self, PyObject *cells, PyObject *cell_of) {
 
 static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     static char *words[] = {"parts", "cells", "rests", "cell_of", "layout", "mount_fd", "root_dev", "statx_flags",
-                            "is_shared", "is_flushed", "shows_xattrs", "is_for_all", "has_getxattrat", "hides_labels",
+                            "is_shared", "is_flushed", "shows_xattrs", "is_for_all", "hides_labels",
                             "acts_as_others", "hides_trash",
                             "lifetime_s", "quick_ns", "nobody_gid", "at_rest", "no_capabilities", NULL};
     PyObject *parts, *cells, *rests, *cell_of;
-    int is_shared, is_flushed, shows_xattrs, is_for_all, has_getxattrat, hides_labels, acts_as_others, hides_trash;
+    int is_shared, is_flushed, shows_xattrs, is_for_all, hides_labels, acts_as_others, hides_trash;
     unsigned long long root_dev, quick_ns;
     const char *at_rest, *no_capabilities;
     Py_ssize_t n_at_rest, n_none;
     Core *self = (Core *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OOO!(iiiiii)iKippppppppdKIy#y#", words, &PyDict_Type, &parts,
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OOO!(iiiiii)iKipppppppdKIy#y#", words, &PyDict_Type, &parts,
                                      &cells, &rests, &PyDict_Type, &cell_of, &self->n_buckets, &self->first_bits,
                                      &self->n_failed, &self->n_total, &self->n_max, &self->n_first_bucket,
                                      &self->mount_fd, &root_dev, &self->statx_flags, &is_shared, &is_flushed, &shows_xattrs,
-                                     &is_for_all, &has_getxattrat, &hides_labels, &acts_as_others, &hides_trash,
+                                     &is_for_all, &hides_labels, &acts_as_others, &hides_trash,
                                      &self->lifetime_s, &quick_ns,
                                      &self->nobody_gid,
                                      &at_rest, &n_at_rest, &no_capabilities, &n_none))
@@ -52,7 +52,7 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     self->device = self->wake_fd = -1;
     self->root_dev = root_dev, self->quick_ns = quick_ns;
     self->is_shared = is_shared, self->is_flushed = is_flushed;
-    self->shows_xattrs = shows_xattrs, self->is_for_all = is_for_all, self->has_getxattrat = has_getxattrat, self->hides_labels = hides_labels;
+    self->shows_xattrs = shows_xattrs, self->is_for_all = is_for_all, self->has_getxattrat = can_getxattrat(), self->hides_labels = hides_labels;
     self->acts_as_others = acts_as_others, self->hides_trash = hides_trash;
     if (n_at_rest != sizeof self->at_rest || n_none != sizeof self->no_capabilities) {
         PyErr_SetString(PyExc_ValueError, "capabilities have another size");

@@ -146,16 +146,6 @@ static PyObject *table_move(TablesObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *table_pages_are_right(TablesObject *self, PyObject *args) {
-    PyObject *object, *attributes;
-    Node *node;
-    Seen seen;
-    if (!PyArg_ParseTuple(args, "OO", &object, &attributes) || (node = node_from(object)) == NULL ||
-        seen_from(attributes, &seen) < 0)
-        return NULL;
-    return PyBool_FromLong(pages_are_right(&self->tables, node, &seen));
-}
-
 static PyObject *table_zone_of(TablesObject *self, PyObject *object) {
     Node *node = node_from(object);
     return node == NULL ? NULL : PyLong_FromLong(zone_of(&self->tables, node));
@@ -204,15 +194,6 @@ static PyObject *table_detach(TablesObject *self, PyObject *args) {
 static PyObject *table_directory_fd(TablesObject *self, PyObject *object) {
     Node *node = node_from(object);
     return node == NULL ? NULL : fd_object(directory_fd(&self->tables, node));
-}
-
-static PyObject *table_keep_directory_fd(TablesObject *self, PyObject *args) {
-    PyObject *object;
-    int number;
-    Node *node;
-    if (!PyArg_ParseTuple(args, "Oi", &object, &number) || (node = node_from(object)) == NULL)
-        return NULL;
-    return fd_object(keep_directory_fd(&self->tables, node, number));
 }
 
 static PyObject *table_drop_directory_fd(TablesObject *self, PyObject *object) {
@@ -279,16 +260,6 @@ static Handle *handle_from(TablesObject *self, PyObject *fh) {
         PyErr_SetFromErrno(PyExc_OSError);
     }
     return handle;
-}
-
-static PyObject *table_close_handle(TablesObject *self, PyObject *fh) {
-    Handle *handle = handle_from(self, fh);
-    if (handle == NULL)
-        return NULL;
-    Node *node = close_handle(&self->tables, PyLong_AsUnsignedLongLong(fh));
-    PyObject *object = object_of(node);
-    node_put(node);
-    return object;
 }
 
 static PyObject *table_handle(TablesObject *self, PyObject *fh) {
@@ -436,14 +407,12 @@ static PyMethodDef table_methods[] = {
     {"wait_at", (PyCFunction)table_wait_at, METH_O, "Names of mount points where a look may have to wait, each ended by a NUL."},
     {"retry", (PyCFunction)table_retry, METH_VARARGS, "A thread of a client's was sent ESTALE just now, or no more."},
     {"directory_fd", (PyCFunction)table_directory_fd, METH_O, "The O_PATH fd of a directory; None: it is not open."},
-    {"keep_directory_fd", (PyCFunction)table_keep_directory_fd, METH_VARARGS, "A directory was opened; its fd, which is another one if another thread was quicker."},
     {"drop_directory_fd", (PyCFunction)table_drop_directory_fd, METH_O, "A directory is not to be held open."},
     {"keep_fd", (PyCFunction)table_keep_fd, METH_VARARGS, "A node is reached by an O_PATH fd, which stays the caller's; -1: it is not any more."},
     {"make_room", (PyCFunction)table_make_room, METH_O, "Before a handle of a user's: directories give way; False: the user has their share."},
     {"may_open", (PyCFunction)table_may_open, METH_O, "Whether a user may have one more handle."},
     {"add_to_share", (PyCFunction)table_add_to_share, METH_VARARGS, "A user has so many more handles, or fewer."},
     {"open_handle", (PyCFunction)table_open_handle, METH_VARARGS, "A handle of a node by an fd, which is the tables' from now on, opened by a uid, with flags. Of the first one: its backing id or 0, and whom it is written as."},
-    {"close_handle", (PyCFunction)table_close_handle, METH_O, "Let a handle go; its node."},
     {"handle", (PyCFunction)table_handle, METH_O, "The node and the fd of a handle."},
     {"appends", (PyCFunction)table_appends, METH_O, "Whether a handle was opened with O_APPEND."},
     {"runs_no_more", (PyCFunction)table_runs_no_more, METH_O, "The process that ran a program by a handle has ended; the handle goes, too, perhaps later."},
@@ -457,7 +426,6 @@ static PyMethodDef table_methods[] = {
     {"take_away", (PyCFunction)table_take_away, METH_VARARGS, "A node has not this name any more."},
     {"move", (PyCFunction)table_move, METH_VARARGS, "A node has another name instead of one."},
     {"lasting", (PyCFunction)table_lasting, METH_NOARGS, "The directories of which the kernel was sent attributes that it believes for long."},
-    {"pages_are_right", (PyCFunction)table_pages_are_right, METH_VARARGS, "Whether the kernel's pages of a node are right, that was just opened and stat'ed."},
     {"zone_of", (PyCFunction)table_zone_of, METH_O, "Where a node lies: a NodeZone."},
     {"lacks_its_number", (PyCFunction)table_lacks_its_number, METH_O, "Whether a node has a private number only because the kernel had not yet let go of what had its own before."},
     {"renumber", (PyCFunction)table_renumber, METH_O, "Give a node its own number after all, if that is free by now."},
@@ -493,11 +461,6 @@ static PyObject *close_unused(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
     Py_RETURN_NONE;
 }
 
-static PyObject *counted_fd(PyObject *Py_UNUSED(module), PyObject *number) {
-    long fd = PyLong_AsLong(number);
-    return PyErr_Occurred() ? NULL : fd_object(fd_new((int)fd, -1, 0));
-}
-
 static PyObject *most_of(PyObject *Py_UNUSED(module), PyObject *n) {
     long long number = PyLong_AsLongLong(n);
     return PyErr_Occurred() ? NULL : PyLong_FromLongLong(most_of_one(number));
@@ -505,7 +468,6 @@ static PyObject *most_of(PyObject *Py_UNUSED(module), PyObject *n) {
 
 static PyMethodDef functions[] = {
     {"most_of_one", most_of, METH_O, "How many handles of some number a lone user gets who is not root."},
-    {"counted_fd", counted_fd, METH_O, "An open fd, which is taken over, as a CountedFd."},
     {"close_unused", close_unused, METH_NOARGS, "End the uses of fds by this thread's operation, and close those that nobody uses; without the tables' lock."},
     {NULL, NULL, 0, NULL},
 };

@@ -19,6 +19,13 @@ struct room {
     uint32_t size, flags;
 };
 
+/* Whether there are such calls: kernels before Linux 6.13 have none, containers may deny them. */
+bool can_getxattrat(void) {
+    char value;
+    return syscall(GETXATTRAT, -1, "name", 0, "user.none", NULL, (size_t)0) < 0 && errno != ENOSYS && errno != EPERM &&
+           syscall(LISTXATTRAT, -1, "name", 0, &value, (size_t)1) < 0 && errno == EBADF;
+}
+
 static bool begins(const char *xattr, const char *word) { return !strncmp(xattr, word, strlen(word)); }
 
 /* The value of an attribute of what has a name in a directory, or of what the fd itself holds if that is NULL. xattr: NULL:

@@ -274,7 +274,7 @@ class FuseRequests:
         else:
             run = self._lock.run_patiently
             if sort < WaitClass.LONG:  # a request that waits for another process must not hold up those of this kind
-                run = self._lock.run if self._lock.is_slow else self._lock.run_untimed
+                run = self._lock.run
             try:
                 run(self._answer_wholly, act, request, give)
             except WouldWait:
@@ -363,7 +363,7 @@ class FuseRequests:
             self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
-        self._lock.run_untimed(self._listings.release, fh)
+        self._lock.run(self._listings.release, fh)
 
 
 def _sort(act: OpcodeHandler, opcode: int, request: Request) -> WaitClass:

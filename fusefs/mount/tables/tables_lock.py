@@ -13,10 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from time import perf_counter_ns
 from typing import ParamSpec, Self, TypeVar, TypeVarTuple
 
-from fusefs.core.latency import QUICK_NS, Latency
+from fusefs.core.latency import Latency
 from fusefs.linux.fuse_caller import have_own_umask, is_killed
 from fusefs.mount.native._core import TablesMutex, close_unused
 from fusefs.mount.tables.submounts import Submounts
@@ -100,42 +99,19 @@ class TablesLock:
             if self.call(is_killed, pid):
                 raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
 
-    def look(self, act: Callable[[*Ts], R], *args: *Ts) -> R:
-        """What a call returns that is timed, as it tells how quickly this filesystem answers: a look at one inode."""
-        if self.latency is None or getattr(self._own, "is_untimed", False):
-            return self.call(act, *args)
-        return self.call(lambda: self._timed(act, *args))
-
-    def _timed(self, act: Callable[[*Ts], R], *args: *Ts) -> R:
-        began_ns = perf_counter_ns()
-        try:
-            return act(*args)
-        finally:
-            took_ns = perf_counter_ns() - began_ns
-            if self.latency is not None and (took_ns > QUICK_NS or self.latency.is_in_doubt):
-                self.took(took_ns, 1)
-
     def took(self, took_ns: int, n: int) -> None:
-        """Some looks that were not made by `look`; by any thread. took_ns: all together"""
+        """How long the native core has waited for so many statx together, as it reports; by any thread."""
         if self.latency is not None and n:
             self.latency.took(took_ns / n, n)
             self.mutex.is_slow = self.latency.is_slow
 
     def run_patiently(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As `run_untimed`, of an operation that may wait for another process."""
+        """As `run`, of an operation that may wait for another process."""
         self._own.is_patient = True
-        try:
-            return self.run_untimed(act, *args, **kwargs)
-        finally:
-            self._own.is_patient = False
-
-    def run_untimed(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As `run`, where how long it takes tells more of busy threads than of the filesystem."""
-        self._own.is_untimed = True
         try:
             return self.run(act, *args, **kwargs)
         finally:
-            self._own.is_untimed = False
+            self._own.is_patient = False
 
     def run(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """An operation in a thread of its own, from beginning to end."""

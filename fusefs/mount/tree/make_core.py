@@ -12,7 +12,7 @@ from fusefs.core.latency import QUICK_NS
 from fusefs.linux import syscalls
 from fusefs.linux.capabilities import at_rest, with_effective
 from fusefs.linux.thread_credentials import in_no_group
-from fusefs.linux.xattrs import has_getxattrat, is_selinux_enabled
+from fusefs.linux.xattrs import is_selinux_enabled
 from fusefs.mount.native._core import Core, Tables
 from fusefs.mount.places.counters import CELL_OF, LAYOUT, Counters
 from fusefs.mount.tables.directory_fds import DirectoryFds
@@ -78,7 +78,6 @@ def make_core(
         is_flushed=is_flushed,
         shows_xattrs=shows_xattrs,
         is_for_all=is_for_all,
-        has_getxattrat=has_getxattrat(),
         hides_labels=not is_selinux_enabled(),
         acts_as_others=os.geteuid() == 0,
         hides_trash=hides_trash,

@@ -62,13 +62,17 @@ class XattrOperations:
         if node is None or not self._lock.is_slow or not self.are_shown:
             return self._do(request)
         if opcode in (Opcode.GETXATTR, Opcode.LISTXATTR):
-            return _body(self._find(request, node, _name_in(request)), request)
+            name = _name_in(request)
+            return _body(self._find(request, node, name), request) if self._shows(name) else self._do(request)
         with self._cache.changes(node.source):
             self._do(request)
         if opcode == Opcode.SETXATTR:
             name = bytes(request[wire.REQUEST_HEAD_SIZE + wire.SETXATTR_IN.size :]).partition(b"\0")[0]
             self._wanted.supported(name, is_directory=node.is_directory)
         return b""
+
+    def _shows(self, name: bytes) -> bool:
+        return name != LABEL or not self._hides_labels
 
     def _do(self, request: Request) -> bytes:
         return self._lock.call(self._core.do, request)
@@ -109,7 +113,7 @@ class XattrOperations:
     def recall(self, request: Request) -> bytes | None:
         """The body of the reply to a request, from memory; None: not known."""
         nodeid, name, caller = wire.read_head(request)[3], _name_in(request), wire.caller_of(request)
-        if not self.are_shown or (self._hides_labels and name == LABEL):
+        if not self.are_shown or not self._shows(name):
             return None
         node = self._nodes.get(nodeid)
         if node is None:
@@ -138,7 +142,7 @@ class XattrOperations:
         """Of a list of names those that the caller may see."""
         if name != NAMES or isinstance(answer, int):
             return answer
-        shown = [one for one in answer.split(b"\0")[:-1] if one != LABEL or not self._hides_labels]
+        shown = [one for one in answer.split(b"\0")[:-1] if self._shows(one)]
         if any(one.startswith(_TRUSTED) for one in shown) and not is_capable(caller, Capability.SYS_ADMIN):
             shown = [one for one in shown if not one.startswith(_TRUSTED)]
         return b"".join(one + b"\0" for one in shown)
