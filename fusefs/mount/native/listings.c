@@ -89,7 +89,7 @@ static void put_known(Listing *listing, const Entry *entry) {
     bool is_steady = entry->seen.dev == core->root_dev && !is_unsteady(node); /* Python knows of mounts inside */
     double name_s = is_stores(place.name) || !listing->is_believed ? 0 : core->lifetime_s;
     double cached_s = put_entry_for(request, request->answer + listing->n, node, &entry->seen, is_steady, name_s);
-    counted(node, false);
+    counted(node, node->is_directory);
     node->told_until_s = node->n_open ? 0 : listing->now_s + cached_s;
     put_dirent(listing, entry->dirent, node->nodeid, entry->seen.mode >> 12);
     node_put(node);

@@ -60,7 +60,7 @@ class CachedReplies:
         attributes = self._cache.attributes(node.source)
         if attributes is None:
             return None
-        node.is_told = True
+        node.is_told |= not node.is_directory
         return EntryParam(node.nodeid, *attributes)
 
     def readlink(self, nodeid: int) -> bytes | None:

@@ -330,6 +330,7 @@ class Listings:
                 number = known.nodeid
                 reply.append(wire.direntplus(name, following, number, number, known.attributes, *lifetimes))
                 found.nlookup += 1
+                found.is_told |= found.is_directory
                 found.told_until_s = now_s + min(lifetimes)
                 if queue is not None and queue.is_asked:
                     continue
