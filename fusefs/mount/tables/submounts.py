@@ -52,6 +52,11 @@ class Submounts:
             self._known.add(device)
             self._read()
 
+    def are_asked(self, device: int) -> bool:
+        """Whether attributes on a device are those that its server has, if it has one."""
+        self.meet(device)
+        return self.asks or device not in self.devices
+
     async def keep(self) -> None:
         """See what is mounted and unmounted, until cancelled. Checkpoint  everywhere"""
         with MountWatch() as watch:
