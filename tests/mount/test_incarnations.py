@@ -110,9 +110,6 @@ def work(gives_again: bool, who: int, top: Path) -> None:
         raise OSError(errno.E2BIG, "numbers are not given again")
 
 
-ME = Somebody(0, 0, os.getpid(), 0o022)
-
-
 def test_what_is_seen_of_a_name_is_all_of_one_file(volume: Path) -> None:
     """Two are exchanged behind the mount: the attributes of one and the handle of the other never belong together."""
     right = {}

@@ -172,19 +172,16 @@ def test_many_changes_in_a_row_cost_one_notice(tree: Tree) -> None:
 
 def test_a_change_after_a_look_at_its_name_is_heard_of_too(tree: Tree) -> None:
     """However soon after another one: the reply to the look may come after that to the change."""
-    names = Names(tree.vfs)
-    names.mknod(tree.top, b"new", 0o100644, 0, ME)
+    Names(tree.vfs).mknod(tree.top, b"new", 0o100644, 0, ME)
     tree.device.voided()
-    names.lookup(ROOT, b"top", ME)
-    names.unlink(tree.top, b"new", ME)
+    Names(tree.vfs).lookup(ROOT, b"top", ME)
+    Names(tree.vfs).unlink(tree.top, b"new", ME)
     assert tree.device.voided() == [tree.top]
 
 
 def test_it_lasts_again_when_nothing_has_changed_for_a_second(tree: Tree) -> None:
     Names(tree.vfs).unlink(tree.top, b"file", ME)
-    node = tree.vfs.nodes.get(tree.top)
-    assert node is not None
-    node.changed_s -= 1
+    tree.vfs.access.node(tree.top).changed_s -= 1
     assert tree.tell(tree.top) == [HOUR_S]
     assert tree.device.voided() == [tree.top]
     Names(tree.vfs).unlink(tree.top, b"link", ME)

@@ -50,10 +50,8 @@ void come_back(Request *request) {
         return;
     for (uint64_t at = 0; at < t->n_buckets; at++)
         for (Node *node = t->by_nodeid[at]; node != NULL; node = node->next_by_nodeid)
-            if (node->is_lasting && zone_of(t, node) == TRASH) {
-                node->is_lasting = false;
-                notify_attributes(t, node);
-            }
+            if (node->is_lasting && zone_of(t, node) == TRASH)
+                renew(t, node);
 }
 
 /* End a node that nobody refers to, or have that done when the tables are let go, if Python may have something of it. */

@@ -46,16 +46,16 @@ class Submounts:
         self._top, self._own = top, device
         self._known = {device}
 
-    def are_asked(self, device: int) -> bool:
-        """Whether attributes that were found on a device are those that its server has, if it has one."""
-        self.meet(device)
-        return self.asks or device not in self.devices
-
     def meet(self, device: int) -> None:
         """What was found is on that device: it may have been mounted just now."""
         if device not in self._known and self._top is not None:
             self._known.add(device)
             self._read()
+
+    def are_asked(self, device: int) -> bool:
+        """Whether attributes on a device are those that its server has, if it has one."""
+        self.meet(device)
+        return self.asks or device not in self.devices
 
     async def keep(self) -> None:
         """See what is mounted and unmounted, until cancelled. Checkpoint  everywhere"""
