@@ -278,10 +278,10 @@ int do_opendir(Request *request) {
         return result;
     snprintf(path, sizeof path, "/proc/self/fd/%d", place.fd->number);
     calls_begin(request);
-    error = look(place.fd->number, "", core->statx_flags, &seen);
-    Need need = by_mode(&seen);
+    bool is_seen = !look(place.fd->number, "", core->statx_flags, &seen);
+    Need need = is_seen ? by_mode(&seen) : (Need){DAC_OVERRIDE, UINT32_MAX, ANY_GROUP};
     Acting acting = acting_by(request, &need, 1);
-    while (!error && acts(&acting, &error)) {
+    while (acts(&acting, &error)) {
         fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* "." would have to be searched for */
         error = fd < 0 ? errno : 0;
     }
