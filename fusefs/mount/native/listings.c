@@ -281,10 +281,11 @@ int do_opendir(Request *request) {
     error = look(place.fd->number, "", core->statx_flags, &seen);
     Need need = by_mode(&seen);
     Acting acting = acting_by(request, &need, 1);
-    while (!error && acts(&acting, &error)) {
-        fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* "." would have to be searched for */
-        error = fd < 0 ? errno : 0;
-    }
+    if (!error)
+        while (acts(&acting, &error)) {
+            fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* "." would have to be searched for */
+            error = fd < 0 ? errno : 0;
+        }
     if (!error && core->is_shared)
         error = look(fd, "", core->statx_flags, &seen);
     if (error && fd >= 0)
