@@ -170,7 +170,9 @@ def _main() -> int:
         if told.lint:
             lint(root)
         elif told.sanitize:
-            build(root, told.to, f"-fsanitize={told.sanitize}", "-g", "-O1", "-fno-omit-frame-pointer")
+            # Else the loader frees a finished thread's variables in another one, which the sanitizer takes for a race.
+            tls = "-ftls-model=initial-exec"
+            build(root, told.to, f"-fsanitize={told.sanitize}", "-g", "-O1", "-fno-omit-frame-pointer", tls)
         else:
             build_unless_left_out(root, told.to)
     except NotBuilt as error:

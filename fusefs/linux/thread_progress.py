@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 
 _LONG_S = 0.003
 """Of processor time. A virtual processor that its host has taken away counts as one that works."""
@@ -21,7 +22,8 @@ class ThreadProgress:
 
     def note(self) -> None:
         """`is_held_up` is about the time from now on."""
-        self._worked_s = time.clock_gettime(self._clock)
+        with suppress(OSError):  # it has ended
+            self._worked_s = time.clock_gettime(self._clock)
 
     def is_held_up(self) -> bool:
         """Whether it waits in the kernel, or has worked there for long; not for Python's lock, nor for a processor."""

@@ -54,7 +54,7 @@ def copy(source: Handle, to: Handle, size: int, offset: int, to_offset: int) -> 
 @pytest.mark.parametrize("mode", MODES)
 def test_blocks_and_holes_are_made_as_below(oracle: Oracle, mode: int) -> None:
     def act(s: Subject, tell: Story) -> None:
-        for number, (offset, size) in enumerate([(0, 1), (0, 4096), (5000, 30_000), (0, MIB), (3 * MIB, 5)]):
+        for number, (offset, size) in enumerate([(0, 1), (0, 4096), (5000, 30_000), (0, 300 * KIB), (400 * KIB, 5)]):
             name = b"file%d" % number
             s.put(name, LARGE)
             h = s.open(name, os.O_RDWR)

@@ -21,13 +21,18 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.core.nodeids import NodeId
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
+from fusefs.mount.places.counters import Counters
+from fusefs.mount.tables.daemon_cache import DaemonCache
+from fusefs.mount.tables.tables_lock import TablesLock
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.covering_sets import Axes
 from tests.support.foreground_mount import Mounted
 from tests.support.mount_and_backing import Sides, sides_on, told
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount
+from tests.support.vfs_without_mount import vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -348,3 +353,15 @@ def test_what_a_killed_client_wrote_is_known(mount: tuple[Mounted, Sides]) -> No
                 pass
             client.send_signal(signal.SIGKILL)
         scene.sides.assert_alike(PATHS)
+
+
+def test_a_look_believes_no_name_that_was_changed_meanwhile(tmp_path: Path) -> None:
+    with vfs_at(tmp_path, is_slow=True) as vfs:
+        cache = DaemonCache(TablesLock(is_slow=True), vfs.nodes, Counters.in_memory(), 1 << 20, 60.0)
+        look = cache.looking_ahead()
+        root = vfs.nodes.get(NodeId(1))
+        assert root is not None
+        with cache.changes(names=[(root, b"changed")]):
+            pass
+        assert look.left_s(None, named=(root, b"changed")) == 0
+        assert look.left_s(None, named=(root, b"other")) > 0

@@ -18,6 +18,7 @@ from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.core_requests import CoreAsked, CoreClient, asked_core, reading_core
 from tests.support.fake_dev_fuse import FakeKernel, FuseReply
+from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.takes_engine]
 
@@ -276,6 +277,16 @@ def test_who_was_told_estale_is_left_to_python_which_holds_what_he_finds(both: B
     assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is None
     both.vfs.retries.remove(os.getpid())
     assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is not None
+
+
+def test_a_refused_opendir_leaves_the_thread_its_own_identity(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir(mode=0o700)
+    with vfs_at(tmp_path) as vfs:
+        vfs.nodes.opens_directories = True
+        nodeid = Names(vfs).lookup(ROOT, b"private", Somebody(0, 0, os.getpid(), 0)).nodeid
+        with pytest.raises(PermissionError):
+            vfs.core.do(wire.request(Opcode.OPENDIR, nodeid, (1000, 1000, 0), wire.OPEN_IN.pack(0)))
+        assert "\nUid:\t0\t0\t0\t0\n" in Path("/proc/thread-self/status").read_text(encoding="utf-8")
 
 
 UNENDED_LISTS = r"""

@@ -95,7 +95,7 @@ def test_reap_killed_at_any_time_is_finished_by_the_next_and_touches_nothing_out
 ) -> None:
     killer, canary = Killer(Random(f"kills on {request.node.name}")), Canary(roomy)
     while sum(killer.n_hits.values()) < N_KILLS:
-        tree = bulky_tree(roomy / "job", 12, 300, 5000)
+        tree = bulky_tree(roomy / "job", 12, 150, 2500)
         (tree / "d0/mount").mkdir()
         canary.link_into(tree)
         identifier = swap(tree).id

@@ -26,8 +26,8 @@ from tests.support.store_verbs import assert_silent, recover_all
 
 pytestmark = [pytest.mark.needs("root", "loop"), pytest.mark.timeout(0)]
 
-SOAK_S = float(os.environ.get("TRASHD_TEST_SOAK_S", "3"))
-N_LIVES = 3
+SOAK_S = float(os.environ.get("TRASHD_TEST_SOAK_S", "2"))
+N_LIVES = 2
 """Between two of them the service is killed."""
 USERS = (0, 12001, 12002, 12003)
 N_SAMPLES = 200 if SOAK_S > 60 else 50

@@ -24,7 +24,7 @@ from tests.support.other_users import as_user
 from tests.support.outside_tree import unmount_below
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
 from tests.support.store_verbs import (
-    ActingAt,
+    ActingAtName,
     FailingAt,
     assert_silent,
     entries,
@@ -100,7 +100,7 @@ def links_at_every_call(act: Callable[[Kernel], object], path: Path, target: Pat
 
     n = 1
     while True:
-        hook = ActingAt(n, replace)
+        hook = ActingAtName(n, replace)
         attempt(lambda hook=hook: act(Kernel(hook)))  # type: ignore[misc]
         if path.is_symlink():
             path.unlink()
@@ -144,7 +144,7 @@ def test_a_link_that_replaces_the_origins_parent_at_any_call_leads_a_restore_now
 
 def test_a_link_inside_the_tree_at_any_call_leads_the_reaper_nowhere(volume: Path) -> None:
     before = canary_of(volume)
-    n, hook = 0, ActingAt(0, bool)
+    n, hook = 0, ActingAtName(0, bool)
     while hook.left < 0 or n == 0:
         identifier = orphan_of(volume, ALICE)
         sub = place(volume, identifier) / "tree" / "sub"
@@ -154,7 +154,7 @@ def test_a_link_inside_the_tree_at_any_call_leads_the_reaper_nowhere(volume: Pat
                 sub.rename(sub.with_name("aside"))
                 sub.symlink_to(volume / "canary")
 
-        hook = ActingAt(n, replace)
+        hook = ActingAtName(n, replace)
         reap_now(volume, identifier, Kernel(hook))
         assert canary_of(volume) == before, f"call {n}"
         as_user(ALICE, job_of(volume, ALICE).rmdir)
@@ -168,7 +168,7 @@ def test_a_container_renamed_at_any_call_leads_root_nowhere(
     volume: Path, verb: Callable[[Path, str, Kernel], object]
 ) -> None:
     before = canary_of(volume)
-    n, hook = 0, ActingAt(0, bool)
+    n, hook = 0, ActingAtName(0, bool)
     while hook.left < 0 or n == 0:
         remove_tree_hard(job_of(volume, ALICE))
         identifier = orphan_of(volume, ALICE)
@@ -182,7 +182,7 @@ def test_a_container_renamed_at_any_call_leads_root_nowhere(
                     container.rename(hidden)
                     container.symlink_to(volume / "canary")
 
-        hook = ActingAt(n, hide)
+        hook = ActingAtName(n, hide)
         attempt(lambda hook=hook, identifier=identifier: verb(volume, identifier, Kernel(hook)))  # type: ignore[misc]
         assert canary_of(volume) == before, f"call {n}"
         for state in ("orphans", "restoring", "reaping"):

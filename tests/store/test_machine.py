@@ -26,6 +26,7 @@ from fusefs.store.stage import SwapOptions
 from tests.support.covering_sets import is_soak
 from tests.support.crash_scenarios import LOST, WON, forbid_exchange, outcome, wipe
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.shared_memory_children import code_of_child, end_process
 from tests.support.small_orphans import command
 from tests.support.store_model import (
     NAMES,
@@ -57,7 +58,6 @@ from tests.support.store_verbs import (
     ActingAt,
     DyingAt,
     folder_of,
-    in_child,
     init,
     problems,
     reap_now,
@@ -196,11 +196,14 @@ class StoreMachine(RuleBasedStateMachine):
         steady         the name that resolves at every moment where there is an exchange (I1)
         """
         act = partial(outcome, lambda: verb(Kernel(at_moves(DyingAt(deaths[0]))) if deaths else Kernel()))
-        end = in_child(lambda: os._exit(act())) if deaths else act()
+        end = code_of_child(lambda: end_process(act())) if deaths else act()
         if steady is not None and self.exchange:
             assert os.path.lexists(self.path(steady))
         for n in deaths[1:]:
-            assert in_child(partial(recover_all, self.volume, Kernel(at_moves(DyingAt(n))))) in (0, DyingAt.EXIT_CODE)
+            assert code_of_child(partial(recover_all, self.volume, Kernel(at_moves(DyingAt(n))))) in (
+                0,
+                DyingAt.EXIT_CODE,
+            )
         self.legal = list({WON: done, LOST: refused, DyingAt.EXIT_CODE: (*refused, *done, *killed)}[end])
 
     @initialize(exchange=st.booleans())

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import IsMountPoint, MountInside, NoBacking, NotFound, Refused
+from fusefs.linux import mountinfo
 from fusefs.linux.kernel import Kernel
 from fusefs.store.find_orphans import all_entries
 from fusefs.store.preflight import preflight
@@ -197,7 +198,8 @@ def test_a_backing_path_that_one_may_not_enter_is_told(mount: Mounted) -> None:
 
 
 def test_a_user_s_mount_is_no_way_for_others(mount: Mounted, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusefs.linux.mountinfo._owner", lambda _options: ALICE)
+    monkeypatch.setattr(mountinfo, "_owner", lambda _options: ALICE)
+    monkeypatch.setattr(mountinfo, "_parse_mounts", mountinfo._parse_mounts.__wrapped__)
     with pytest.raises(NoBacking, match=f"mounted by uid {ALICE}"):
         swap(job)
     with opened(job) as where:

@@ -25,6 +25,7 @@ from tests.support.make_trees import Dir, make_tree, remove_tree_hard, snapshot
 from tests.support.other_users import as_user
 from tests.support.store_verbs import (
     ActingAt,
+    ActingAtName,
     assert_silent,
     entries,
     folder_of,
@@ -142,7 +143,7 @@ def test_whatever_she_puts_into_her_stage_at_any_call_never_has_roots_name(
         forbid_exchange(volume)
     canary = snapshot(volume / "canary", with_times=True)
     for n in share_of(range(N_CALLS), [*ACTS].index(act) + exchange, len(ACTS)):
-        acting = ActingAt(n, partial(_as_alice, partial(ACTS[act], volume)))
+        acting = ActingAtName(n, partial(_as_alice, partial(ACTS[act], volume)))
         swapped = swap_it(volume, Watching(volume, acting) if exchange else acting)
         assert os.listdir(volume / "home") == []
         assert_rootly(volume / "home")

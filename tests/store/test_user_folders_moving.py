@@ -9,8 +9,9 @@ import pytest
 from tests.support.hostile_steps import ALICE, ROOT
 from tests.support.interrupted_command import command_as
 from tests.support.make_trees import Dir, make_tree
+from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_verbs import entries, init
+from tests.support.store_verbs import entries, init, swap
 from tests.support.user_homes import forget_stores
 
 pytestmark = pytest.mark.needs("root")
@@ -31,7 +32,7 @@ def set_up(volume: Path, n: int) -> tuple[Path, str]:
     base = make_tree(volume / f"{n}", {"alice": Dir(owner=(ALICE.uid, ALICE.gid))})
     init(base)
     make_tree(base / "alice/job", Dir({"a": "1"}, owner=(ALICE.uid, ALICE.gid)))
-    assert command_as(ALICE, [["swap", str(base / "alice/job")]], -1, bool).code == 0
+    as_user(ALICE.uid, lambda: str(swap(base / "alice/job").id), gid=ALICE.gid)
     assert any((base / ".trashd/new").glob(f"{ALICE.uid}*"))
     [identifier] = [path.name for path in base.glob(".trashd/new/*/orphans/*")]
     return base, identifier

@@ -82,16 +82,17 @@ def hold_when_failing(scene: CrashScenario, volume: Path, number: int, law: Law,
     """
     before, made = scene.set_up(volume), snapshot(volume)
     for n in calls:
-        # An act that came to nothing has left everything as it was: no need to make it again.
-        if snapshot(volume) != made:
-            before, made = scene.set_up(volume), snapshot(volume)
         fail = partial(_fail, scene, volume, n, number)
         with _noting(f"{os.strerror(number)} at call {n}".format):
             failed = as_user(scene.uid, fail) if scene.uid and scene.by is None else fail()
+        # An act that came to nothing has left everything as it was: no need to look at that, or to make it again.
+        if failed is not None and snapshot(volume) == made:
+            continue
         with _noting(f"{os.strerror(number)} at call {n}, {failed}".format):
             law(before)
         if failed is None:
             return
+        before, made = scene.set_up(volume), snapshot(volume)
     raise AssertionError(f"it makes more than {N_CALLS} calls")
 
 

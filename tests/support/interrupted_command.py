@@ -9,6 +9,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
 from tests.support.asked_directly import asked_directly
+from tests.support.other_users import called_by
 from tests.support.plain_twin import MARK, Step, Twins
 from tests.support.privileges import Credentials
 from tests.support.store_verbs import entries, problems
@@ -61,10 +63,14 @@ def command_as(person: Credentials, commands: Sequence[Sequence[str]], moment: i
 
     Several commands run one after the other, in one process; the code is that of the last. A command's own children go
     on counting from where they were forked; each waits until the act is done. If the command makes fewer calls, none
-    acts.
+    acts. With a moment below 0 nothing is to act, and the process has this one's memory.
     """
-    asks, go = os.pipe(), os.pipe()
     with tempfile.TemporaryFile() as told:
+        if moment < 0:
+            code = called_by(person.be, partial(_run_all, commands, told.fileno()), "a command")
+            told.seek(0)
+            return Ended(code, os.fsdecode(told.read()), acted=False)
+        asks, go = os.pipe(), os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -96,23 +102,31 @@ class _Pausing:
 def _command(person: Credentials, commands: Sequence[Sequence[str]], out: int, hook: _Pausing) -> None:
     code = BROKEN
     try:
-        null = os.open(os.devnull, os.O_RDONLY)
-        for fd, number in ((null, 0), (out, 1), (out, 2)):
-            os.dup2(fd, number)
-        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         person.be()
         Kernel.__init__.__defaults__ = (hook,)  # every Kernel that a command makes for itself
         if commands == [[COMPLETE]]:
             os.environ.update(_TRASHD_COMPLETE="bash_complete", COMP_WORDS="trashd restore ", COMP_CWORD="2")
             commands = [[]]
-        codes = [run([*words]) for words in commands]
-        code = codes[-1]
+        code = _run_all(commands, out)
+    finally:
+        os._exit(code)
+
+
+def _run_all(commands: Sequence[Sequence[str]], out: int) -> int:
+    """Run commands one after the other, with their output in a file; return the code of the last."""
+    null, streams = os.open(os.devnull, os.O_RDONLY), (sys.stdout, sys.stderr)
+    for fd, number in ((null, 0), (out, 1), (out, 2)):
+        os.dup2(fd, number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    try:
+        return [run([*words]) for words in commands][-1]
     except BaseException:
         traceback.print_exc()
+        return BROKEN
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+        sys.stdout, sys.stderr = streams
 
 
 def _serve(pid: int, asks: int, go: int, act: Callable[[], object]) -> bool:

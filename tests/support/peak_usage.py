@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from tests.support.proc_stat import status_of
 from tests.support.reap_process import session
 
-_GLANCE_S = 0.02  # a look walks all processes, and all their pages: more often it would have a processor to itself
+_GLANCE_S = 0.02  # a look walks all processes, and all their pages: more often it would have half a processor
 
 
 class Peak(NamedTuple):
@@ -55,8 +56,11 @@ def watch(argv: Sequence[str | Path], n_fds_max: int) -> tuple[int, Peak]:
         assert command.stdin is not None
         with command.stdin as begins:
             begins.write(b"\n")
-        while not select.select([pid_fd], [], [], _GLANCE_S)[0]:
+        looked_s = 0.0
+        while not select.select([pid_fd], [], [], max(_GLANCE_S, 2 * looked_s))[0]:
+            began_s = time.thread_time()
             peak = peak.or_more(_look(command.pid))
+            looked_s = time.thread_time() - began_s
     finally:
         os.close(pid_fd)
     return command.wait(), peak

@@ -215,6 +215,19 @@ class ActingAt:
             self.act()
 
 
+_BY_FD = frozenset(
+    {"identify", "fstat", "statx", "statfs", "read", "listxattr", "getxattr", "flock", "lease", "fsync", "syncfs"}
+)
+
+
+class ActingAtName(ActingAt):
+    """Acts before the n-th call that goes by names: one by an fd answers the same before and after a rename."""
+
+    def __call__(self, call: str) -> None:
+        if call not in _BY_FD:
+            super().__call__(call)
+
+
 def folder_of(volume: Path, uid: int) -> Path:
     """A user's folder with the plain name: where root has it, or else where the user makes it."""
     proven = volume / ".trashd" / "u" / str(uid)

@@ -76,7 +76,7 @@ static int reply_attributes(Request *request, bool is_statx) {
         result = -error;
     else {
         bool is_steady = !is_unsteady(known.node);
-        known.node->is_told |= is_steady;
+        known.node->is_told |= is_steady && !known.node->is_directory;
         request->is_fickle = !is_outside(request->core, known.node);
         result = is_statx ? put_statx(request, known.node, &seen) : put_attr(request, known.node, &seen, is_steady);
     }
@@ -322,7 +322,7 @@ int do_setattr(Request *request) {
     calls_end(request);
     bool is_steady = !is_unsteady(node);
     if (!error)
-        node->is_told |= is_steady;
+        node->is_told |= is_steady && !node->is_directory;
     request->is_fickle = !is_outside(core, node);
     result = error ? -error : put_attr(request, node, &seen, is_steady);
     fd_put(file);

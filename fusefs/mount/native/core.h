@@ -141,7 +141,8 @@ struct Node {
     uint32_t n_changing; /* changes of names in it that are under way */
     uint8_t zone;
     bool is_directory, is_live, is_listed; /* it can be found by its source; by its nodeid */
-    bool is_told;    /* the kernel was sent its attributes since they were made void: the reply may be on its way */
+    bool is_told;    /* the kernel was sent its attributes since they were made void, those of a directory with its name:
+                        the reply may be on its way */
     bool is_lasting; /* the kernel was sent attributes of this directory that it believes for long */
     bool is_case_sensitive; /* this directory, as far as that is known */
     bool is_mapped;  /* it was open for reading and writing past us, and may be mapped yet */

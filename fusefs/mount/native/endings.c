@@ -36,8 +36,8 @@ void move(Request *request, const Seen *seen, const Place *old, const Place *new
     move_node(t, node, old->node, old->name, new->node, new->name);
     note_stored(request, node, new->node, true);
     if (node->is_directory)
-        changed(t, node);
-    else if (node->is_told)
+        node->changed_s = (double)now_ns() / 1e9;
+    if (node->is_directory || node->is_told)
         renew(t, node);
 }
 
@@ -50,10 +50,8 @@ void come_back(Request *request) {
         return;
     for (uint64_t at = 0; at < t->n_buckets; at++)
         for (Node *node = t->by_nodeid[at]; node != NULL; node = node->next_by_nodeid)
-            if (node->is_lasting && zone_of(t, node) == TRASH) {
-                node->is_lasting = false;
-                notify_attributes(t, node);
-            }
+            if (node->is_lasting && zone_of(t, node) == TRASH)
+                renew(t, node);
 }
 
 /* End a node that nobody refers to, or have that done when the tables are let go, if Python may have something of it. */

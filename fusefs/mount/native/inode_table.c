@@ -370,7 +370,7 @@ bool drop_unused(Tables *t, Node *node) {
     if (node->nlookup || node->n_open || node == t->root)
         return false;
     if (node->is_listed) {
-        node->is_listed = node->is_lasting = false;
+        node->is_listed = node->is_lasting = node->is_told = false;
         leave_nodeid(t, node);
         leave_source(t, node);
         drop_directory_fd(t, node);

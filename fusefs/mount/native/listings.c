@@ -89,7 +89,7 @@ static void put_known(Listing *listing, const Entry *entry) {
     bool is_steady = entry->seen.dev == core->root_dev && !is_unsteady(node); /* Python knows of mounts inside */
     double name_s = is_stores(place.name) || !listing->is_believed ? 0 : core->lifetime_s;
     double cached_s = put_entry_for(request, request->answer + listing->n, node, &entry->seen, is_steady, name_s);
-    counted(node, false);
+    counted(node, node->is_directory);
     node->told_until_s = node->n_open ? 0 : listing->now_s + cached_s;
     put_dirent(listing, entry->dirent, node->nodeid, entry->seen.mode >> 12);
     node_put(node);
@@ -279,13 +279,14 @@ int do_opendir(Request *request) {
     snprintf(path, sizeof path, "/proc/self/fd/%d", place.fd->number);
     calls_begin(request);
     error = look(place.fd->number, "", core->statx_flags, &seen);
-    Need need = by_mode(&seen);
-    Acting acting = acting_by(request, &need, 1);
-    if (!error)
+    if (!error) {
+        Need need = by_mode(&seen);
+        Acting acting = acting_by(request, &need, 1);
         while (acts(&acting, &error)) {
             fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* "." would have to be searched for */
             error = fd < 0 ? errno : 0;
         }
+    }
     if (!error && core->is_shared)
         error = look(fd, "", core->statx_flags, &seen);
     if (error && fd >= 0)

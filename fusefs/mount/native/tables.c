@@ -166,20 +166,18 @@ void notify_attributes(const Tables *t, const Node *node) {
     }
 }
 
+/* What the kernel was sent of a node is void, and what is under way to it. */
+void renew(Tables *t, Node *node) {
+    node->is_told = node->is_lasting = false;
+    node->told_until_s = 0;
+    notify_attributes(t, node);
+}
+
 /* Something in a directory, or of itself, has changed, as AttrTimeouts.changed. */
 void changed(Tables *t, Node *node) {
     node->changed_s = (double)now_ns() / 1e9;
-    if (node->is_lasting) {
-        node->is_lasting = false;
-        notify_attributes(t, node);
-    }
-}
-
-/* What the kernel was sent of a node is void, and what is under way to it. */
-void renew(Tables *t, Node *node) {
-    node->is_told = false;
-    node->told_until_s = 0;
-    notify_attributes(t, node);
+    if (node->is_lasting || node->is_told)
+        renew(t, node);
 }
 
 /* Whether the kernel's pages of a file or directory are right, that was just opened and looked at.

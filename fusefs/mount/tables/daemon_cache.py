@@ -139,10 +139,6 @@ class DaemonCache:
         """See whether anything is cached or being fetched: if not, the native core makes changes itself."""
         self._nodes.is_caching = not self.metadata.is_idle
 
-    def has_names(self, directory: Node) -> bool:
-        """Whether anything is remembered of the names in a directory."""
-        return self.metadata.has_names(directory.source)
-
     def knows(self, directory: Node, name: bytes, xattrs_of: Callable[[Attributes], Collection[bytes]]) -> bool:
         """Whether it is remembered what a name means, and what that is, with some of its extended attributes."""
         now_s = time.monotonic()
@@ -187,14 +183,6 @@ class DaemonCache:
         (self._stats.hit if is_known else self._stats.miss)(sort)
         return is_known
 
-    def __len__(self) -> int:
-        """How many things are remembered."""
-        return len(self.metadata)
-
-    def used_bytes(self) -> int:
-        """How much memory they take."""
-        return self.metadata.size_bytes if len(self.metadata) else 0
-
     def clear(self) -> None:
         """Forget all."""
         self.metadata.clear()
@@ -228,16 +216,6 @@ class DaemonCache:
         finally:
             if not self.metadata.is_idle:
                 self.metadata.accessed(source)
-
-    def changed(self, source: SourceKey) -> None:
-        """An inode changed behind the mount, or does so from now on."""
-        if not self.metadata.is_idle:
-            self.metadata.attributes_changed(source)
-
-    def ended(self, source: SourceKey) -> None:
-        """An incarnation lost its last link: where there are no handles, the next one may look like it."""
-        if not self.metadata.is_idle:
-            self.metadata.directory_changed(source)
 
     def forget(self, sources: Iterable[SourceKey], names: Iterable[NameIn]) -> None:
         """These inodes and names have changed, or may change now."""

@@ -28,11 +28,11 @@ class Submounts:
     """The mounts inside a directory that may not answer, as long as `keep` runs; none before."""
 
     def __init__(self) -> None:
+        self.asks = True
+        """Whether a statx asks another machine, or a daemon, if it takes one; else what the kernel knows is replied."""
         self.names: frozenset[bytes] = frozenset()
         """The last names of those of their mount points where even a look may wait."""
         self.devices: frozenset[int] = frozenset()
-        self.asks = True
-        """Whether a statx asks another machine, or a daemon, if it takes one."""
         self.folding: dict[int, bool] = {}
         """By device: whether a name may have other spellings there, as NameValidity has found it."""
         self._top: bytes | None = None
@@ -46,16 +46,16 @@ class Submounts:
         self._top, self._own = top, device
         self._known = {device}
 
-    def are_asked(self, device: int) -> bool:
-        """Whether attributes that were found on a device are those that its server has, if it has one."""
-        self.meet(device)
-        return self.asks or device not in self.devices
-
     def meet(self, device: int) -> None:
         """What was found is on that device: it may have been mounted just now."""
         if device not in self._known and self._top is not None:
             self._known.add(device)
             self._read()
+
+    def are_asked(self, device: int) -> bool:
+        """Whether attributes on a device are those that its server has, if it has one."""
+        self.meet(device)
+        return self.asks or device not in self.devices
 
     async def keep(self) -> None:
         """See what is mounted and unmounted, until cancelled. Checkpoint  everywhere"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from fusefs.core.nodeids import NodeId
@@ -10,7 +11,6 @@ from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tree import trashd_dir
-from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.validity import NOTHING, EntryParam
 from fusefs.store.layout import is_stores_own
 
@@ -23,7 +23,6 @@ class CachedReplies:
     _cache: DaemonCache
     _retries: EstaleRetries
     _prefetch: Prefetch
-    _references: NodeReferences
 
     def lookup(self, parent: int, name: bytes, pid: int) -> EntryParam | None:
         """What a name means to a thread of a client's; one more reference for the kernel."""
@@ -33,11 +32,15 @@ class CachedReplies:
         known = self.name(directory, name)
         if known is not None and known.nodeid:
             self._prefetch.asked(directory, self._nodes.directory_fd(directory))
-            self._references.counted(known)
+            node = self._nodes.get(known.nodeid)
+            assert node is not None, "it was just found"
+            node.nlookup += 1
+            node.is_told = True
+            node.told_until_s = time.monotonic() + known.timeout_s
         return known
 
     def name(self, directory: Node, name: bytes) -> EntryParam | None:
-        """What a name means, not counted yet: `counted` or `not_taken` must follow."""
+        """What a name means, not counted yet: that must follow."""
         if is_stores_own(name) or trashd_dir.is_below(self._nodes, directory):
             return None
         found = self._cache.name(directory, name)
@@ -60,7 +63,7 @@ class CachedReplies:
         attributes = self._cache.attributes(node.source)
         if attributes is None:
             return None
-        node.is_told = True
+        node.is_told |= not node.is_directory
         return EntryParam(node.nodeid, *attributes)
 
     def readlink(self, nodeid: int) -> bytes | None:

@@ -311,7 +311,7 @@ class Listings:
         """As many entries as there is room for; the kernel has one more reference to those with attributes."""
         node, queue, reply = listing.node, listing.queue, []
         hides = trashd_dir.hides_stores(node, shows_trash=self.shows_trash)
-        is_cached = bool(batches) or self._cache.has_names(node)
+        is_cached = bool(batches) or self._cache.metadata.has_names(node.source)
         now_s = time.monotonic()
         while listing.position < len(listing.entries):
             name, ino, following, kind = listing.entries[listing.position]
@@ -330,6 +330,7 @@ class Listings:
                 number = known.nodeid
                 reply.append(wire.direntplus(name, following, number, number, known.attributes, *lifetimes))
                 found.nlookup += 1
+                found.is_told |= found.is_directory
                 found.told_until_s = now_s + min(lifetimes)
                 if queue is not None and queue.is_asked:
                     continue

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode, Request
-from fusefs.core.inode_attributes import Attributes
 from fusefs.core.nodeids import ROOT, TOP, source_key
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import NO_NOREPLACE
@@ -190,7 +189,8 @@ class NameOperations:
 
     def _adopt(self, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, caller: RequestCaller) -> bool:
         """The kernel gives it the new name, which expires soon after (forget_stored.py)."""
-        seen, handle = self._lock.call(_peek, old_fd, old[1])
+        with Fd(self._lock.call(os.open, old[1], TO_PEEK, dir_fd=old_fd)) as fd:
+            seen, handle = self._lock.call(peek_at, fd)
         source = source_key(seen, self._directories.lasting(handle))
         with self._cache.changes(source, names=[old, new]):
             item = self.adoption.take_in(old_fd, old, seen, new_fd, new[0], caller)
@@ -207,9 +207,3 @@ class NameOperations:
             self._stored.expire(*new, node)
         self._retries.moved(caller.pid, new, source, item)
         return True
-
-
-def _peek(dir_fd: Fd, name: bytes) -> tuple[Attributes, bytes]:
-    """The attributes and the file handle of a name in a directory, both of one inode."""
-    with Fd(os.open(name, TO_PEEK, dir_fd=dir_fd)) as fd:
-        return peek_at(fd)

@@ -37,7 +37,7 @@ class NodeAccess:
         """One act of a caller's: see AsCaller. If it is refused below, the nodes are not what they were taken for."""
 
     def _mistaken(self, node: Node) -> None:
-        self._cache.changed(node.source)
+        self._cache.metadata.attributes_changed(node.source)
         self._timeouts.renew(node)
 
     def node(self, nodeid: int) -> Node:

@@ -5,8 +5,10 @@ that out itself: their changes are answered with new ones, or it counts them. A 
 time of change of what gets another name: an older answer that comes later would be believed for as long as
 it says. But a notice that the attributes are to be asked for again makes void whatever was asked before the notice. So
 there is one before the answer to the first change in a directory of which the kernel was told something lasting; and
-what it is told in the second after a change does not last, so that many changes in a row cost one notice. A file is
-followed by one when it moves, if the kernel was told of it since the last.
+what it is told in the second after a change does not last, so that many changes in a row cost one notice. There is
+one, too, if the directory's name was looked up since the last: in a mount of root's the kernel asks what a directory
+is before it changes something there, and discards older answers to that question, but not to the other. What moves
+is followed by one: a directory always, a file if the kernel was told of it since the last.
 
 What a set-user-ID program is does not last at all. The kernel runs it as the owner that it was told last; behind the
 mount it may have become another's, with other content, which would run as that owner then.
@@ -136,13 +138,13 @@ class AttrTimeouts:
     def moved(self, node: Node) -> None:
         """A node has another name: its time of change is new, and its parent."""
         if node.is_directory:
-            self.changed(node)
-        elif node.is_told:
+            node.changed_s = time.monotonic()
+        if node.is_directory or node.is_told:
             self.renew(node)
 
     def renew(self, node: Node) -> None:
         """What the kernel was sent of any node is void, and what is under way to it."""
-        node.is_told, node.told_until_s = False, 0.0
+        node.is_told, node.is_lasting, node.told_until_s = False, False, 0.0
         if self._nodes.device >= 0:
             forget_attributes(self._nodes.device, node.nodeid)
 
@@ -153,6 +155,5 @@ class AttrTimeouts:
     def renew_those(self, nodes: Iterable[Node]) -> None:
         """What the kernel was sent of these is void, as far as they are directories whose attributes last."""
         for node in nodes:
-            if node.is_lasting:
-                node.is_lasting = False
-                forget_attributes(self._nodes.device, node.nodeid)
+            if node.is_lasting or node.is_told:
+                self.renew(node)

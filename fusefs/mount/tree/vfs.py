@@ -32,7 +32,6 @@ from fusefs.mount.tree.make_core import make_core
 from fusefs.mount.tree.name_operations import NameOperations
 from fusefs.mount.tree.node_access import NodeAccess
 from fusefs.mount.tree.passthrough import Passthrough
-from fusefs.mount.tree.references import NodeReferences
 from fusefs.mount.tree.validity import AttrTimeouts, NameValidity
 from fusefs.mount.tree.xattr_operations import XattrOperations
 
@@ -97,12 +96,11 @@ class Vfs:
         lock.submounts.tell = self._wait_at
 
         # How an operation gets at it.
-        self.references = NodeReferences(lock, self.nodes, self.cache, (self.prefetch, self.retries))
         self.access = NodeAccess(lock, self.nodes, self.directories, self.cache, self.timeouts)
         lock.submounts.asks = not Kernel().answers_at_once(root)
 
         # What is done: both front ends call these.
-        self.recalls = CachedReplies(self.nodes, self.cache, self.retries, self.prefetch, self.references)
+        self.recalls = CachedReplies(self.nodes, self.cache, self.retries, self.prefetch)
         for_all = are_for_all(root)
         self.core = make_core(
             lock, self.nodes, stats, self.directories, self._calls(validity),
@@ -149,7 +147,7 @@ class Vfs:
             names = () if directory is None else ((directory, name),)
             self.cache.forget(() if source is None else (source,), names)
             if source is not None and has_ended:
-                self.cache.ended(source)
+                self.cache.metadata.directory_changed(source)
 
     def _note_stored(self, node: Node, is_moved: bool) -> None:
         with self.lock:
@@ -160,8 +158,13 @@ class Vfs:
             self.cache.clear()
 
     def _end_unused(self, node: Node) -> None:
+        """The kernel has let go of a node, or was not told of it after all."""
         with self.lock.held():
-            self.references.not_taken(node)
+            if self.nodes.drop_unused(node):
+                if node.is_passed:
+                    self.cache.metadata.attributes_changed(node.source)  # what a look made meanwhile saw may be old
+                self.prefetch.drop(node)
+                self.retries.drop(node)
 
     def _refuse(self, node: Node, number: int, fd: int) -> None:
         with self.lock:
@@ -191,8 +194,8 @@ class Vfs:
                 n_nodes=len(self.nodes),
                 n_handles=self.nodes.n_handles + self.listings.n_unopened,
                 n_directory_fds=self.nodes.n_directories,
-                n_cached=len(self.cache),
-                cache_bytes=self.cache.used_bytes(),
+                n_cached=len(self.cache.metadata),
+                cache_bytes=self.cache.metadata.size_bytes if len(self.cache.metadata) else 0,
                 cache_size_bytes=self.cache.size_bytes,
                 n_threads=self.lock.n_inside,
                 n_prefetches=self.prefetch.n_under_way,
