@@ -124,7 +124,7 @@ def test_what_is_seen_of_a_name_is_all_of_one_file(volume: Path) -> None:
 
     with vfs_at(volume, max_fds=0, is_shared=True) as vfs, workers([exchange]):
         for _ in range(N_LOOKS):
-            found = Names(vfs).lookup(ROOT, b"one", ME)
+            found = Names(vfs).lookup(ROOT, b"one", Somebody(0, 0, os.getpid(), 0o022))
             node = vfs.nodes.get(found.nodeid)
             assert node is not None
             assert right[found.attributes.size] == node.source[1]
