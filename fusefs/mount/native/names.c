@@ -421,9 +421,10 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
     if (!error && no_other != ENOENT)
         error = no_other;
     if (!error) {
-        Need needs[N_NEEDS_MAX] = {by_mode_of(request, old.fd->number), by_mode_of(request, new.fd->number),
-                                   by_owner(&seen)};
-        int n = 3;
+        Need needs[N_NEEDS_MAX] = {by_mode_of(request, old.fd->number), by_owner(&seen)};
+        int n = 2;
+        if (new.node != old.node)
+            needs[n++] = by_mode_of(request, new.fd->number);
         if (!no_other)
             needs[n++] = by_owner(&other);
         if (old.node != new.node && S_ISDIR(seen.mode)) /* what is above it is written in it */

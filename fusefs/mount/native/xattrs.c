@@ -28,20 +28,24 @@ bool can_getxattrat(void) {
 
 static bool begins(const char *xattr, const char *word) { return !strncmp(xattr, word, strlen(word)); }
 
-/* The value of an attribute of what has a name in a directory, or of what the fd itself holds if that is NULL. xattr: NULL:
- * the list of all their names. Returns how many bytes, or a negative errno. */
+/* The value of an attribute of what has a name in a directory; of an open file if that is ""; NULL: of what an O_PATH fd
+ * holds. xattr: NULL: the list of all their names. Returns how many bytes, or a negative errno. */
 static int value_at(const Core *core, int fd, const char *name, const char *xattr, char *value) {
     char path[NAME_MAX + 32];
     struct room room = {(uint64_t)(uintptr_t)value, XATTR_SIZE_MAX, 0};
     long n;
-    snprintf(path, sizeof path, name == NULL ? "/proc/self/fd/%d" : "/proc/self/fd/%d/%s", fd, name);
-    if (name != NULL && core->has_getxattrat)
-        n = xattr == NULL ? syscall(LISTXATTRAT, fd, name, AT_SYMLINK_NOFOLLOW, value, (size_t)XATTR_SIZE_MAX)
-                          : syscall(GETXATTRAT, fd, name, AT_SYMLINK_NOFOLLOW, xattr, &room, sizeof room);
-    else if (xattr == NULL)
-        n = (name == NULL ? listxattr : llistxattr)(path, value, XATTR_SIZE_MAX);
+    if (name != NULL && core->has_getxattrat) {
+        int flags = *name ? AT_SYMLINK_NOFOLLOW : AT_EMPTY_PATH;
+        n = xattr == NULL ? syscall(LISTXATTRAT, fd, name, flags, value, (size_t)XATTR_SIZE_MAX)
+                          : syscall(GETXATTRAT, fd, name, flags, xattr, &room, sizeof room);
+        return n < 0 ? -errno : (int)n;
+    }
+    bool is_itself = name == NULL || !*name;
+    snprintf(path, sizeof path, is_itself ? "/proc/self/fd/%d" : "/proc/self/fd/%d/%s", fd, name);
+    if (xattr == NULL)
+        n = (is_itself ? listxattr : llistxattr)(path, value, XATTR_SIZE_MAX);
     else
-        n = (name == NULL ? getxattr : lgetxattr)(path, xattr, value, XATTR_SIZE_MAX);
+        n = (is_itself ? getxattr : lgetxattr)(path, xattr, value, XATTR_SIZE_MAX);
     return n < 0 ? -errno : (int)n;
 }
 
@@ -55,6 +59,9 @@ static int value_of(Request *request, Known *known, const char *xattr, char *val
     Core *core = request->core;
     Seen seen;
     int fd;
+    bool is_as_root = core->is_for_all || !core->acts_as_others;
+    if (known->fd != NULL && is_as_root)
+        return value_at(core, known->fd->number, known->node->is_directory ? "." : "", xattr, value);
     if (known->fd == NULL && known->dir_fd != NULL && !core->is_shared && core->is_for_all) {
         int n = value_at(core, known->dir_fd->number, known->name, xattr, value);
         tables_lock(core->mutex);
@@ -68,7 +75,7 @@ static int value_of(Request *request, Known *known, const char *xattr, char *val
         return -error;
     int held = fd < 0 ? known->fd->number : fd, n = -EACCES;
     const char *name = known->node->is_directory ? "." : NULL;
-    if (core->is_for_all || !core->acts_as_others)
+    if (is_as_root)
         n = value_at(core, held, name, xattr, value);
     else
         for (Acting acting = reading_as(request); acts(&acting, &error); error = n < 0 ? -n : 0)
@@ -110,11 +117,10 @@ static int reply_value(Request *request, const char *xattr) {
     int result = open_known(request, request->nodeid, &known);
     if (result)
         return result == NOT_OURS ? -EOPNOTSUPP : result;
-    char *value = allocate(NULL, XATTR_SIZE_MAX);
     calls_begin(request);
-    int n = value_of(request, &known, xattr, value);
+    int n = value_of(request, &known, xattr, request->answer);
     if (n >= 0 && xattr == NULL)
-        n = only_shown(request, value, n);
+        n = only_shown(request, request->answer, n);
     calls_end(request);
     if (!core->is_for_all && xattr != NULL && begins(xattr, ACL))
         renew(core->tables, known.node); /* the kernel would have it for the next user, too */
@@ -124,14 +130,9 @@ static int reply_value(Request *request, const char *xattr) {
         uint32_t size[2] = {(uint32_t)n, 0};
         memcpy(request->answer, size, sizeof size);
         result = sizeof size;
-    } else if ((uint32_t)n > room)
-        result = -ERANGE;
-    else {
-        memcpy(request->answer, value, (size_t)n);
-        result = n;
-    }
+    } else
+        result = (uint32_t)n > room ? -ERANGE : n;
     close_known(&known);
-    free(value);
     return result;
 }
 
