@@ -54,7 +54,7 @@ def test_rings_that_are_not_used_leave_no_thread_and_no_file(device: Fd) -> None
     rings.wait_for_end(LIMIT_S)
     assert not n_threads()
     del rings
-    assert n_rings() == before
+    assert n_rings() <= before  # those of an earlier test, which its exception kept, may have gone meanwhile
 
 
 def test_rings_that_need_more_open_files_than_there_are_leave_no_thread(device: Fd) -> None:

@@ -60,8 +60,11 @@ static int value_of(Request *request, Known *known, const char *xattr, char *val
     Seen seen;
     int fd;
     bool is_as_root = core->is_for_all || !core->acts_as_others;
-    if (known->fd != NULL && is_as_root)
-        return value_at(core, known->fd->number, known->node->is_directory ? "." : "", xattr, value);
+    if (known->fd != NULL && is_as_root) {
+        int n = value_at(core, known->fd->number, known->node->is_directory ? "." : "", xattr, value);
+        if (n != -EBADF) /* else it is no open file's, but an O_PATH fd kept for a client that was sent ESTALE */
+            return n;
+    }
     if (known->fd == NULL && known->dir_fd != NULL && !core->is_shared && core->is_for_all) {
         int n = value_at(core, known->dir_fd->number, known->name, xattr, value);
         tables_lock(core->mutex);
