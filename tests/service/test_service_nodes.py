@@ -233,8 +233,10 @@ def test_a_local_volume_has_no_nodes(base: Path, volume: Path) -> None:
 
 
 def test_a_second_service_of_the_same_machine_leaves_it_the_volume(base: Path, machines: Machines) -> None:
-    with node(base, "alpha", machines.a), node(base / "more", "alpha", machines.a) as second:
-        second.running.until(lambda: second.running.volume(machines.a).phase.value == "elsewhere")
+    with node(base, "alpha", machines.a) as first:
+        first.running.until(lambda: first.running.volume(machines.a).phase.value == "idle")
+        with node(base / "more", "alpha", machines.a) as second:
+            second.running.until(lambda: second.running.volume(machines.a).phase.value == "elsewhere")
 
 
 def test_a_beat_that_is_a_link_is_not_believed(base: Path, machines: Machines) -> None:
