@@ -306,7 +306,8 @@ SCENES = {
     "a_mount_point": SwapPlace(3, tmpfs_volume),
     "a_store_itself": SwapPlace(3, lambda: placed(tmpfs_volume(), at(".trashd"), has_store=True)),
     "a_kernels_directory": SwapPlace(6, lambda: nullcontext(Path("/sys/class"))),  # where nothing is ever mounted
-    "a_directory_of_proc": SwapPlace(6, lambda: nullcontext(Path("/proc/sys/kernel"))),
+    # Other tests mount in /proc/sys/kernel.
+    "a_directory_of_proc": SwapPlace(6, lambda: nullcontext(Path("/proc/sys/vm"))),
     "a_control_group": SwapPlace(6, control_group),
     "where_no_name_may_have_a_dot": SwapPlace(
         3, lambda: placed(mounted("bpf"), lambda bpf: make_tree(bpf / "job", {}))
