@@ -142,7 +142,7 @@ class StoredNotices:
             try:
                 seen = self._lock.call(look_at, fd)
             except OSError:
-                self._nodes.drop_directory_fd(node)  # a request for it tells why
+                self._nodes.drop_directory_fd(node)  # the next request for it reports why
                 continue
             if seen.nlink:
                 left.append(node)

@@ -45,7 +45,7 @@ static double attr_s(const Request *request, Node *node, const Seen *seen, doubl
     return seen->nlink > 1 ? SHORT_S : timeout_s;
 }
 
-/* For how long anything may be believed: a slow filesystem has told it some time ago. */
+/* How long the kernel may cache a reply: what a slow filesystem returned is as old as the request. */
 static double lifetime(const Request *request) {
     const Core *core = request->core;
     if (!__atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED))

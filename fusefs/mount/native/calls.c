@@ -9,24 +9,24 @@
 
 /* What a name in a directory is, or what an fd holds if that is "". Returns 0 or an errno. */
 int look(int fd, const char *name, int flags, Seen *seen) {
-    struct statx told;
-    if (statx(fd, name, (flags & ~WITHOUT_HANDLES) | AT_SYMLINK_NOFOLLOW | (*name ? 0 : AT_EMPTY_PATH), WANTED, &told) < 0)
+    struct statx found;
+    if (statx(fd, name, (flags & ~WITHOUT_HANDLES) | AT_SYMLINK_NOFOLLOW | (*name ? 0 : AT_EMPTY_PATH), WANTED, &found) < 0)
         return errno;
-    seen->dev = makedev(told.stx_dev_major, told.stx_dev_minor);
-    seen->ino = told.stx_ino;
-    seen->size = told.stx_size;
-    seen->blocks = told.stx_blocks;
-    seen->rdev = makedev(told.stx_rdev_major, told.stx_rdev_minor);
-    seen->mode = told.stx_mode;
-    seen->nlink = told.stx_nlink;
-    seen->uid = told.stx_uid;
-    seen->gid = told.stx_gid;
-    seen->blksize = told.stx_blksize;
-    seen->atime_s = told.stx_atime.tv_sec, seen->atime_ns = told.stx_atime.tv_nsec;
-    seen->mtime_s = told.stx_mtime.tv_sec, seen->mtime_ns = told.stx_mtime.tv_nsec;
-    seen->ctime_s = told.stx_ctime.tv_sec, seen->ctime_ns = told.stx_ctime.tv_nsec;
+    seen->dev = makedev(found.stx_dev_major, found.stx_dev_minor);
+    seen->ino = found.stx_ino;
+    seen->size = found.stx_size;
+    seen->blocks = found.stx_blocks;
+    seen->rdev = makedev(found.stx_rdev_major, found.stx_rdev_minor);
+    seen->mode = found.stx_mode;
+    seen->nlink = found.stx_nlink;
+    seen->uid = found.stx_uid;
+    seen->gid = found.stx_gid;
+    seen->blksize = found.stx_blksize;
+    seen->atime_s = found.stx_atime.tv_sec, seen->atime_ns = found.stx_atime.tv_nsec;
+    seen->mtime_s = found.stx_mtime.tv_sec, seen->mtime_ns = found.stx_mtime.tv_nsec;
+    seen->ctime_s = found.stx_ctime.tv_sec, seen->ctime_ns = found.stx_ctime.tv_nsec;
     seen->handle.n_bytes = 0;
-    seen->btime_ns = told.stx_mask & STATX_BTIME ? in_ns(told.stx_btime.tv_sec, told.stx_btime.tv_nsec) : 0;
+    seen->btime_ns = found.stx_mask & STATX_BTIME ? in_ns(found.stx_btime.tv_sec, found.stx_btime.tv_nsec) : 0;
     return 0;
 }
 

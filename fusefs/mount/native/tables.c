@@ -231,7 +231,7 @@ void mistake(Request *request, Node *node, int error) {
     renew(request->core->tables, node);
 }
 
-/* A client is told of a node in a directory, or has moved it there: if that is what a reaper takes from, Python has the
+/* A client looked up a node in a directory, or moved it there: if that is what a reaper takes from, Python has the
  * kernel forget it (life/forget_stored.py). */
 void note_stored(Request *request, Node *node, Node *directory, bool is_moved) {
     if (zone_of(request->core->tables, directory) != TRASH)
