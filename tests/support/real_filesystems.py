@@ -298,6 +298,7 @@ def btrfs_subvolume(parent: Path, name: str, limit_bytes: int | None = None) -> 
     _run("btrfs", "subvolume", "create", path)
     if limit_bytes is not None:
         _run("btrfs", "quota", "enable", path)
+        _run("btrfs", "quota", "rescan", "-W", path)  # until the kernel has counted, it calls its sums inconsistent
         _run("btrfs", "qgroup", "limit", str(limit_bytes), path)
     return path
 
