@@ -19,8 +19,10 @@ from tests.support.background_mounts import workbench
 from tests.support.covering_sets import MAIN_TRANSPORT
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.fuse_watchdog import device_for_all
+from tests.support.mount_and_backing import Sides
 from tests.support.oracle import DIRECT, Arena, Oracle, Way, arena_on
 from tests.support.passthrough_files import LIMIT_S, stored_volume
+from tests.support.privileges import WAYS, seen_and_behind
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
 
 LOGINS = Path("/run/user")
@@ -110,6 +112,13 @@ def oracle(arena: Arena, own_name: str) -> Iterator[Oracle]:
     """Fresh directories; in the end the vfs knows nothing of what is forgotten."""
     with arena.oracle(os.fsencode(own_name)) as oracle:
         yield oracle
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def users_sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
+    """A directory for all users, in each of the ways, and in "opened" on request."""
+    with seen_and_behind(request.param) as both:
+        yield Sides(*both)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import errno
-import json
 import os
 import shutil
 import signal
@@ -29,7 +28,7 @@ from tests.support.background_processes import in_time
 from tests.support.foreground_mount import until
 from tests.support.fuse_silent import sent_to_be_closed
 from tests.support.mount_namespaces import see_own_mounts_only
-from tests.support.other_users import as_user, run_as
+from tests.support.other_users import as_user
 from tests.support.proc_stat import stat_of
 from tests.support.real_filesystems import bind_mount, mounts
 from tests.support.trashd_command import TRASHD, done_well
@@ -419,16 +418,6 @@ def n_sockets(pid: int) -> int:
 
 def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def test_a_user_swaps_lists_and_restores(bench: Path) -> None:
-    source = bench / "source"
-    mount(source)
-    assert run_as(USER, [TRASHD, "swap", source / "his/job"], check=True)
-    assert os.listdir(source / "his/job") == []
-    (entry,) = run_as(USER, [TRASHD, "list", "--json", "--volume", source], check=True).stdout.splitlines()
-    run_as(USER, [TRASHD, "restore", json.loads(entry)["id"]], check=True)
-    assert (source / "his/job/file").read_text() == "content"
 
 
 # Sees the mount, or a part of it, at another place alone, as a user. In a container nothing of /run is there but the

@@ -45,11 +45,6 @@ def has_birth(path: Path) -> bool:
     return bool(statx(path)[0] & BTIME)
 
 
-def n_asked(mounted: Mounted, *names: str) -> int:
-    operations = mounted.stats().operations
-    return sum(operations[name].n() for name in names)
-
-
 def make_younger(path: Path, born: tuple[int, ...]) -> None:
     """Make a file that was born later; of two that are made in one tick of the clock neither was."""
 
@@ -104,21 +99,21 @@ def test_a_birth_is_asked_for_once_and_nothing_else_costs_more(mounted: Mounted,
     os.mknod(file, 0o600)
     with opened(file, os.O_PATH) as fd:
         os.fstat(fd)
-        before = n_asked(mounted, "statx", "getattr")
+        before = mounted.n_asked("statx", "getattr")
         births = {statx(fd) for _ in range(20)}
         for _ in range(20):
             os.fstat(fd)
         assert len(births) == 1
-        assert n_asked(mounted, "statx", "getattr") == before + 1
+        assert mounted.n_asked("statx", "getattr") == before + 1
 
 
 def test_listing_with_attributes_asks_for_no_birth(mounted: Mounted, place: Path) -> None:
     for number in range(20):
         (place / str(number)).touch()
     mounted.forget_all()
-    before = n_asked(mounted, "statx")
+    before = mounted.n_asked("statx")
     subprocess.run(["ls", "-l", place], stdout=subprocess.DEVNULL, check=True)
-    assert n_asked(mounted, "statx") == before
+    assert mounted.n_asked("statx") == before
 
 
 def test_attributes_told_with_a_birth_are_asked_for_again_when_they_change(mounted: Mounted, place: Path) -> None:

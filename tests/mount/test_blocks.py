@@ -309,20 +309,6 @@ def test_a_copy_shares_its_blocks_where_the_filesystem_can(kind: str, option: st
             assert shared_bytes(Kernel(), fd) >= len(LARGE) * 15
 
 
-def test_of_a_slow_filesystem_too() -> None:
-    options = ("coherence=exclusive", "backing=slow")
-    with fresh_mount(*options, limit_s=LIMIT_S) as mounted:
-        file = mounted.path / "file"
-        file.write_bytes(LARGE)
-        os.truncate(file, 2 * MIB)
-        with opened(file, os.O_RDWR) as fd:
-            assert os.lseek(fd, 0, os.SEEK_HOLE) < 2 * MIB
-            fallocate(fd, 0, 0, 2 * MIB)
-            assert (mounted.backing / "file").stat().st_blocks * 512 == 2 * MIB
-            assert os.copy_file_range(fd, fd, 100, 0, 1000) == 100
-        subprocess.run(["stat", file], stdout=subprocess.DEVNULL, check=True)
-
-
 # Without us.
 
 

@@ -35,23 +35,14 @@ def backing() -> Iterator[Path]:
         fill(top / "flat", N_ENTRIES)
         for i in range(N_SIDE):
             for j in range(N_SIDE):
-                fill(_made(top / "tree" / str(i) / str(j)), 1)
+                fill(top / "tree" / str(i) / str(j), 1)
         yield top
-
-
-def _made(path: Path) -> Path:
-    path.mkdir(parents=True)
-    return path
 
 
 @pytest.fixture
 def mounted(backing: Path) -> Iterator[Mounted]:
     with trashd_mount(backing, n_fds_max=N_FDS, command=EXECUTED) as mounted:
         yield mounted
-
-
-def n_nodes(mounted: Mounted) -> int:
-    return mounted.stats().gauges["n_nodes"]
 
 
 def test_few_fds_list_many_entries_and_little_is_left_when_they_are_forgotten(mounted: Mounted) -> None:
@@ -84,7 +75,7 @@ def _memory_full_and_after(mounted: Mounted) -> tuple[int, int]:
     assert mounted.n_fds() < N_FDS
     full = int(status_of(mounted.pid)["RssAnon"][0])
     assert mounted.settles()
-    assert until(lambda: n_nodes(mounted) == 1)
+    assert until(lambda: mounted.n_nodes() == 1)
     return full, int(status_of(mounted.pid)["RssAnon"][0])
 
 

@@ -18,9 +18,8 @@ import pytest
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, CAN_BIND, CAPABILITY, DEFAULT, GROUP_OBJ, NOBODY, OTHER, USER_OBJ, acl
 from tests.support.covering_sets import Axes
-from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.foreground_mount import Mounted, until
 from tests.support.mount_and_backing import Sides, sides_on
-from tests.support.real_filesystems import bind_mount, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -228,24 +227,3 @@ def test_what_nobody_may_believe_is_asked_for_each_time(unbelieved: Sides, chang
     both.warm(PATHS)
     CHANGES[change](both.behind)
     both.assert_alike(PATHS)
-
-
-def test_two_mounts_of_one_directory_see_each_others_changes() -> None:
-    """What goes through one comes from behind for the other."""
-    with tmpfs_volume() as volume:
-        options = ["coherence=shared"]
-        points = [volume.with_name(name) for name in ("source", "one", "two")]
-        for point in points:
-            point.mkdir()
-        with (
-            bind_mount(volume, points[0]) as source,
-            trashd_mount(source, points[1], options) as one,
-            trashd_mount(source, points[2], options) as two,
-        ):
-            for mine, other in ((one, two), (two, one)):
-                name = mine.path.name
-                assert not (other.path / name).exists()
-                (mine.path / name).write_bytes(b"content")
-                assert until((other.path / name).exists)
-                (other.path / name).write_bytes(b"longer content")
-                assert until(lambda path=mine.path / name: path.stat().st_size == 14)  # type: ignore[misc]

@@ -24,8 +24,6 @@ MOUNTS = {
     "in threads, shared": ["coherence=shared", HOUR, SLOW],
 }
 N_STANDING = 300  # several replies, and some 10 KiB of names
-N_ROUNDS, N_READERS, N_WRITERS, N_CHANGES = 4, 2, 2, 30
-LIMIT_S = 60
 _NUMBERS = itertools.count()
 
 

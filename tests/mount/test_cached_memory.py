@@ -55,10 +55,6 @@ def a_mount(setup: Setup) -> Iterator[Mounted]:
             yield mounted
 
 
-def n_nodes(mounted: Mounted) -> int:
-    return mounted.stats().gauges["n_nodes"]
-
-
 def look_up_missing(top: Path, n: int) -> None:
     """Names that never existed, each once."""
     for _ in range(n):
@@ -95,7 +91,7 @@ def test_memory_is_flat_over_many_lookups(setup: Setup, look: Callable[[Path, in
         for _ in range(0, N_LOOKUPS, N_ROUND):
             look(mounted.path, N_ROUND)
             mounted.forget_all()
-            assert until(lambda: n_nodes(mounted) == 1)
+            assert until(lambda: mounted.n_nodes() == 1)
             sizes.append(int(status_of(mounted.pid)["RssAnon"][0]))
         half = max(sizes[: len(sizes) // 2])
         assert sizes[-1] < half + GROWTH_KIB, sizes
@@ -109,7 +105,7 @@ def test_tables_are_empty_and_the_cache_is_full_when_all_is_forgotten() -> None:
         for look in (list_all, look_up_missing):
             look(mounted.path, N_ROUND)
             mounted.forget_all()
-        assert until(lambda: n_nodes(mounted) == 1)
+        assert until(lambda: mounted.n_nodes() == 1)
         told = mounted.stats().gauges
         assert CACHE_BYTES / 4 < told["cache_bytes"] <= CACHE_BYTES
         assert told["cache_size_bytes"] == CACHE_BYTES

@@ -48,15 +48,11 @@ def test_without_them_all_calls_say_so(mounted: Mounted, call: str) -> None:
 
 
 def test_without_them_the_kernel_asks_once(mounted: Mounted) -> None:
-    def n_asked() -> int:
-        told = mounted.stats().operations
-        return sum(told[name].n() for name in ("getxattr", "listxattr"))
-
     for name in ("file", "other", "."):
         for _ in range(5):
             with pytest.raises(OSError, match=r"."):
                 os.getxattr(mounted.path / name, "user.x")
-    assert n_asked() == 1
+    assert mounted.n_asked("getxattr", "listxattr") == 1
 
 
 def test_without_them_files_go_on(mounted: Mounted) -> None:

@@ -19,8 +19,9 @@ import pytest
 
 from fusefs.linux.capabilities import Capability
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
+from tests.support.mount_and_backing import Sides
 from tests.support.other_users import as_user
-from tests.support.privileges import FIRST, HE, WAYS, as_root_in_there, in_child, keep_only, seen_and_behind
+from tests.support.privileges import FIRST, HE, as_root_in_there, in_child, keep_only
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -28,37 +29,23 @@ OTHERS, TEAM = 72_002, 72_100
 HIS_OWN = acl((USER_OBJ, 6, NOBODY), (USER, 6, HE), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 0, NOBODY))
 
 
-class Place(NamedTuple):
-    """A directory as a user sees it, and as it is seen behind that."""
-
-    seen: Path
-    behind: Path
-
-    def put(self, name: str, mode: int, *, is_directory: bool = False) -> Path:
-        """Something of the user's, which the kernel knows for that."""
-        path = self.seen / name
-        if is_directory:
-            path.mkdir()
-        else:
-            path.write_bytes(b"content")
-        os.setxattr(path, "user.his", b"1")
-        os.chown(path, HE, HE)
-        path.chmod(mode)
-        path.stat()
-        return path
-
-
-@pytest.fixture(scope="module", params=WAYS)
-def where(request: pytest.FixtureRequest) -> Iterator[Place]:
-    with seen_and_behind(request.param) as (seen, behind):
-        yield Place(seen, behind)
+def put(place: Sides, name: str, mode: int, *, is_directory: bool = False) -> Path:
+    """Make something of the user's, which the kernel knows for that."""
+    path = place.seen / name
+    path.mkdir() if is_directory else path.write_bytes(b"content")
+    os.setxattr(path, "user.his", b"1")
+    os.chown(path, HE, HE)
+    path.chmod(mode)
+    path.stat()
+    return path
 
 
 @pytest.fixture
-def place(where: Place, own_name: str) -> Place:
-    (where.seen / own_name).mkdir()
-    (where.seen / own_name).chmod(0o777)
-    return Place(where.seen / own_name, where.behind / own_name)
+def place(users_sides: Sides, own_name: str) -> Sides:
+    place = users_sides.below(own_name)
+    place.seen.mkdir()
+    place.seen.chmod(0o777)
+    return place
 
 
 class Target(NamedTuple):
@@ -93,7 +80,7 @@ def state(path: Path) -> object:
 
 
 @contextmanager
-def taken(place: Place, path: Path, uid: int = 0, mode: int = 0o755) -> Iterator[int]:
+def taken(place: Sides, path: Path, uid: int = 0, mode: int = 0o755) -> Iterator[int]:
     """An fd of what is another's by now, changed behind the mount; nothing of that may differ at the end."""
     behind = place.behind / path.name
     fd = os.open(path, os.O_RDONLY)
@@ -108,8 +95,8 @@ def taken(place: Place, path: Path, uid: int = 0, mode: int = 0o755) -> Iterator
 
 
 @pytest.mark.parametrize("act", FILES)
-def test_who_owned_a_file_once_may_do_nothing_that_its_owner_may(place: Place, act: str) -> None:
-    path = place.put("file", 0o755)
+def test_who_owned_a_file_once_may_do_nothing_that_its_owner_may(place: Sides, act: str) -> None:
+    path = put(place, "file", 0o755)
     if act == "no ACL":
         os.setxattr(path, ACCESS, HIS_OWN)
     with taken(place, path) as fd, pytest.raises(PermissionError):
@@ -117,33 +104,33 @@ def test_who_owned_a_file_once_may_do_nothing_that_its_owner_may(place: Place, a
 
 
 @pytest.mark.parametrize("act", ["mode", "owner", "times"])
-def test_nor_of_a_directory(place: Place, act: str) -> None:
-    path = place.put("directory", 0o755, is_directory=True)
+def test_nor_of_a_directory(place: Sides, act: str) -> None:
+    path = put(place, "directory", 0o755, is_directory=True)
     acts: dict[str, Act] = {**FILES, "mode": lambda at: os.fchmod(at.fd, 0o777)}
     with taken(place, path) as fd, pytest.raises(PermissionError):
         as_user(HE, lambda: acts[act](Target(path, fd)) and None)
 
 
-def test_what_was_given_to_another_stays_his(place: Place) -> None:
-    path = place.put("file", 0o644)
+def test_what_was_given_to_another_stays_his(place: Sides) -> None:
+    path = put(place, "file", 0o644)
     with taken(place, path, OTHERS, 0o600) as fd:
         for act in FILES.values():
             with pytest.raises(PermissionError):
                 as_user(HE, partial(act, Target(path, fd)))
 
 
-def test_who_is_refused_sees_why(place: Place) -> None:
+def test_who_is_refused_sees_why(place: Sides) -> None:
     """The kernel asks again whose it is, though it might have believed that for an hour."""
-    path = place.put("file", 0o755)
+    path = put(place, "file", 0o755)
     with taken(place, path) as fd:
         with pytest.raises(PermissionError):
             as_user(HE, lambda: os.fchmod(fd, 0o4755))
         assert os.fstat(fd).st_uid == 0
 
 
-def test_who_chmods_while_root_takes_over_gets_no_program_of_roots(place: Place) -> None:
+def test_who_chmods_while_root_takes_over_gets_no_program_of_roots(place: Sides) -> None:
     for i in range(20):
-        path = place.put(f"file-{i}", 0o755)
+        path = put(place, f"file-{i}", 0o755)
         behind = place.behind / path.name
         pid = os.fork()
         if pid == 0:
@@ -168,8 +155,8 @@ def _chmod_until_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["times", "now", "size", "attribute"])
-def test_who_may_write_by_another_group_of_his_may_do_what_writers_may(place: Place, how: str) -> None:
-    path = place.put("file", 0o664)
+def test_who_may_write_by_another_group_of_his_may_do_what_writers_may(place: Sides, how: str) -> None:
+    path = put(place, "file", 0o664)
     os.chown(path, OTHERS, TEAM)
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -182,8 +169,8 @@ def test_who_may_write_by_another_group_of_his_may_do_what_writers_may(place: Pl
         os.close(fd)
 
 
-def test_an_owner_gives_a_file_to_another_group_of_his(place: Place) -> None:
-    path = place.put("file", 0o755)
+def test_an_owner_gives_a_file_to_another_group_of_his(place: Sides) -> None:
+    path = put(place, "file", 0o755)
     as_user(HE, lambda: os.chown(path, -1, TEAM), groups=[TEAM])
     as_user(HE, lambda: os.chmod(path, 0o2755), groups=[TEAM])
     st = (place.behind / "file").stat()
@@ -209,8 +196,8 @@ CAPABLE: dict[str, tuple[Capability, Act]] = {
 
 
 @pytest.mark.parametrize("act", CAPABLE)
-def test_who_has_the_capability_may(place: Place, act: str) -> None:
-    path = place.put("file", 0o600)
+def test_who_has_the_capability_may(place: Sides, act: str) -> None:
+    path = put(place, "file", 0o600)
     os.chown(path, OTHERS, OTHERS)
     capability, do = CAPABLE[act]
     assert in_child(lambda: do(Target(path)), lambda: keep_only(capability)) == 0
@@ -219,8 +206,8 @@ def test_who_has_the_capability_may(place: Place, act: str) -> None:
 @pytest.mark.needs("userns")
 @pytest.mark.parametrize("owner", [FIRST, FIRST + 1])
 @pytest.mark.parametrize("act", ["mode", "owner", "times", "size", "ACL"])
-def test_root_of_a_user_namespace_may_where_that_knows_the_owner(place: Place, act: str, owner: int) -> None:
-    path = place.put("file", 0o600)
+def test_root_of_a_user_namespace_may_where_that_knows_the_owner(place: Sides, act: str, owner: int) -> None:
+    path = put(place, "file", 0o600)
     os.chown(path, owner, owner)
     path.stat()
     acts: dict[str, Act] = {name: do for name, (_capability, do) in CAPABLE.items()}
@@ -230,8 +217,8 @@ def test_root_of_a_user_namespace_may_where_that_knows_the_owner(place: Place, a
 
 
 @pytest.mark.needs("userns")
-def test_but_not_where_the_owner_is_another_by_now(place: Place) -> None:
-    path = place.put("file", 0o755)
+def test_but_not_where_the_owner_is_another_by_now(place: Sides) -> None:
+    path = put(place, "file", 0o755)
     os.chown(path, FIRST + 1, FIRST + 1)
     path.stat()
     with taken(place, path, uid=HE) as fd:

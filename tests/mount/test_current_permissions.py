@@ -12,27 +12,18 @@ import os
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from fusefs.linux.capabilities import Capability, drop_capabilities
 from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER_OBJ, acl
+from tests.support.mount_and_backing import Sides
 from tests.support.other_users import as_user, become, called_by
-from tests.support.privileges import (
-    FIRST,
-    HE,
-    WAYS,
-    Credentials,
-    as_root_in_there,
-    in_child,
-    keep_only,
-    seen_and_behind,
-)
+from tests.support.privileges import FIRST, HE, Credentials, as_root_in_there, in_child, keep_only
 from tests.support.real_filesystems import overlay_on
 from tests.support.transports import is_plain
 
@@ -44,40 +35,28 @@ RENAME_WHITEOUT = 4
 _CAP_SETGID = 6
 
 
-class Place(NamedTuple):
-    """A directory as a user sees it, and as it is seen behind that."""
-
-    seen: Path
-    behind: Path
-
-    def known(self, uid: int = HE, mode: int = 0o755) -> None:
-        """A user's, with some things in it, which the kernel knows for that."""
-        (self.seen / "sub").mkdir()
-        for name in ("file", "other"):
-            (self.seen / name).write_bytes(b"content")
-        for name in ("sub", "file", "other", "."):
-            os.chown(self.seen / name, uid, uid)
-        (self.seen / "file").chmod(0o755)
-        self.seen.chmod(mode)
-        for path in (self.seen, *self.seen.iterdir()):
-            path.stat()
+def make_known(place: Sides, uid: int = HE, mode: int = 0o755) -> None:
+    """Make it a user's, with some things in it, which the kernel knows for that."""
+    (place.seen / "sub").mkdir()
+    for name in ("file", "other"):
+        (place.seen / name).write_bytes(b"content")
+    for name in ("sub", "file", "other", "."):
+        os.chown(place.seen / name, uid, uid)
+    (place.seen / "file").chmod(0o755)
+    place.seen.chmod(mode)
+    for path in (place.seen, *place.seen.iterdir()):
+        path.stat()
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def where(request: pytest.FixtureRequest) -> Iterator[Place]:
-    with seen_and_behind(request.param) as (seen, behind):
-        yield Place(seen, behind)
-
-
-def fresh(where: Place) -> Place:
-    name = f"case-{next(_NUMBERS)}"
-    (where.seen / name).mkdir()
-    return Place(where.seen / name, where.behind / name)
+def fresh(users_sides: Sides) -> Sides:
+    place = users_sides.below(f"case-{next(_NUMBERS)}")
+    place.seen.mkdir()
+    return place
 
 
 @pytest.fixture
-def place(where: Place) -> Place:
-    return fresh(where)
+def place(users_sides: Sides) -> Sides:
+    return fresh(users_sides)
 
 
 def opened(path: Path, flags: int) -> None:
@@ -108,7 +87,7 @@ OPENS: dict[str, Act] = {
     "truncate": lambda at: os.truncate(at / "file", 0),
 }
 ACTS = {**NAMES, **OPENS}
-Places = Mapping[str, Place]
+Places = Mapping[str, Sides]
 """A directory for each act: one process does them all, each in its own."""
 
 
@@ -118,18 +97,18 @@ def is_missing(act: str) -> bool:
 
 
 @pytest.fixture
-def for_names(where: Place) -> Places:
-    return {act: fresh(where) for act in NAMES if not is_missing(act)}
+def for_names(users_sides: Sides) -> Places:
+    return {act: fresh(users_sides) for act in NAMES if not is_missing(act)}
 
 
 @pytest.fixture
-def for_opens(where: Place) -> Places:
-    return {act: fresh(where) for act in OPENS}
+def for_opens(users_sides: Sides) -> Places:
+    return {act: fresh(users_sides) for act in OPENS}
 
 
 @pytest.fixture
-def for_all(where: Place) -> Places:
-    return {act: fresh(where) for act in ACTS if not is_missing(act)}
+def for_all(users_sides: Sides) -> Places:
+    return {act: fresh(users_sides) for act in ACTS if not is_missing(act)}
 
 
 def rename2(old: Path, new: Path, flags: int) -> None:
@@ -181,15 +160,15 @@ def done(places: Places, be: Callable[[], object]) -> None:
 
 def test_whose_directory_it_was_may_change_no_name_in_it(for_names: Places) -> None:
     for place in for_names.values():
-        place.known()
+        make_known(place)
         os.chown(place.behind, 0, 0)
     refused(for_names)
 
 
-def test_nor_in_a_sticky_one_what_is_anothers_by_now(where: Place) -> None:
-    places = {act: fresh(where) for act in ("unlink", "rmdir", "rename", "rename over", "exchange", "whiteout")}
+def test_nor_in_a_sticky_one_what_is_anothers_by_now(users_sides: Sides) -> None:
+    places = {act: fresh(users_sides) for act in ("unlink", "rmdir", "rename", "rename over", "exchange", "whiteout")}
     for place in places.values():
-        place.known()
+        make_known(place)
         place.seen.chmod(0o1777)
         os.chown(place.seen, 0, 0)
         place.seen.stat()
@@ -201,7 +180,7 @@ def test_nor_in_a_sticky_one_what_is_anothers_by_now(where: Place) -> None:
 def test_nor_where_his_group_may_less_than_others(for_names: Places) -> None:
     """Which the process is in still."""
     for place in for_names.values():
-        place.known(OTHERS, 0o777)
+        make_known(place, OTHERS, 0o777)
         os.chown(place.behind, OTHERS, TEAM)
         place.behind.chmod(0o757)
     refused(for_names, partial(become, HE, groups=(TEAM,)))
@@ -209,7 +188,7 @@ def test_nor_where_his_group_may_less_than_others(for_names: Places) -> None:
 
 def test_whose_file_it_was_may_not_open_it(for_opens: Places) -> None:
     for place in for_opens.values():
-        place.known()
+        make_known(place)
         os.chown(place.behind / "file", OTHERS, OTHERS)
         (place.behind / "file").chmod(0o600)
     refused(for_opens)
@@ -217,7 +196,7 @@ def test_whose_file_it_was_may_not_open_it(for_opens: Places) -> None:
 
 def test_nor_whose_group_may_less_than_others(for_opens: Places) -> None:
     for place in for_opens.values():
-        place.known(OTHERS, 0o777)
+        make_known(place, OTHERS, 0o777)
         (place.seen / "file").chmod(0o666)
         (place.seen / "file").stat()
         os.chown(place.behind / "file", OTHERS, TEAM)
@@ -229,18 +208,18 @@ def test_nor_whose_group_an_acl_names(for_opens: Places) -> None:
     """The mode says nothing of it: its group is the mask."""
     entries = (USER_OBJ, 6, NOBODY), (GROUP_OBJ, 6, NOBODY), (GROUP, 0, TEAM), (MASK, 6, NOBODY), (OTHER, 6, NOBODY)
     for place in for_opens.values():
-        place.known(OTHERS, 0o777)
+        make_known(place, OTHERS, 0o777)
         (place.seen / "file").chmod(0o666)
         (place.seen / "file").stat()
         os.setxattr(place.behind / "file", ACCESS, acl(*entries))
     refused(for_opens, partial(become, HE, groups=(TEAM,)))
 
 
-@pytest.mark.parametrize("where", ["native", "opened"], indirect=True)
+@pytest.mark.parametrize("users_sides", ["native", "opened"], indirect=True)
 @pytest.mark.parametrize("is_listed", [True, False])
-def test_whose_directory_it_was_may_not_list_it(place: Place, is_listed: bool) -> None:
+def test_whose_directory_it_was_may_not_list_it(place: Sides, is_listed: bool) -> None:
     """Where the kernel has us open it; where it opens it alone, that is the kernel's to allow."""
-    place.known()
+    make_known(place)
     sub = place.behind / "sub"
     if is_listed:
         as_user(HE, lambda: os.listdir(place.seen / "sub"))
@@ -251,8 +230,8 @@ def test_whose_directory_it_was_may_not_list_it(place: Place, is_listed: bool) -
         as_user(HE, lambda: os.listdir(place.seen / "sub"))
 
 
-def test_a_directorys_fd_may_be_read_by_whom_it_was_given(place: Place) -> None:
-    place.known(OTHERS, 0o700)
+def test_a_directorys_fd_may_be_read_by_whom_it_was_given(place: Sides) -> None:
+    make_known(place, OTHERS, 0o700)
     fd = os.open(place.seen, os.O_RDONLY | os.O_DIRECTORY)
     try:
         assert as_user(HE, lambda: sorted(os.listdir(fd))) == ["file", "other", "sub"]
@@ -260,15 +239,15 @@ def test_a_directorys_fd_may_be_read_by_whom_it_was_given(place: Place) -> None:
         os.close(fd)
 
 
-def test_a_link_to_what_is_anothers_by_now_is_not_made(place: Place) -> None:
+def test_a_link_to_what_is_anothers_by_now_is_not_made(place: Sides) -> None:
     """fs.protected_hardlinks: not to what the user may not write."""
-    place.known()
+    make_known(place)
     os.chown(place.behind / "file", OTHERS, OTHERS)
     refused({"link": place})
 
 
-def test_a_program_that_may_not_be_run_any_more_is_not(place: Place) -> None:
-    place.known()
+def test_a_program_that_may_not_be_run_any_more_is_not(place: Sides) -> None:
+    make_known(place)
     program = place.seen / "program"
     program.write_bytes(Path("/bin/true").read_bytes())
     program.chmod(0o711)  # not to be read
@@ -284,7 +263,7 @@ def test_a_program_that_may_not_be_run_any_more_is_not(place: Place) -> None:
 def test_who_is_refused_may_again_when_the_kernel_has_asked(for_all: Places) -> None:
     """What was forgotten for the refusal is seen as it is."""
     for place in for_all.values():
-        place.known()
+        make_known(place)
         for path in (place.behind, *place.behind.iterdir()):
             os.chown(path, OTHERS, OTHERS)
         (place.behind / "file").chmod(0o600)
@@ -293,8 +272,8 @@ def test_who_is_refused_may_again_when_the_kernel_has_asked(for_all: Places) -> 
         assert (place.seen / "file" if act in OPENS else place.seen).stat().st_uid == OTHERS, act
 
 
-def test_a_whiteout_is_whose_rename_leaves_it(place: Place) -> None:
-    place.known()
+def test_a_whiteout_is_whose_rename_leaves_it(place: Sides) -> None:
+    make_known(place)
     as_user(HE, lambda: NAMES["whiteout"](place.seen) and None)
     st = (place.behind / "file").lstat()
     assert (stat.S_ISCHR(st.st_mode), st.st_rdev, st.st_uid, st.st_gid) == (True, 0, HE, HE)
@@ -307,15 +286,15 @@ def test_a_whiteout_is_whose_rename_leaves_it(place: Place) -> None:
 def test_who_may_by_another_group_of_his_does(for_all: Places, n_groups: int) -> None:
     """The native core knows those of 64 at most."""
     for place in for_all.values():
-        place.known(OTHERS, 0o770)
+        make_known(place, OTHERS, 0o770)
         for path in (place.seen, *place.seen.iterdir()):
             os.chown(path, OTHERS, TEAM)
         (place.seen / "file").chmod(0o664)
     done(for_all, partial(become, HE, groups=tuple(range(TEAM - n_groups + 1, TEAM + 1))))
 
 
-def test_what_a_member_makes_where_a_group_works_is_the_members_and_the_groups(place: Place) -> None:
-    place.known(OTHERS)
+def test_what_a_member_makes_where_a_group_works_is_the_members_and_the_groups(place: Sides) -> None:
+    make_known(place, OTHERS)
     for path in (place.seen, *place.seen.iterdir()):
         os.chown(path, OTHERS, TEAM)
     place.seen.chmod(0o2775)
@@ -338,7 +317,7 @@ def test_what_a_member_makes_where_a_group_works_is_the_members_and_the_groups(p
 
 def test_who_has_left_a_group_a_moment_ago_may_not(for_names: Places) -> None:
     for place in for_names.values():
-        place.known(OTHERS, 0o777)
+        make_known(place, OTHERS, 0o777)
         for path in (place.behind, *place.behind.iterdir()):
             os.chown(path, OTHERS, TEAM)
         place.behind.chmod(0o770)
@@ -355,7 +334,7 @@ def test_who_has_left_a_group_a_moment_ago_may_not(for_names: Places) -> None:
 
 def test_root_without_those_over_modes_may_what_others_may(for_all: Places) -> None:
     for place in for_all.values():
-        place.known(OTHERS, 0o777)
+        make_known(place, OTHERS, 0o777)
         (place.seen / "file").chmod(0o666)
         for path in (place.seen, place.seen / "file"):
             path.stat()
@@ -368,8 +347,8 @@ def test_root_without_those_over_modes_may_what_others_may(for_all: Places) -> N
         ACTS[act](place.seen)  # with them
 
 
-def test_a_member_who_may_write_a_file_sets_its_times_to_now_and_to_nothing_else(place: Place) -> None:
-    place.known(OTHERS)
+def test_a_member_who_may_write_a_file_sets_its_times_to_now_and_to_nothing_else(place: Sides) -> None:
+    make_known(place, OTHERS)
     os.chown(place.seen / "file", OTHERS, TEAM)
     (place.seen / "file").chmod(0o664)
     os.utime(place.seen / "file", (1, 1))
@@ -384,20 +363,20 @@ def test_a_member_who_may_write_a_file_sets_its_times_to_now_and_to_nothing_else
 
 def test_who_has_the_capability_does(for_all: Places) -> None:
     for act, place in for_all.items():
-        place.known(OTHERS, 0o700)
+        make_known(place, OTHERS, 0o700)
         (place.seen / "file").chmod(0o666 if act == "link" or "rename" in act else 0o600)
     done(for_all, partial(keep_only, Capability.DAC_OVERRIDE))
 
 
 def test_root_without_any_may_what_an_owner_may(for_all: Places) -> None:
     for place in for_all.values():
-        place.known(0, 0o755)
+        make_known(place, 0, 0o755)
     done(for_all, partial(become, 0))
 
 
 def test_but_nothing_that_is_anothers_by_now(for_all: Places) -> None:
     for place in for_all.values():
-        place.known(0, 0o755)
+        make_known(place, 0, 0o755)
         for path in (place.behind, *place.behind.iterdir()):
             os.chown(path, OTHERS, OTHERS)
         (place.behind / "file").chmod(0o600)
@@ -407,7 +386,7 @@ def test_but_nothing_that_is_anothers_by_now(for_all: Places) -> None:
 @pytest.mark.needs("userns")
 def test_root_of_a_user_namespace_does_where_that_knows_whose_it_is(for_all: Places) -> None:
     for place in for_all.values():
-        place.known(FIRST + 1, 0o700)
+        make_known(place, FIRST + 1, 0o700)
         (place.seen / "file").chmod(0o600)
     done(for_all, as_root_in_there)
 
@@ -415,7 +394,7 @@ def test_root_of_a_user_namespace_does_where_that_knows_whose_it_is(for_all: Pla
 @pytest.mark.needs("userns")
 def test_and_does_not_where_it_does_not(for_all: Places) -> None:
     for place in for_all.values():
-        place.known(FIRST + 1, 0o755)
+        make_known(place, FIRST + 1, 0o755)
         for path in (place.behind, *place.behind.iterdir()):
             os.chown(path, HE, HE)
         (place.behind / "file").chmod(0o600)
@@ -423,9 +402,9 @@ def test_and_does_not_where_it_does_not(for_all: Places) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
-def test_an_overlay_on_a_mount_shows_users_their_files(place: Place, mode: int) -> None:
+def test_an_overlay_on_a_mount_shows_users_their_files(place: Sides, mode: int) -> None:
     """It reads what is below as root, which mounted it, for every caller: no thread of root's is to be seen."""
-    place.known()
+    make_known(place)
     (place.seen / "file").chmod(mode)
     with overlay_on(place.seen) as overlay:
         file = overlay.path / "file"

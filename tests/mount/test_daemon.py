@@ -29,11 +29,6 @@ def test_it_answers_when_the_command_returns(bench: Path) -> None:
     assert (bench / "target/file").read_text() == "content"
 
 
-def test_the_mount_tells_its_backing_path(bench: Path) -> None:
-    mount(bench / "source", bench / "target")
-    assert backing_of(bench / "target") == bench / "source"
-
-
 @pytest.mark.parametrize("name", ["a, b", "\u00e9", os.fsdecode(b"\xff\n\\ ")])
 def test_any_name_will_do(bench: Path, name: str) -> None:
     source, target = (bench / "source").rename(bench / f"s{name}"), (bench / "target").rename(bench / f"t{name}")

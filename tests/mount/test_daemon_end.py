@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import signal
@@ -13,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
-from tests.support.background_mounts import ended
 from tests.support.background_processes import clients, ends
 from tests.support.foreground_mount import Mounted, fresh_mount
-from tests.support.real_filesystems import mount_of
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -88,32 +85,3 @@ def test_clients_get_errors_when_the_daemon_ends_under_load(how: str) -> None:
         # Unmounted, the names are gone and the directory below shows: ENOENT there.
         allowed = DEAD if how in ("kill", "abort") else DEAD | {errno.ENOENT}
         assert codes <= allowed, codes
-
-
-def test_killed_daemon_leaves_a_dead_mount_point() -> None:
-    """Nothing below shows, so that a nightly rsync --delete sees an error and no empty directory."""
-    with fresh_mount(expect_end=True) as mounted:
-        os.kill(mounted.pid, signal.SIGKILL)
-        ended(os.pidfd_open(mounted.pid))
-        assert mount_of(mounted.path) is not None
-        for call in (os.listdir, lambda path: os.stat(path / "any"), lambda path: os.mkdir(path / "d")):
-            with pytest.raises(OSError, match=r"not connected|abort|canceled"):
-                call(mounted.path)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_unmounts_though_files_are_open(number: signal.Signals) -> None:
-    with fresh_mount(expect_end=True) as mounted:
-        fd = os.open(mounted.path / "busy", os.O_WRONLY | os.O_CREAT)
-        try:
-            os.write(fd, b"written before")
-            os.kill(mounted.pid, number)
-            ended(os.pidfd_open(mounted.pid))
-            assert mount_of(mounted.path) is None
-            with pytest.raises(OSError, match=r"not connected|abort|I/O error"):
-                os.fsync(fd)
-        finally:
-            with contextlib.suppress(OSError):  # the flush has no daemon to go to
-                os.close(fd)
-        assert (mounted.backing / "busy").read_bytes() == b"written before"
-        assert os.listdir(mounted.path) == []

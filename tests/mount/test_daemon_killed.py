@@ -24,7 +24,7 @@ import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
 from fusefs.mount.places.find_mounts import mounts_of, read_counters
-from tests.support.background_mounts import daemon_of, ended, kill_daemon, mount, our_mount, workbench
+from tests.support.background_mounts import abort, daemon_of, ended, kill_daemon, mount, our_mount, workbench
 from tests.support.background_processes import in_time, workers
 from tests.support.foreground_mount import forget_all, links, n_fds_beside_rings, until
 from tests.support.fuse_watchdog import mount_fusectl
@@ -166,18 +166,6 @@ def work_for_ever(act: Callable[[Path, int], None], number: int, work: Path, pro
 # How the daemon ends.
 
 
-def kill(place: Place) -> None:
-    kill_daemon(place.target)
-
-
-def abort(place: Place) -> None:
-    pid_fd = os.pidfd_open(daemon_of(place.target))
-    entry = our_mount(place.target)
-    assert entry is not None
-    Path(f"/sys/fs/fuse/connections/{entry.minor}/abort").write_text("1")
-    ended(pid_fd)
-
-
 def stop_and_continue(place: Place) -> None:
     pid = daemon_of(place.target)
     stop(pid)
@@ -246,7 +234,8 @@ def delete_all(place: Place) -> None:
 def test_daemon_ends_at_any_time_and_no_client_hangs_and_nothing_is_left(place: Place) -> None:
     dice = Random("ends")
     ways: dict[str, Callable[[Place], object]] = {
-        "kill": kill, "abort": abort, "stop": stop_and_continue, "unmount": stop_and_unmount,
+        "kill": lambda place: kill_daemon(place.target), "abort": lambda place: abort(place.target),
+        "stop": stop_and_continue, "unmount": stop_and_unmount,
     }  # fmt: skip
     fill(place.work)
     delete_all(place)

@@ -11,8 +11,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -20,8 +18,9 @@ from random import Random
 import pytest
 
 from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
-from tests.support.background_processes import clients
-from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount, until
+from tests.support.background_processes import finish
+from tests.support.foreground_mount import until
+from tests.support.mount_and_backing import CLIENTS_ON, directory_for, tops_for_clients
 from tests.support.open_files import opened
 from tests.support.real_filesystems import WITH_XFS
 
@@ -34,16 +33,6 @@ PART = 20 << 10
 OWN = Random("bytes").randbytes(SIZE).replace(b"\0", b"\1")
 """Of each offset."""
 PUNCH_HOLE, ZERO_RANGE = FALLOC_FL_KEEP_SIZE | 2, 16
-WHERE: dict[str, tuple[list[str], str]] = {
-    "native": ([], "bbb"),
-    "exclusive": (["coherence=exclusive"], "mmm"),
-    "exclusive, by the daemon": (["coherence=exclusive", "passthrough=off"], "mmm"),
-    "exclusive, slow": (["coherence=exclusive", "passthrough=off", "backing=slow"], "mmm"),
-    "shared": (["coherence=shared"], "mmb"),
-    "shared, by the daemon": (["coherence=shared", "passthrough=off"], "mmb"),
-    "shared, slow": (["coherence=shared", "passthrough=off", "backing=slow"], "mmb"),
-}
-"""A mount's options, and where each client is: in the mount, or behind it."""
 
 
 def is_right(seen: bytes, offset: int) -> bool:
@@ -121,35 +110,19 @@ class Client:
             raise OSError(errno.ERANGE, os.strerror(errno.ERANGE))
 
 
-@contextmanager
-def places(volume: Path, where: str) -> Iterator[list[Path]]:
-    """The file, as each client has it."""
-    options, sides = WHERE[where]
-    source = volume / where.replace(", ", "-").replace(" ", "-")
-    source.mkdir()
-    (source / "all").write_bytes(OWN)
-    (source / "file").touch()
-    if not options:
-        yield [source / "file"] * len(sides)
-        return
-    with trashd_mount(source, options=options, limit_s=max(LIMIT_S, SHARED_LIMIT_S)) as mounted:
-        yield [{"m": mounted.path, "b": source}[side] / "file" for side in sides]
-
-
-def run(acts: Sequence[Callable[[], object]]) -> None:
-    with clients(acts) as pids:
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    assert codes == [0] * len(acts), [errno.errorcode.get(code, code) for code in codes]
-
-
 @pytest.mark.takes_engine
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", [where for where in CLIENTS_ON if not where.endswith("slow")])
 def test_nobody_reads_what_nobody_wrote_there_and_in_the_end_all_read_the_same(volume: Path, where: str) -> None:
-    with places(volume, where) as paths:
-        run([partial(lambda who, path: Client(path, f"{where} {who}").work(), *one) for one in enumerate(paths)])
-        behind = volume / paths[-1].parent.name.removesuffix("-mounted") / "file"
-        right = behind.read_bytes()
+    source = directory_for(volume, where)
+    (source / "all").write_bytes(OWN)
+    (source / "file").touch()
+    with tops_for_clients(source, where, LIMIT_S) as tops:
+        seen = tops[0] / "file"
+        finish(
+            [partial(lambda who, top: Client(top / "file", f"{where} {who}").work(), *one) for one in enumerate(tops)]
+        )
+        right = (source / "file").read_bytes()
         assert is_right(right, 0)
-        assert until(lambda: paths[0].read_bytes() == right)
-        assert paths[0].stat().st_size == len(right)
+        assert until(lambda: seen.read_bytes() == right)
+        assert seen.stat().st_size == len(right)

@@ -26,14 +26,9 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
 
 
 def n_messages(mount: Mounted, act: Callable[[], object]) -> int:
-    """But for those that take no answer."""
-
-    def now() -> int:
-        return sum(figures.n() for name, figures in mount.stats().operations.items() if name != "forget")
-
-    before = now()
+    before = mount.n_requests()
     act()
-    return now() - before
+    return mount.n_requests() - before
 
 
 def test_a_tree_deeper_than_the_daemon_has_fds_is_made_walked_moved_and_removed(mount: Mounted) -> None:

@@ -46,8 +46,8 @@ GONE = {*DAEMON_GONE, errno.EIO, errno.EINTR, errno.ENOENT}
 
 
 @pytest.fixture(scope="module")
-def served_for_all() -> Iterator[HangingMount]:
-    with hanging_mount("local", limit_s=SHARED_LIMIT_S) as place:
+def served_for_all(request: pytest.FixtureRequest) -> Iterator[HangingMount]:
+    with hanging_mount(getattr(request, "param", "local"), limit_s=SHARED_LIMIT_S) as place:
         yield place
 
 
@@ -91,8 +91,14 @@ STUCK: dict[str, Callable[[Path], object]] = {
 }
 
 
+STUCK_ON = [
+    (backing, stuck) for stuck in STUCK for backing in ("local", "slow") if (backing, stuck) != ("slow", "stat")
+]
+"""Of a slow filesystem the daemon remembers what a stat tells."""
+
+
 @pytest.mark.parametrize("is_known", [False, True], ids=["never looked at", "known"])
-@pytest.mark.parametrize("stuck", STUCK)
+@pytest.mark.parametrize(("served_for_all", "stuck"), STUCK_ON, indirect=["served_for_all"], scope="module")
 def test_who_waits_keeps_nobody_else_waiting(place: HangingMount, stuck: str, *, is_known: bool) -> None:
     if is_known:
         work(place.top / "stuck")

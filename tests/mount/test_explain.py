@@ -19,7 +19,7 @@ from tests.support.trashd_command import done_well, trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
-USER, OTHER = 1000, 1001
+OTHER = 1001
 NAMES = [path.value for path in FastPath]
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.support.foreground_mount import fresh_mount, trashd_mount, until
 from tests.support.fuse_eio import broken_volume
 from tests.support.open_files import errno_of
-from tests.support.real_filesystems import btrfs_subvolume, full, loop_volume
+from tests.support.real_filesystems import full, loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
@@ -66,18 +66,6 @@ def test_full_volume_refuses_what_it_refuses_below_and_takes_more_when_there_is_
             (mounted.path / "log").unlink()
             # The last handle's release, and the blocks with it, may come after the unlink.
             assert until(lambda: errno_of(lambda: (mounted.path / "log").write_bytes(bytes(MIB))) == 0)
-
-
-@pytest.mark.needs("btrfs")
-def test_limit_of_a_subvolume_is_told_as_it_is_below() -> None:
-    with loop_volume("btrfs", 256) as volume:
-        source = btrfs_subvolume(volume, "source", limit_bytes=16 * MIB)
-        with trashd_mount(source) as mounted:
-            number, size = write_until_refused(mounted.path / "log")
-            assert number == errno.EDQUOT
-            assert size < 16 * MIB
-            (mounted.path / "log").unlink()
-            assert not (source / "log").exists()
 
 
 def test_io_error_in_the_middle_is_told_and_the_rest_goes_on() -> None:

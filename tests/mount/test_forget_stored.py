@@ -45,9 +45,10 @@ def source() -> Iterator[Path]:
         yield path
 
 
-@pytest.fixture(params=["local", "slow"])
+@pytest.fixture(params=[("exclusive", "local"), ("exclusive", "slow"), ("shared", "local")], ids=" ".join)
 def mount(source: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
-    options = ["coherence=exclusive", "timeout=3600", f"backing={request.param}"]
+    coherence, backing = request.param
+    options = [f"coherence={coherence}", "timeout=3600", f"backing={backing}"]
     with trashd_mount(source, options=options) as mounted:
         yield mounted
 
@@ -55,10 +56,6 @@ def mount(source: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
 def look_at_all(directory: Path) -> None:
     for number in range(N):
         (directory / f"f{number}").stat()
-
-
-def n_nodes(mount: Mounted) -> int:
-    return mount.stats().gauges["n_nodes"]
 
 
 def n_scanned() -> int:
@@ -72,7 +69,7 @@ def drop(mount: Mounted) -> Path:
 
     def is_known() -> bool:
         look_at_all(mount.path / "victim" / "sub")  # again, if the machine has dropped its caches meanwhile
-        return n_nodes(mount) > N
+        return mount.n_nodes() > N
 
     assert until(is_known)
     return (mount.path / "victim").rename(mount.path / ".trashd" / "drop" / "victim")
@@ -81,7 +78,7 @@ def drop(mount: Mounted) -> Path:
 @pytest.mark.needs("fuse", "prune")
 def test_what_is_dropped_is_forgotten_and_is_an_orphan(mount: Mounted) -> None:
     drop(mount)
-    assert until(lambda: n_nodes(mount) < N_NEARLY_NONE)
+    assert until(lambda: mount.n_nodes() < N_NEARLY_NONE)
     [tree] = mount.backing.glob(".trashd/u/0/orphans/*/tree")
     assert len(os.listdir(tree / "sub")) == N
 
@@ -94,7 +91,7 @@ def test_the_next_one_of_that_name_is_forgotten_as_well(mount: Mounted) -> None:
     for number in range(N):
         (mount.path / "victim/sub" / f"f{number}").touch()
     drop(mount)
-    assert until(lambda: n_nodes(mount) < N_NEARLY_NONE)
+    assert until(lambda: mount.n_nodes() < N_NEARLY_NONE)
 
 
 @pytest.mark.needs("fuse", "prune")
@@ -102,7 +99,7 @@ def test_who_is_at_work_in_what_is_dropped_stays_where_he_is(mount: Mounted) -> 
     (mount.backing / "victim/sub/f1").write_bytes(b"content")
     with opened(mount.path / "victim" / "sub") as where, (mount.path / "victim/sub/f1").open("rb") as file:
         drop(mount)
-        assert until(lambda: n_nodes(mount) < N_NEARLY_NONE)
+        assert until(lambda: mount.n_nodes() < N_NEARLY_NONE)
         assert where() == str(mount.path / ".trashd/u/0/drop/victim/sub"), "as long as nobody asks for that name"
         assert file.read() == b"content"
 
@@ -113,7 +110,7 @@ def test_what_lies_elsewhere_stays_known(mount: Mounted) -> None:
     at_first = n_scanned()
     look_at_all(mount.path / "elsewhere")
     drop(mount)
-    assert until(lambda: n_nodes(mount) < N + N_NEARLY_NONE)
+    assert until(lambda: mount.n_nodes() < N + N_NEARLY_NONE)
     before = mount.stats().operations["lookup"].n()
     look_at_all(mount.path / "elsewhere")
     assert mount.stats().operations["lookup"].n() == before or until(lambda: n_scanned() > at_first)

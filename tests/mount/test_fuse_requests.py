@@ -69,13 +69,11 @@ BODIES: dict[Opcode, bytes] = {
     Opcode.TMPFILE: bytes(16) + b"/\0",
 }
 NAMED = (b"a\0", b"b\0")
-OTHER = 28
-"""A request that is left for libfuse."""
-LATER = {
-    "FSYNCDIR": (Opcode.FSYNCDIR, bytes(16)),
-    "BATCH_FORGET": (Opcode.BATCH_FORGET, struct.pack("=II", 128, 0) + bytes(16 * 128)),
-}
-"""What runs in a task of its own."""
+FORGETS_MANY = Opcode.BATCH_FORGET, struct.pack("=II", 128, 0) + bytes(16 * 128)
+"""It runs in a task of its own."""
+EACH_REQUEST = pytest.mark.parametrize(
+    "asked", [*BODIES.items(), FORGETS_MANY], ids=lambda asked: f"{asked[0].name}-{len(asked[1])}"
+)
 
 
 def test_every_request_that_we_know_is_tried_here() -> None:
@@ -83,23 +81,15 @@ def test_every_request_that_we_know_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-@pytest.mark.parametrize("opcode", sorted(BODIES.keys() - {Opcode.OPENDIR}))
-def test_error_of_the_kernel_goes_to_who_asked(opcode: Opcode, number: int) -> None:
+@EACH_REQUEST
+def test_error_of_the_kernel_goes_to_who_asked(asked: tuple[Opcode, bytes], number: int) -> None:
     with a_broken(OSError(number, "refused")) as kernel:
-        assert kernel.asked(opcode, BODIES[opcode]).error == number
-
-
-@pytest.mark.parametrize("name", LATER)
-def test_error_of_what_takes_longer_goes_to_who_asked(name: str) -> None:
-    with a_broken(OSError(errno.ENOSPC, "refused")) as kernel:
-        assert kernel.asked(*LATER[name]).error == errno.ENOSPC
+        assert kernel.asked(*asked).error == number
 
 
 @pytest.mark.allows_warnings
 @pytest.mark.parametrize("error", [KeyError("a bug"), OSError("no errno"), ValueError("embedded null byte")])
-@pytest.mark.parametrize(
-    "asked", [*BODIES.items(), *LATER.values()], ids=lambda asked: f"{asked[0].name}-{len(asked[1])}"
-)
+@EACH_REQUEST
 def test_bug_is_told_as_eio_and_in_the_log(
     asked: tuple[Opcode, bytes], error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:

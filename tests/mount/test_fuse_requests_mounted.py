@@ -17,7 +17,6 @@ from tests.support.real_filesystems import volume_of
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.takes_engine]
 
-N_FORGOTTEN = 3000
 N_EACH = 120  # files of a client, while the filesystem changes some hundred times
 # A daemon whose filesystem becomes slow and quick again all the time. $1 and on: as for trashd.
 MOODY = """
@@ -80,20 +79,6 @@ def test_whoever_takes_the_number_of_what_was_deleted_has_it_as_below(mount: Mou
             assert (path / "a").stat().st_ino == (mount.backing / "a").stat().st_ino
             (path / "a").unlink() if number % 2 else (path / "a").rmdir()
         others.result()
-
-
-def test_forgetting_many_stops_nobody_and_forgets_all(mount: Mounted) -> None:
-    path = mount.path
-    with ThreadPoolExecutor(1) as pool:
-        for number in range(N_FORGOTTEN):
-            (mount.backing / str(number)).touch()
-        for name in os.listdir(path):
-            (path / name).stat()
-        others = pool.submit(ask_for_missing_names, path, 2000)
-        mount.forget_all()
-        others.result()
-        assert (path / "5").stat().st_size == 0
-        mount.forget_all()
 
 
 @pytest.mark.parametrize("fs_type", ["tmpfs", "overlay"], ids=["unopened", "opened"])

@@ -24,8 +24,8 @@ import pytest
 from fusefs.core.nodeids import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, handle_of, renameat2
-from tests.support.background_processes import clients, workers
-from tests.support.foreground_mount import trashd_mount
+from tests.support.background_processes import finish, workers
+from tests.support.mount_and_backing import CLIENTS_ON, directory_for, tops_for_clients
 from tests.support.real_filesystems import gives_numbers_again
 from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
@@ -39,15 +39,6 @@ N_WORDS = 1500
 """At most: three pages."""
 WORD = struct.Struct("=IIQ")
 """The client that made it, its number there, and how many words it has."""
-WHERE = {
-    "native": ([], "bbb"),
-    "exclusive": (["coherence=exclusive"], "mmm"),
-    "exclusive, by the daemon": (["coherence=exclusive", "passthrough=off"], "mmm"),
-    "exclusive, slow": (["coherence=exclusive", "backing=slow"], "mmm"),
-    "shared": (["coherence=shared"], "mmb"),
-    "shared, by the daemon": (["coherence=shared", "passthrough=off"], "mmb"),
-}
-"""A mount's options, and where each client is: in the mount, or behind it."""
 
 
 class Held(NamedTuple):
@@ -131,21 +122,8 @@ def test_what_is_seen_of_a_name_is_all_of_one_file(volume: Path) -> None:
 
 
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", [where for where in CLIENTS_ON if "slow, by" not in where])
 def test_nobody_reads_another_file_than_the_one_he_opened(volume: Path, where: str) -> None:
-    options, sides = WHERE[where]
-    source = volume / where.replace(", ", "-").replace(" ", "-")
-    source.mkdir()
     gives_again = gives_numbers_again(volume)
-
-    def all_work(seen: Path) -> None:
-        tops = [{"m": seen, "b": source}[side] for side in sides]
-        with clients([partial(work, gives_again, *one) for one in enumerate(tops)]) as pids:
-            codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        assert codes == [0] * len(sides), [errno.errorcode.get(code, code) for code in codes]
-
-    if not options:
-        all_work(source)
-        return
-    with trashd_mount(source, options=options, limit_s=LIMIT_S) as mounted:
-        all_work(mounted.path)
+    with tops_for_clients(directory_for(volume, where), where, LIMIT_S) as tops:
+        finish([partial(work, gives_again, *one) for one in enumerate(tops)])

@@ -19,7 +19,7 @@ from tests.support.background_processes import LIMIT_S, clients, ends, in_time, 
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_silent import silent_fuse
 from tests.support.open_files import waits_in_the_kernel
-from tests.support.real_filesystems import bind_mount, mount_of, overlay_volume, tmpfs_volume
+from tests.support.real_filesystems import bind_mount, overlay_volume, tmpfs_volume
 from tests.support.trashd_command import trashd
 
 pytestmark = pytest.mark.needs("root", "fuse")
@@ -162,15 +162,6 @@ def test_many_who_ask_it_leave_room_for_others() -> None:
     ):
         assert until(lambda: place.mounted.fuse.n_waiting() > N_MANY / 3, LIMIT_S)
         in_time(partial(others_work, place.top))
-
-
-@pytest.mark.usefixtures("short_patience")
-def test_umount_force_lets_who_waits_go() -> None:
-    with served(expect_end=True) as place, silent_fuse(place.inner, 0), stuck(place, os.stat) as client:
-        done = trashd("umount", "--force", place.top)
-        assert done.code == 0, done.err
-        assert mount_of(place.top) is None
-        assert ends(client) in GONE
 
 
 def test_what_is_mounted_there_and_answers_is_used_as_ever() -> None:

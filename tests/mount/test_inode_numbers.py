@@ -129,23 +129,6 @@ def test_new_file_with_the_number_of_an_unlinked_one_is_itself(oracle: Oracle, v
         assert s.ino(name) != seen.st_ino
 
 
-def test_old_file_keeps_its_content_for_who_has_it_open(oracle: Oracle) -> None:
-    s, behind = oracle.mounted, oracle.behind["mount"]
-    s.mkdir(b"victim")
-    s.put(b"victim/A", OLD)
-    with opened(s.top + b"/victim/A", os.O_RDWR) as fd:
-        s.mkdir(b"fresh")
-        s.rename(b"fresh", b"victim", RENAME_EXCHANGE)
-        shutil.rmtree(behind.top + b"/fresh")
-        for i in range(20):
-            s.put(b"victim/%d" % i, NEW)
-        assert os.pread(fd, 20_000, 0) == OLD
-        os.pwrite(fd, b"still", 0)
-        assert os.pread(fd, 10, 0) == b"stillAAAAA"
-        assert os.fstat(fd).st_size == len(OLD)
-        assert all(s.get(b"victim/%d" % i) == NEW for i in range(20))
-
-
 def test_new_directory_with_the_number_of_an_old_one_is_empty(oracle: Oracle) -> None:
     s, behind = oracle.mounted, oracle.behind["mount"]
     s.mkdir(b"d")
@@ -162,39 +145,6 @@ def test_new_directory_with_the_number_of_an_old_one_is_empty(oracle: Oracle) ->
         assert os.stat(holder).st_nlink == 0
         with pytest.raises(FileNotFoundError):
             os.stat("file", dir_fd=holder)
-
-
-def test_many_generations_of_one_name(oracle: Oracle) -> None:
-    """Made and removed again and again, each time with the numbers of those before."""
-    s = oracle.mounted
-    with opened(s.top, os.O_RDONLY) as top:
-        for i in range(100):
-            s.put(b"file", b"%d" % i * i)
-            held = os.open("file", os.O_PATH, dir_fd=top)
-            assert s.get(b"file") == b"%d" % i * i
-            if i % 2:
-                s.unlink(b"file")
-            else:
-                s.put(b"new")
-                s.rename(b"new", b"file")
-                s.unlink(b"file")
-            assert os.stat(held).st_nlink == 0
-            os.close(held)
-
-
-def test_removed_cwd_has_no_links(oracle: Oracle) -> None:
-    for s in (oracle.native, oracle.mounted):
-        s.mkdir(b"d")
-        with opened(s.top + b"/d", os.O_RDONLY | os.O_DIRECTORY) as cwd:
-            s.rmdir(b"d")
-            assert os.stat(cwd).st_nlink == 0
-            with pytest.raises(FileNotFoundError):
-                os.stat("x", dir_fd=cwd)
-            with pytest.raises(FileNotFoundError):
-                os.mkdir("x", dir_fd=cwd)
-            with pytest.raises(FileNotFoundError):
-                os.open("x", os.O_CREAT | os.O_WRONLY, dir_fd=cwd)
-            assert os.listdir(cwd) == []
 
 
 def free_blocks(top: bytes) -> int:
@@ -223,18 +173,6 @@ def test_deleted_file_gives_its_blocks_back_while_the_kernel_knows_it(oracle: Or
                 s.rename(b"fresh", b"d", RENAME_EXCHANGE)
                 shutil.rmtree(behind.top + b"/fresh")
         assert until(lambda: before - free_blocks(behind.top) < 50)  # the handle's release comes by itself
-
-
-def test_unlinked_file_gives_its_blocks_back_at_its_close(oracle: Oracle) -> None:
-    s, behind = oracle.mounted, oracle.behind["mount"]
-    before = free_blocks(behind.top)
-    s.put(b"file", bytes(4 << 20))
-    handle = s.open(b"file", os.O_RDWR)
-    s.unlink(b"file")
-    assert before - free_blocks(behind.top) >= 500
-    assert s.pread(handle, 5, 0) == bytes(5)
-    s.close(handle)
-    assert until(lambda: before - free_blocks(behind.top) < 50)
 
 
 def test_directory_moved_behind_the_mount_is_reached_by_who_knows_it(oracle: Oracle) -> None:

@@ -37,17 +37,13 @@ def link(mount: Mounted) -> Path:
     return path
 
 
-def n_readlinks(mount: Mounted) -> int:
-    return mount.stats().operations["readlink"].n()
-
-
 @pytest.mark.takes_engine
 def test_a_link_is_asked_for_once(mount: Mounted, link: Path) -> None:
     with held(link):
         assert os.readlink(link) == "first"
-        n = n_readlinks(mount)
+        n = mount.n_asked("readlink")
         assert [os.readlink(link) for _ in range(9)] == ["first"] * 9
-        assert n_readlinks(mount) == n
+        assert mount.n_asked("readlink") == n
 
 
 def by_unlinking(link: Path) -> None:
@@ -109,12 +105,6 @@ def test_another_mount_knows_nothing_of_the_last_one(volume: Path) -> None:
         (source / "link").symlink_to(target)
         with trashd_mount(source) as mounted:
             assert os.readlink(mounted.path / "link") == target
-
-
-def test_the_drop_link_leads_each_to_his_own(mount: Mounted) -> None:
-    drop = mount.path / ".trashd/drop"
-    for uid in (ALICE, BOB, ALICE, BOB):
-        assert as_user(uid, lambda: os.readlink(drop)) == f"u/{uid}/drop"
 
 
 def test_the_drop_link_follows_its_users_folder(mount: Mounted) -> None:

@@ -18,6 +18,7 @@ from fusefs.linux.inotify import open_inotify, read_events
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import backing_of
 from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
+from tests.support.busy_clients import work
 from tests.support.file_leases import is_broken_into, write_lease
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.real_filesystems import loop_volume
@@ -34,8 +35,6 @@ WHERE = {
     "plain": ["coherence=exclusive", "engine=plain"],
     "slow": ["coherence=exclusive", "backing=slow"],
 }
-N_MANY = 260
-"""Of one user, of whose requests 120 may wait at a time."""
 IN_OPEN = 0x20
 
 
@@ -63,7 +62,7 @@ def served(how: str, *, expect_end: bool = False, limit_s: float = 90) -> Iterat
 
 def fill(directory: Path) -> None:
     directory.mkdir()
-    for name in ("leased", "other"):
+    for name in ("leased", f"{directory.name}-0", f"{directory.name}-1"):
         (directory / name).write_bytes(b"content")
 
 
@@ -92,16 +91,6 @@ WAITING: dict[str, Callable[[Path], object]] = {
 }
 
 
-def others_work(place: Place) -> None:
-    """What any client does beside it."""
-    (place.seen / "other").stat()
-    assert (place.seen / "other").read_bytes() == b"content"
-    (place.seen / "made").write_bytes(b"new")
-    cut(place.seen / "made")
-    (place.seen / "made").unlink()
-    os.listdir(place.seen)
-
-
 @pytest.mark.parametrize("act", WAITING)
 def test_who_waits_for_a_lease_keeps_nobody_else_waiting(place: Place, act: str) -> None:
     with (
@@ -109,7 +98,7 @@ def test_who_waits_for_a_lease_keeps_nobody_else_waiting(place: Place, act: str)
         clients([lambda: WAITING[act](place.seen / "leased")]) as (client,),
     ):
         assert place.is_waited_for()
-        in_time(partial(others_work, place))
+        in_time(partial(work, place.seen))
         assert not is_ended(client)
         give_up()
         assert ends(client) == 0
@@ -127,7 +116,7 @@ def test_who_is_killed_while_he_waits_ends(place: Place, act: str) -> None:
         assert place.is_waited_for()
         os.kill(client, signal.SIGKILL)
         assert ends(client) == -signal.SIGKILL
-        in_time(partial(others_work, place))
+        in_time(partial(work, place.seen))
     assert (place.behind / "leased").read_bytes() == b"content"
 
 
@@ -143,21 +132,6 @@ def test_umount_force_lets_who_waits_go(how: str) -> None:
         done = trashd("umount", "--force", place.seen)
         assert done.code == 0, done.err
         assert ends(client) in DAEMON_GONE
-
-
-@pytest.mark.long
-@pytest.mark.takes_engine
-def test_many_who_wait_all_have_it_in_the_end() -> None:
-    """No more of one user's than some take a thread of the daemon's; the others wait for their turn."""
-    with (
-        served("elsewhere") as place,
-        write_lease(place.behind / "leased") as give_up,
-        clients([(place.seen / "leased").read_bytes] * N_MANY) as pids,
-    ):
-        assert until(lambda: place.mounted.fuse.n_waiting() > N_MANY / 2, LIMIT_S)
-        in_time(partial(others_work, place))
-        give_up()
-        assert {ends(pid) for pid in pids} == {0}
 
 
 @pytest.mark.long

@@ -70,10 +70,6 @@ def told_of(path: Path, number: int) -> tuple[object, ...]:
     return seen.st_mode, seen.st_nlink, seen.st_uid, seen.st_gid, seen.st_size, *times, value
 
 
-def n_asked(mount: Mounted, *operations: str) -> int:
-    return sum(mount.stats().operations[name].n() for name in operations)
-
-
 def lose_pages(directory: Path) -> None:
     """As if memory was short."""
     with Fd(os.open(directory, os.O_RDONLY)) as fd:
@@ -92,10 +88,10 @@ def replace_one(directory: Path) -> None:
 def test_only_names_are_asked_for_again(mount: Mounted, directory: Path, change: Callable[[Path], None]) -> None:
     with held(directory):
         change(directory)
-        before = n_asked(mount, "getxattr", "getattr", "lookup"), n_asked(mount, "readdir")
+        before = mount.n_asked("getxattr", "getattr", "lookup"), mount.n_asked("readdir")
         listed = list_long(directory)
-        assert n_asked(mount, "readdir") > before[1]
-        assert n_asked(mount, "getxattr", "getattr", "lookup") - before[0] < FEW
+        assert mount.n_asked("readdir") > before[1]
+        assert mount.n_asked("getxattr", "getattr", "lookup") - before[0] < FEW
     assert listed == list_long(mount.backing / directory.name)
 
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
+from tests.support.busy_clients import work
 from tests.support.file_leases import write_lease
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fsfreeze import frozen
@@ -48,8 +49,8 @@ class Place(NamedTuple):
 def place() -> Iterator[Place]:
     with tmpfs_volume() as volume:
         source = volume / "source"
-        source.mkdir()
-        for name in ("leased", "other"):
+        (source / "free").mkdir(parents=True)
+        for name in ("leased", "other", "free/free-0", "free/free-1"):
             (source / name).write_bytes(b"content")
         options = ["coherence=shared", "uring=on"]
         with trashd_mount(source, options=options, limit_s=90) as mounted:
@@ -90,16 +91,10 @@ def a_thousand(place: Place, act: Callable[[], object]) -> Iterator[list[int]]:
         yield pids
 
 
-def others_work(place: Place) -> None:
-    """What the daemon is asked for, and no cache of the kernel's has."""
-    top = place.mounted.path
-    assert (top / "other").stat().st_size == len(b"content")
-    assert not (top / f"missing-{os.getpid()}").exists()
-    assert (top / "other").read_bytes() == b"content"
-    made = top / f"made-{os.getpid()}"
-    made.write_bytes(b"new")
-    made.unlink()
-    assert {"leased", "other"} <= set(os.listdir(top))
+def let_a_thousand_wait(place: Place) -> None:
+    with write_lease(place.behind / "leased") as give_up, a_thousand(place, place.leased.read_bytes) as pids:
+        give_up()
+        assert {ends(pid) for pid in pids} == {0}
 
 
 def looks_for_what_is_not_there(place: Place) -> None:
@@ -115,7 +110,7 @@ def test_a_stat_on_a_core_is_answered_where_a_thousand_wait_for_a_lease(place: P
         for _ in range(2):
             place.mounted.forget_all()
             in_time(partial(on_one_core, (place.mounted.path / "other").stat))
-        in_time(partial(on_one_core, partial(others_work, place)))
+        in_time(partial(on_one_core, partial(work, place.mounted.path / "free")))
         assert not any(map(is_ended, pids))
         give_up()
         assert {ends(pid) for pid in pids} == {0}
@@ -123,12 +118,7 @@ def test_a_stat_on_a_core_is_answered_where_a_thousand_wait_for_a_lease(place: P
 
 def test_what_comes_at_once_for_all_entries_of_a_core_is_answered(place: Place) -> None:
     """Once a thousand have waited there are as many entries, and more than the ring has room for answers to."""
-    with (
-        write_lease(place.behind / "leased") as give_up,
-        a_thousand(place, place.leased.read_bytes) as pids,
-    ):
-        give_up()
-        assert {ends(pid) for pid in pids} == {0}
+    let_a_thousand_wait(place)
     os.kill(place.mounted.pid, signal.SIGSTOP)
     try:
         with a_thousand(place, partial(looks_for_what_is_not_there, place)) as pids:
@@ -136,7 +126,7 @@ def test_what_comes_at_once_for_all_entries_of_a_core_is_answered(place: Place) 
             assert {ends(pid) for pid in pids} == {0}
     finally:
         os.kill(place.mounted.pid, signal.SIGCONT)
-    in_time(partial(on_one_core, partial(others_work, place)))
+    in_time(partial(on_one_core, partial(work, place.mounted.path / "free")))
 
 
 def looks_and_syncs(place: Place, until_s: float) -> None:
@@ -154,16 +144,11 @@ def looks_and_syncs(place: Place, until_s: float) -> None:
 
 def test_no_answer_is_lost_where_a_ring_is_full_of_them_and_its_thread_is_woken(place: Place) -> None:
     """More entries in a ring than it has room for answers to, and answers by other threads meanwhile."""
-    with (
-        write_lease(place.behind / "leased") as give_up,
-        a_thousand(place, place.leased.read_bytes) as pids,
-    ):
-        give_up()
-        assert {ends(pid) for pid in pids} == {0}
+    let_a_thousand_wait(place)
     each = partial(on_one_core, partial(by_threads, partial(looks_and_syncs, place, time.monotonic() + STORM_S)))
     with clients([each] * 2) as pids:
         assert {ends(pid) for pid in pids} == {0}
-    in_time(partial(on_one_core, partial(others_work, place)))
+    in_time(partial(on_one_core, partial(work, place.mounted.path / "free")))
 
 
 @pytest.mark.needs("loop")
@@ -179,9 +164,7 @@ def test_who_waits_for_a_frozen_disk_keeps_nobody_of_that_core_waiting_after_man
             file.touch()
         with trashd_mount(source, options=["coherence=exclusive", f"uring={uring}"], limit_s=90) as mounted:
             place = Place(mounted, source)
-            with write_lease(source / "leased") as give_up, a_thousand(place, place.leased.read_bytes) as pids:
-                give_up()
-                assert {ends(pid) for pid in pids} == {0}
+            let_a_thousand_wait(place)
             for name in ("one", "two", "three", "another"):
                 (mounted.path / name).stat()
             makes = [partial(on_one_core, (mounted.path / name / "new").mkdir) for name in ("one", "two", "three")]

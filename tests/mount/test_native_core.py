@@ -15,7 +15,7 @@ import pytest
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
+from tests.support.acls import ACCESS, CAN_BIND, CAPABILITY, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.core_requests import CoreClient, asked_core
 from tests.support.fake_dev_fuse import FakeKernel, FuseReply
 from tests.support.vfs_without_mount import Names, Somebody, vfs_at
@@ -118,15 +118,11 @@ def test_the_names_of_none_are_told(both: Both, node: str, room: int) -> None:
 def test_the_names_of_some_are_told(both: Both, node: str, room: int) -> None:
     nodeid = NODES[node](both)
     os.setxattr(both.path / LABELLED[node], ACCESS, ACL)
-    os.setxattr(both.path / LABELLED[node], "security.capability", _capability())
+    os.setxattr(both.path / LABELLED[node], CAPABILITY, CAN_BIND)
     told = both.answer(Opcode.LISTXATTR, _ROOM_OF.pack(room, 0), nodeid=nodeid)
     assert told.error == (errno.ERANGE if room == 1 else 0)
     if room == ROOM:
-        assert sorted(told.body.split(b"\0")) == sorted([b"", b"security.capability", ACCESS.encode()])
-
-
-def _capability() -> bytes:
-    return struct.pack("<IIIII", 0x02000000, 1 << 10, 0, 0, 0)
+        assert sorted(told.body.split(b"\0")) == sorted([b"", CAPABILITY.encode(), ACCESS.encode()])
 
 
 MODE, UID, GID, ATIME, MTIME, FH = (
@@ -197,6 +193,15 @@ def test_the_attributes_of_another_file_that_has_the_name_now_are_not_told(both:
         both.vfs.retries.remove(os.getpid())
 
 
+def entries_of(body: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Nodeid, offset and name of each entry of a listing."""
+    at = 0
+    while at < len(body):
+        offset, n_name = struct.unpack_from("=QI", body, at + 136)
+        yield _ENTRY.unpack_from(body, at)[0], offset, body[at + 152 : at + 152 + n_name]
+        at += 152 + (n_name + 7) // 8 * 8
+
+
 def test_a_listing_is_told_in_as_many_answers_as_it_takes(both: Both) -> None:
     """And each entry once."""
     names = {f"file-{number:0{number % 60 + 3}}" for number in range(1000)}
@@ -211,11 +216,9 @@ def test_a_listing_is_told_in_as_many_answers_as_it_takes(both: Both) -> None:
         if not told.body:
             break
         assert len(told.body) <= ROOM
-        at = 0
-        while at < len(told.body):
-            offset, n_name = struct.unpack_from("=QI", told.body, at + 136)
-            found.append(told.body[at + 152 : at + 152 + n_name])
-            at += 152 + (n_name + 7) // 8 * 8
+        entries = list(entries_of(told.body))
+        found += [entry for _nodeid, _offset, entry in entries]
+        offset = entries[-1][1]
     assert sorted(map(os.fsdecode, found)) == sorted(names | {".", "..", "file", "link", "directory", "fifo"})
 
 
@@ -248,11 +251,7 @@ def test_what_is_mounted_inside_is_listed_by_its_name_alone(both: Both) -> None:
     both.vfs.lock.submounts.tell()
     told = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, ROOM).ljust(40, b"\0"))
     assert told is not None
-    nodeids, at = {}, 0
-    while at < len(told.body):
-        (n_name,) = struct.unpack_from("=I", told.body, at + 144)
-        nodeids[told.body[at + 152 : at + 152 + n_name]] = _ENTRY.unpack_from(told.body, at)[0]
-        at += 152 + (n_name + 7) // 8 * 8
+    nodeids = {name: nodeid for nodeid, _offset, name in entries_of(told.body)}
     assert nodeids[b"directory"] == 0
     assert nodeids[b"file"] == both.find(b"file")
 

@@ -45,10 +45,6 @@ def directory(mount: Mounted, own_name: str) -> Path:
     return mount.path / own_name
 
 
-def n_asked(mount: Mounted, *operations: str) -> int:
-    return sum(mount.stats().operations[name].n() for name in operations)
-
-
 def names() -> set[str]:
     return {str(number) for number in range(N_NAMES)}
 
@@ -62,9 +58,9 @@ def names_left(fd: int) -> list[str]:
 
 def test_a_second_listing_is_the_kernels_own(mount: Mounted, directory: Path) -> None:
     def asks_nobody() -> bool:
-        asked = n_asked(mount, "opendir", "readdir", "releasedir")
+        asked = mount.n_asked("opendir", "readdir", "releasedir")
         assert set(os.listdir(directory)) == names()
-        return n_asked(mount, "opendir", "readdir", "releasedir") == asked
+        return mount.n_asked("opendir", "readdir", "releasedir") == asked
 
     with held(directory):
         assert not asks_nobody()
@@ -74,7 +70,7 @@ def test_a_second_listing_is_the_kernels_own(mount: Mounted, directory: Path) ->
 def test_no_directory_stays_open(mount: Mounted, directory: Path) -> None:
     with Fd(os.open(directory, os.O_RDONLY)) as fd:
         assert read_on(fd) is not None
-        assert n_asked(mount, "opendir") <= 1
+        assert mount.n_asked("opendir") <= 1
         began_ns = time.time_ns()
         os.statvfs(directory)  # after each operation there are new numbers
         assert until(lambda: (told := mount.stats()).updated_ns > began_ns and not told.gauges["n_handles"])

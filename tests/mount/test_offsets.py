@@ -12,6 +12,7 @@ import pytest
 
 from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
 from tests.support.foreground_mount import trashd_mount
+from tests.support.mount_and_backing import CLIENTS_ON, directory_for
 from tests.support.open_files import opened
 from tests.support.oracle_subjects import outcome
 from tests.support.real_filesystems import WITH_XFS
@@ -22,12 +23,7 @@ TOP = 1 << 63
 OFFSETS = [(1 << 44) - 1, 1 << 44, TOP - 4097, TOP - 4096, TOP - 2, TOP - 1]
 CONTENT = b"content" * 1000
 PUNCH_HOLE = FALLOC_FL_KEEP_SIZE | 2
-MOUNTS = {
-    "exclusive": ["coherence=exclusive"],
-    "exclusive, by the daemon": ["coherence=exclusive", "passthrough=off"],
-    "shared": ["coherence=shared"],
-    "shared, by the daemon": ["coherence=shared", "passthrough=off"],
-}
+MOUNTS = ("exclusive", "exclusive, by the daemon", "shared", "shared, by the daemon")
 
 
 def map_end(fd: int, offset: int) -> bytes:
@@ -104,10 +100,9 @@ def played(file: Path, flags: int) -> dict[tuple[str, int], Told]:
 
 @pytest.mark.parametrize(("how", "flags"), [*((how, 0) for how in MOUNTS), ("shared, by the daemon", os.O_APPEND)])
 def test_what_is_far_out_is_answered_as_below(volume: Path, how: str, flags: int) -> None:
-    source = volume / f"{how} {flags}".replace(", ", "-").replace(" ", "-")
-    source.mkdir()
+    source = directory_for(volume, f"{how} {flags}")
     right = played(source / "below", flags)
-    with trashd_mount(source, options=MOUNTS[how]) as mounted:
+    with trashd_mount(source, options=CLIENTS_ON[how][0]) as mounted:
         seen = played(mounted.path / "file", flags)
     unlike = {case: seen[case][:3] for case, one in right.items() if seen[case] != one and not is_free(case, one)}
     assert not unlike, {case: right[case][:3] for case in unlike}

@@ -166,16 +166,6 @@ def test_direct_io(direct: Oracle) -> None:
         assert s.get(b"file") == bytes(4096) + b"d" * 4096
 
 
-def test_direct_io_in_process(direct: Oracle) -> None:
-    def opens(s: Subject, tell: Story) -> None:
-        s.put(b"file", LARGE)
-        h = s.open(b"file", os.O_RDONLY | os.O_DIRECT)
-        s.close(h)
-        tell(s.stat, b"file")
-
-    direct.agree(opens)
-
-
 def test_mapped_file_and_its_reader_agree(oracle: Oracle) -> None:
     s = oracle.mounted
     s.put(b"file", bytes(8192))

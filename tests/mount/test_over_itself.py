@@ -2,9 +2,7 @@
 
 import errno
 import os
-import shutil
 import signal
-import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import DaemonGone
-from tests.support.background_mounts import RUNTIME, backing_of, daemon_of, ended, mount, our_mount
+from tests.support.background_mounts import RUNTIME, backing_of, daemon_of, ended, kill_daemon, mount, our_mount
 from tests.support.open_files import errno_of
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import bind_mount, mounts
@@ -38,13 +36,6 @@ def test_over_itself_in_a_shared_mount_the_clone_is_not_covered(bench: Path) -> 
     source = os.fsencode(backing_of(bench))
     assert [entry.mount_point for entry in mounts() if entry.source == source] == [os.fsencode(bench)]
     assert (backing_of(bench) / "source/file").read_text() == "content"
-
-
-def test_over_a_directory_that_is_no_mount_point(bench: Path) -> None:
-    mount(bench / "source")
-    assert (bench / "source/file").read_text() == "content"
-    assert sorted(os.listdir(backing_of(bench / "source"))) == [".trashd", "file"]
-    done_well("umount", bench / "source")
 
 
 def test_the_clone_has_the_same_path_at_the_next_mount(bench: Path) -> None:
@@ -73,36 +64,6 @@ def test_nothing_is_left_of_it_however_it_ends(bench: Path, end: str) -> None:
     assert not clone.parent.exists()
 
 
-def gain(path: Path) -> object:
-    if run_as(USER, [path / "suid", "-u"]).stdout.strip() != b"0":
-        raise PermissionError(errno.EPERM, "it is no set-user-ID program here")
-    return None
-
-
-ACTS: dict[str, Callable[[Path], object]] = {
-    "ro": lambda path: (path / "made").touch(),
-    "noexec": lambda path: subprocess.run([path / "true"], check=True),
-    "nosuid": gain,
-    "nodev": lambda path: (path / "device").open().close(),
-    "nosymfollow": lambda path: (path / "link").read_text(),
-}
-
-
-@pytest.mark.parametrize("flag", ACTS)
-def test_what_the_mount_refuses_the_clone_refuses(bench: Path, flag: str) -> None:
-    source = bench / "source"
-    shutil.copy("/bin/true", source / "true")
-    shutil.copy("/usr/bin/id", source / "suid")
-    (source / "suid").chmod(0o4755)
-    os.mknod(source / "device", stat.S_IFCHR | 0o600, os.makedev(1, 3))
-    (source / "link").symlink_to("file")
-    ACTS[flag](source)
-    mount(source, "-o", flag)
-    for path in (source, backing_of(source)):
-        with pytest.raises((PermissionError, OSError), match=r"Read-only|denied|levels of symbolic|no set-user-ID"):
-            ACTS[flag](path)
-
-
 def test_who_mounts_is_told_of_other_ways_to_what_he_mounts(bench: Path) -> None:
     (bench / "source/part").mkdir()
     (bench / "other").mkdir()
@@ -127,17 +88,11 @@ def test_a_read_only_mount_says_so_to_who_swaps(bench: Path, has_store: bool) ->
     assert (done.code, "mounted read-only" in done.err) == (11, True), done.err
 
 
-def killed(mount_point: Path) -> None:
-    pid_fd = os.pidfd_open(daemon_of(mount_point))
-    os.kill(daemon_of(mount_point), signal.SIGKILL)
-    ended(pid_fd)
-
-
 def test_after_a_crash_an_orphan_is_listed_by_the_path_that_users_know(bench: Path) -> None:
     (bench / "source/job").mkdir()
     mount(bench / "source")
     done_well("swap", bench / "source/job")
-    killed(bench / "source")
+    kill_daemon(bench / "source")
     origin = str(bench / "source/job")
     (listed,) = done_well("list", "--path", f"{bench}/source/*", "--json").objects()
     assert listed["origin"] == origin
@@ -151,7 +106,7 @@ def test_after_a_crash_an_orphan_is_listed_by_the_path_that_users_know(bench: Pa
 def test_after_a_crash_a_swap_and_doctor_name_the_dead_daemon_and_what_brings_it_back(bench: Path) -> None:
     (bench / "source/job").mkdir()
     mount(bench / "source")
-    killed(bench / "source")
+    kill_daemon(bench / "source")
     told = trashd("doctor", "--json").objects()
     assert [one["hint"] for one in told if one["where"] == str(bench / "source")] == [DaemonGone.hint]
     for done in (trashd("swap", bench / "source/job"), trashd("doctor", bench / "source")):
@@ -170,7 +125,7 @@ def test_after_a_crash_an_open_file_can_be_read_and_written_and_little_else(benc
     mount(bench / "source")
     fd = os.open(bench / "source/file", os.O_RDWR)
     os.fstat(fd)
-    killed(bench / "source")
+    kill_daemon(bench / "source")
     assert os.read(fd, 100) == b"content"
     assert os.write(fd, b"more") == len(b"more")
     assert os.lseek(fd, 0, os.SEEK_SET) == 0

@@ -25,15 +25,11 @@ class File(NamedTuple):
     seen: Path
     behind: Path
 
-    def n_reads(self) -> int:
-        """READ messages so far."""
-        return self.mounted.stats().operations["read"].n()
-
     def costs_a_read(self) -> bool:
         """Whether it was read anew from the backing filesystem."""
-        before = self.n_reads()
+        before = self.mounted.n_asked("read")
         assert self.seen.read_bytes() == self.behind.read_bytes()
-        return self.n_reads() > before
+        return self.mounted.n_asked("read") > before
 
 
 @pytest.fixture

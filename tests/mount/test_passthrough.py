@@ -115,14 +115,6 @@ def test_what_is_written_on_one_side_is_read_on_the_other_at_once(file: File) ->
             assert os.pread(seen, 4, 0) == b"%04d" % (number + 1)
 
 
-def test_a_mapping_and_a_handle_see_each_other(file: File) -> None:
-    with opened(file.seen, os.O_RDWR) as fd, opened(file.seen, os.O_RDWR) as other, mmap.mmap(fd, 8192) as mapped:
-        os.pwrite(other, b"new", 100)
-        assert mapped[100:103] == b"new"
-        mapped[200:203] = b"too"
-        assert os.pread(other, 3, 200) == b"too"
-
-
 def test_direct_writing_and_reading_is_direct_below(file: File) -> None:
     with opened(file.seen, os.O_RDWR | os.O_DIRECT) as fd, mmap.mmap(-1, 4096) as aligned:
         aligned[:] = b"d" * 4096

@@ -13,26 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.foreground_mount import fresh_mount, trashd_mount, until
 from tests.support.fuse_slow import slow_volume
 from tests.support.open_files import errno_of, held, opened
 from tests.support.passthrough_files import all_closed, n_messages, why_off
-from tests.support.real_filesystems import (
-    loop_volume,
-    overlay_on,
-    overlay_volume,
-    tmpfs_volume,
-    unmount,
-)
+from tests.support.real_filesystems import loop_volume, overlay_on, overlay_volume, tmpfs_volume, unmount
 
 pytestmark = [pytest.mark.needs("root", "fuse", "passthrough"), pytest.mark.takes_engine]
 
-MIB = 1 << 20
-ALICE, USER = 70_001, 1000
-CAP_FSETID, CAP_SYS_RESOURCE = 4, 24
-LIMIT_S = 60.0
-DEAD = {*DAEMON_GONE, errno.EIO}
 CONTENT = b"content " * 1024
 
 
@@ -78,16 +66,6 @@ def test_on_a_stack_that_is_too_high_the_mount_goes_without_and_says_why() -> No
             assert (upper.path / "new").read_bytes() == CONTENT
             assert until(lambda: "too many filesystems" in (why_off(mounted) or ""))
             assert n_messages(mounted) > 0
-
-
-def test_an_overlay_may_lie_on_a_mount() -> None:
-    with fresh_mount() as mounted:
-        (mounted.backing / "file").write_bytes(CONTENT)
-        with overlay_on(mounted.path) as overlay:
-            assert (overlay.path / "file").read_bytes() == CONTENT
-            (overlay.path / "file").write_bytes(b"changed")
-            assert (mounted.backing / "file").read_bytes() == CONTENT
-            assert n_messages(mounted) == 0
 
 
 def test_a_part_of_the_tree_that_lies_on_others_goes_without_alone() -> None:

@@ -30,15 +30,6 @@ pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 # Trees that go.
 
 
-def test_who_has_a_file_of_a_swapped_tree_open_goes_on(mount: Mounted) -> None:
-    (mount.path / "tree").mkdir()
-    with opened(put(mount.path / "tree/file")) as fd:
-        swap(mount.path / "tree")
-        with not_asked(mount):
-            works_on(fd)
-        assert os.listdir(mount.path / "tree") == []
-
-
 def test_a_file_of_a_swapped_tree_is_passed_through_when_it_is_opened_then(mount: Mounted) -> None:
     (mount.path / "tree").mkdir()
     put(mount.path / "tree/file")

@@ -6,7 +6,6 @@ import errno
 import multiprocessing
 import os
 import shutil
-import signal
 import sqlite3
 import subprocess
 from collections.abc import Iterator
@@ -242,18 +241,3 @@ def test_stress_of_every_kind_finds_no_fault_and_the_daemon_goes_on(here: Path) 
     with ThreadPoolExecutor(len(GROUPS)) as pool:
         list(pool.map(stress, GROUPS))
     (here / "still").touch()
-
-
-def test_dead_writer_of_a_fifo_and_a_lock_that_is_taken_are_the_kernels_matter(here: Path) -> None:
-    os.mkfifo(here / "fifo")
-    writer = subprocess.Popen(["sh", "-c", f"exec sleep 60 > {here / 'fifo'}"])
-    with (here / "fifo").open("rb") as reader:
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        assert reader.read() == b""
-    (here / "lock").touch()
-    with (here / "lock").open() as _:
-        held = subprocess.run(
-            ["flock", "--nonblock", here / "lock", "flock", "--nonblock", here / "lock", "true"], check=False
-        )
-        assert held.returncode == 1

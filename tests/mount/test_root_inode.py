@@ -41,10 +41,6 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mounted]:
             yield mounted
 
 
-def n_asked(mount: Mounted) -> int:
-    return mount.stats().operations["getxattr"].n()
-
-
 def may(uid: int, path: Path) -> bool:
     """Whether a user comes to a path, again and again the same."""
 
@@ -57,9 +53,9 @@ def may(uid: int, path: Path) -> bool:
 
 def test_who_passes_the_root_asks_once(mount: Mounted) -> None:
     assert may(ALICE, mount.path / "sub/file")
-    asked = n_asked(mount)
+    asked = mount.n_asked("getxattr")
     assert may(BOB, mount.path / "sub/file")
-    assert n_asked(mount) == asked
+    assert mount.n_asked("getxattr") == asked
 
 
 def test_an_acl_of_the_root_is_obeyed_at_once(mount: Mounted) -> None:

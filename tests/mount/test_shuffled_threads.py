@@ -166,10 +166,6 @@ def unlike(mounted: Mounted) -> list[object]:
     return [(path, seen.get(path), behind.get(path)) for path in seen | behind if seen.get(path) != behind.get(path)]
 
 
-def n_nodes(mounted: Mounted) -> int:
-    return mounted.stats().gauges["n_nodes"]
-
-
 @contextmanager
 def at_work(mounted: Mounted) -> Iterator[list[int]]:
     with clients([partial(works, mounted.path, number) for number in range(len(USERS))]) as pids:
@@ -179,7 +175,7 @@ def at_work(mounted: Mounted) -> Iterator[list[int]]:
 def test_threads_that_change_all_the_time_leave_the_tree_as_it_is_behind(mounted: Mounted) -> None:
     (mounted.path / "root's").lstat()
     mounted.forget_all()
-    before = n_nodes(mounted)
+    before = mounted.n_nodes()
     with at_work(mounted) as pids:
         assert until(lambda: all(map(is_ended, pids)), LIMIT_S)
         assert {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids} == {0}
@@ -194,6 +190,6 @@ def test_threads_that_change_all_the_time_leave_the_tree_as_it_is_behind(mounted
     def is_forgotten() -> bool:
         mounted.forget_all()
         (mounted.path / "missing").exists()  # gauges are kept as long as somebody asks for something
-        return n_nodes(mounted) <= before
+        return mounted.n_nodes() <= before
 
-    assert until(is_forgotten), (n_nodes(mounted), before)
+    assert until(is_forgotten), (mounted.n_nodes(), before)

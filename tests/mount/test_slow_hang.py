@@ -51,36 +51,6 @@ def slow(slow_for_all: HangingMount, own_name: str) -> Iterator[HangingMount]:
         slow_for_all.volume.go_on()
 
 
-STUCK: dict[str, Callable[[Path], object]] = {
-    "stat": lambda top: os.path.lexists(top / "stuck/stuck-unseen"),
-    "list": lambda top: os.listdir(top / "stuck"),
-    "open": lambda top: (top / "stuck/stuck-1").read_bytes(),
-    "create": lambda top: (top / "stuck/stuck-new").write_bytes(b"new"),
-    "unlink": lambda top: (top / "stuck/stuck-2").unlink(),
-    "mkdir": lambda top: (top / "stuck/stuck-directory").mkdir(),
-    "rename": lambda top: (top / "stuck/stuck-3").rename(top / "stuck/stuck-moved"),
-    "chmod": lambda top: (top / "stuck/stuck-4").chmod(0o600),
-    "xattr": lambda top: os.setxattr(top / "stuck/stuck-4", "user.x", b"1"),
-}
-
-
-@pytest.mark.parametrize("is_known", [False, True], ids=["never looked at", "known"])
-@pytest.mark.parametrize("stuck", STUCK)
-def test_what_is_done_elsewhere_goes_on(slow: HangingMount, stuck: str, *, is_known: bool) -> None:
-    if is_known:
-        work(slow.top / "stuck")
-    slow.volume.hang("stuck")
-    with clients([lambda: STUCK[stuck](slow.top)]) as (client,):
-        slow.volume.wait_until_hung()
-        for name in ("free", "also"):
-            in_time(functools.partial(work, slow.top / name))
-            slow.mounted.forget_all()
-        assert not is_ended(client)
-        slow.volume.go_on()
-        assert ends(client) == 0
-    in_time(lambda: work(slow.top / "stuck"))
-
-
 def test_a_file_that_hangs_keeps_nobody_else_waiting_in_its_directory(slow: HangingMount) -> None:
     slow.volume.hang("stuck-33")
     with clients([lambda: os.lstat(slow.top / "stuck/stuck-33")]) as (client,):

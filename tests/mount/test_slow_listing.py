@@ -140,20 +140,6 @@ def test_what_can_not_be_remembered_is_listed_too(size: str) -> None:
         assert one.n_looks() - before < 2 * (2 * N + N_LATE + N_SPARE)
 
 
-def test_find_and_du_are_right_over_a_slow_filesystem() -> None:
-    with slow_mount(SLOW, n=200, make=partial(make_many, 10)) as one:
-        for i, path in enumerate(sorted((one.volume.backing / "flat3").iterdir())):
-            if i % 2:
-                path.write_bytes(b"x" * 5000)
-        for _ in range(2):
-            argv = ["find", str(one.mounted.path), "-type", "f", "-size", "+1k"]
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True)
-            assert len(done.stdout.splitlines()) == 100
-            done = subprocess.run(["du", "-sb", one.mounted.path / "flat3"], capture_output=True, text=True, check=True)
-            assert int(done.stdout.split()[0]) >= 500_000
-            one.forget_all()
-
-
 def test_it_is_found_out_that_a_filesystem_is_slow() -> None:
     with slow_mount(make=partial(make_many, 3), delay_us=3000) as one:
         for name in ("flat", "flat1"):

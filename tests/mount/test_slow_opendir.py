@@ -83,16 +83,6 @@ def test_what_is_gone_behind_the_mount_is_told_to_be(both: SlowMount) -> None:
     assert (both.mounted.path / "other").is_dir()
 
 
-def test_many_read_one_handle_at_a_time(both: SlowMount) -> None:
-    remember(both)
-    handles = [os.open(both.top, os.O_RDONLY | os.O_DIRECTORY) for _ in range(20)]
-    (both.top / "new").touch()
-    for fd in handles:
-        assert len(os.listdir(fd)) == N + 1
-        assert len(os.listdir(fd)) == N + 1
-        os.close(fd)
-
-
 @pytest.mark.parametrize("is_remembered", [False, True])
 def test_who_goes_back_is_told_what_was_told_before_and_nothing_is_read_again(*, is_remembered: bool) -> None:
     """As the kernel does when it has lost what it kept of a listing."""

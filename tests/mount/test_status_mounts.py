@@ -7,6 +7,7 @@ import shutil
 import signal
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fusefs.core.fast_paths import SLOW
 from fusefs.core.mount_counters import OPERATIONS, decode
 from fusefs.linux.mount_claims import directory_of
-from tests.support.background_mounts import RUNTIME, as_owner, daemon_of, ended, kill_daemon, mount, our_mount
+from tests.support.background_mounts import RUNTIME, abort, as_owner, daemon_of, kill_daemon, mount
 from tests.support.foreground_mount import until
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import bind_mount, tmpfs_volume, unmount
@@ -99,32 +100,18 @@ def test_an_engine_that_waits_for_a_slow_filesystem_is_explained(bench: Path) ->
     assert told["fast_paths"]["engine"] == {"is_on": True, "why": SLOW}
 
 
-def test_a_killed_daemon_leaves_its_last_numbers(target: Path) -> None:
+@pytest.mark.parametrize("end", [kill_daemon, abort])
+def test_a_daemon_that_was_ended_leaves_its_last_numbers(target: Path, end: Callable[[Path], None]) -> None:
     (target / "made").mkdir()
-    kill_daemon(target)
+    end(target)
     done = trashd("status", "--json")
     told = mounts_in(done)[str(target)]
     assert told["is_running"] is False
     assert told["operations"]["mkdir"]["n"] == 1
     assert [json.loads(line)["error"] for line in done.err.splitlines()] == ["NotRunning", "DaemonGone"]
-
-
-def test_a_killed_daemon_is_told_to_people(target: Path) -> None:
-    kill_daemon(target)
-    done = trashd("status")
-    assert "  gone; last asked: " in done.out
-    assert "--replace" in done.err
-
-
-def test_an_aborted_connection_leaves_the_last_numbers(bench: Path) -> None:
-    mount(bench / "source", bench / "target")
-    (bench / "target/made").mkdir()
-    entry, pid_fd = our_mount(bench / "target"), os.pidfd_open(daemon_of(bench / "target"))
-    assert entry is not None
-    Path(f"/sys/fs/fuse/connections/{entry.minor}/abort").write_text("1")
-    ended(pid_fd)
-    assert n_of(bench / "target", "mkdir") == 1
-    assert stats_of(bench / "target")["is_running"] is False
+    for_people = trashd("status")
+    assert "  gone; last asked: " in for_people.out
+    assert "--replace" in for_people.err
 
 
 def test_a_hung_daemon_hangs_nobody_who_asks(target: Path) -> None:

@@ -53,17 +53,12 @@ def test_the_daemon_is_asked_no_more_for_a_large_tree(mount: Mounted, way: Calla
     asked = []
     for name, n in (("first", N_FEW), ("few", N_FEW), ("many", N_MANY)):
         victim = make_known(mount.path / name, n)
-        before = n_requests(mount)
+        before = mount.n_requests()
         way(mount, victim)
-        asked.append(n_requests(mount) - before)
+        asked.append(mount.n_requests() - before)
     _first, few, many = asked
     assert many < few + N_MANY / 20  # attributes of directories grow old: the slower it goes, the more
     assert recover_all(mount.backing) == []
-
-
-def n_requests(mount: Mounted) -> int:
-    """All that the kernel has asked the daemon; what it forgets, it tells when it likes."""
-    return sum(operation.n() for name, operation in mount.stats().operations.items() if name != "forget")
 
 
 def test_the_directory_is_empty_for_clients_when_the_exchange_returns(mount: Mounted) -> None:

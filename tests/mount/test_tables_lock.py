@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,7 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.nodeids import ROOT
 from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree.vfs import Vfs
-from tests.support.fake_dev_fuse import FakeKernel, a_real
+from tests.support.fake_dev_fuse import a_real
 from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
 LIMIT_S, MOMENT_S = 20, 0.2
@@ -80,44 +79,19 @@ def test_an_fd_stays_open_to_the_end_of_the_operation_that_uses_it(tmp_path: Pat
             os.fstat(fd)
 
 
-@pytest.fixture
-def real() -> Iterator[tuple[FakeKernel, Vfs, Path]]:
+def test_what_others_learn_during_a_change_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     with a_real() as (kernel, vfs, path):
-        (path / "file").touch()
-        yield kernel, vfs, path
+        core = vfs.core
 
+        class LookedUpBefore:
+            def do(self, request: bytes, held: int = -1) -> bytes:
+                monkeypatch.undo()
+                vfs.lock.is_slow = True
+                in_thread(lambda: vfs.lock.run(Names(vfs).lookup, ROOT, b"new", ME))
+                vfs.lock.is_slow = False
+                return core.do(request, held)
 
-def entry_s(kernel: FakeKernel) -> int:
-    """For how many seconds the kernel may believe a name."""
-    return int.from_bytes(kernel.asked(Opcode.LOOKUP, b"file\0").body[16:24], "little")
-
-
-def test_a_name_is_not_believed_while_others_change_its_directory(real: tuple[FakeKernel, Vfs, Path]) -> None:
-    kernel, vfs, _path = real
-    assert entry_s(kernel)
-    with vfs.lock:
-        vfs.nodes.change_begins(vfs.nodes.root)
-    assert not entry_s(kernel)
-    with vfs.lock:
-        vfs.nodes.change_ends(vfs.nodes.root)
-    assert entry_s(kernel)
-
-
-def test_what_others_learn_during_a_change_is_forgotten(
-    real: tuple[FakeKernel, Vfs, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernel, vfs, path = real
-    core = vfs.core
-
-    class LookedUpBefore:
-        def do(self, request: bytes, held: int = -1) -> bytes:
-            monkeypatch.undo()
-            vfs.lock.is_slow = True
-            in_thread(lambda: vfs.lock.run(Names(vfs).lookup, ROOT, b"new", ME))
-            vfs.lock.is_slow = False
-            return core.do(request, held)
-
-    monkeypatch.setattr(vfs.names, "_core", LookedUpBefore())
-    assert kernel.asked(Opcode.MKDIR, wire.MKDIR_IN.pack(0o755, 0) + b"new\0").error == 0
-    assert (path / "new").is_dir()
-    assert vfs.cache.name(vfs.nodes.root, b"new") is None
+        monkeypatch.setattr(vfs.names, "_core", LookedUpBefore())
+        assert kernel.asked(Opcode.MKDIR, wire.MKDIR_IN.pack(0o755, 0) + b"new\0").error == 0
+        assert (path / "new").is_dir()
+        assert vfs.cache.name(vfs.nodes.root, b"new") is None

@@ -12,8 +12,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.make_trees import Dir, make_tree
-from tests.support.open_files import held
-from tests.support.other_users import as_user, run_as
+from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import ENTRIES, assert_silent, init, raw, recover_all
 from tests.support.transports import by_ring
@@ -114,14 +113,6 @@ def test_everybody_is_led_to_his_own_at_the_same_time(mount: Mounted) -> None:
     assert wrong == []
 
 
-def test_a_users_part_is_that_users_and_root_s(mount: Mounted) -> None:
-    run_as(ALICE, ["ls", mount.path / ".trashd" / "drop/"], check=True)
-    hers = mount.path / ".trashd" / "u" / str(ALICE)
-    assert as_user(ALICE, lambda: len(os.listdir(hers))) == len(os.listdir(hers)) > 0
-    with pytest.raises(PermissionError):
-        as_user(BOB, lambda: os.listdir(hers))
-
-
 def test_the_link_is_a_link_and_nothing_else_can_be_done_with_it(mount: Mounted) -> None:
     store = mount.path / ".trashd"
     drop = store / "drop"
@@ -170,18 +161,3 @@ def test_an_exchange_with_a_store_asks_for_no_permissions(mount: Mounted) -> Non
         assert until(asks_for_none)
     (stage / "tree").rmdir()
     stage.rmdir()
-
-
-@pytest.mark.needs("prune")
-def test_what_is_taken_from_a_drop_folder_is_let_go_of_with_all_that_is_known_in_it() -> None:
-    """Or the next one to drop something by that name would wait until the kernel has."""
-    with tmpfs_volume() as path:
-        make_tree(path / "source", {"job": Dir({str(number): "x" for number in range(100)})})
-        init(path / "source")
-        with trashd_mount(path / "source", options=["coherence=shared"]) as mounted:
-            job = mounted.path / "job"
-            with held(*job.iterdir()):
-                assert until(lambda: mounted.stats().gauges["n_nodes"] > 100)
-            job.rename(mounted.path / ".trashd" / "drop" / "job")
-            recover_all(path / "source")
-            assert until(lambda: mounted.stats().gauges["n_nodes"] < 100)

@@ -155,19 +155,16 @@ def test_a_restored_name_is_there_for_who_missed_it(place: Place) -> None:
     place.assert_seen()
 
 
-def test_a_tree_restored_elsewhere_is_there_for_who_missed_it(place: Place) -> None:
-    job = place.job()
+@pytest.mark.parametrize(("uid", "mode"), [(ALICE, 0o755), (0, 0o555)])
+def test_a_tree_restored_elsewhere_is_there_for_who_missed_it(place: Place, uid: int, mode: int) -> None:
+    job = place.job(mode)
     swapped = as_user(ALICE, lambda: swap(job))
     place.look()
-    as_user(ALICE, lambda: restore(place.top, swapped.id, to=place.home() / "job2"))
-    place.assert_seen()
 
+    def restore_elsewhere() -> None:
+        restore(place.top, swapped.id, to=place.home() / "job2")
 
-def test_a_tree_that_root_restored_elsewhere_is_there_for_who_missed_it(place: Place) -> None:
-    job = place.job(0o555)
-    swapped = as_user(ALICE, lambda: swap(job))
-    place.look()
-    restore(place.top, swapped.id, to=place.home() / "job2")
+    as_user(uid, restore_elsewhere) if uid else restore_elsewhere()
     place.assert_seen()
 
 
@@ -367,12 +364,6 @@ def test_the_loan_of_a_killed_swap_is_over_for_who_saw_it(place: Place, call: st
     assert recover_all(place.top) == []
     assert job.stat().st_mode & 0o7777 == 0o555
     place.assert_seen()
-
-
-def test_nothing_of_it_is_left_in_the_store_s_states(place: Place) -> None:
-    job = place.job(0o555)
-    killed(lambda kernel: swap(job, kernel), "exchange")
-    assert recover_all(place.top) == []
     folder = place.backing / ".trashd" / "u" / str(ALICE)
     assert [os.listdir(folder / state.value) for state in (State.STAGE, State.RESTORING)] == [[], []]
 

@@ -15,18 +15,9 @@ from fusefs.core.inode_attributes import Attributes
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
 from fusefs.mount.native._core import Node, Tables
-from fusefs.mount.tree.trashd_dir import (
-    DropLinks,
-    drop_of,
-    hides_stores,
-    is_below,
-    is_drop,
-    prepare_store,
-    user_of,
-)
+from fusefs.mount.tree.trashd_dir import DropLinks, drop_of, hides_stores, is_below, is_drop, prepare_store, user_of
 from fusefs.store.layout import is_stores_own
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard
-from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import assert_silent, init, raw, recover_all
 from tests.support.vfs_without_mount import Somebody
@@ -143,28 +134,6 @@ def test_a_user_s_folder_is_made_when_he_asks(volume: Path, uid: int, umask: int
     folder = volume / ".trashd" / "u" / str(uid)
     for path in (folder, folder / "drop", folder / "orphans"):
         assert (path.stat().st_uid, path.stat().st_mode & 0o7777) == (uid, 0o700)
-
-
-@needs_root
-def test_what_is_moved_there_is_its_owner_s_orphan(volume: Path) -> None:
-    (volume / "home").mkdir()
-    os.chown(volume / "home", ALICE, ALICE)
-    with drops(volume) as links:
-        target = os.fsdecode(links.readlink(ALICE, caller(ALICE)))
-
-    def act() -> None:
-        (volume / "home" / "job").mkdir()
-        os.rename(volume / "home" / "job", volume / ".trashd" / target / "job")
-
-    as_user(ALICE, act)
-    assert recover_all(volume) == []
-    assert len(os.listdir(volume / ".trashd" / "u" / str(ALICE) / "orphans")) == 1
-
-
-@needs_root
-def test_each_user_is_led_to_his_own(volume: Path) -> None:
-    with drops(volume) as links:
-        assert [links.readlink(uid, caller(uid)) for uid in (ALICE, BOB)] == [b"u/4711/drop", b"u/4712/drop"]
 
 
 @needs_root

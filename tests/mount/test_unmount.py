@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.mountinfo import DAEMON_GONE
-from tests.support.background_mounts import backing_of, daemon_of, ended, is_dead, kill_daemon, mount, our_mount
+from tests.support.background_mounts import abort, backing_of, daemon_of, ended, is_dead, kill_daemon, mount, our_mount
 from tests.support.background_processes import LIMIT_S, in_time
 from tests.support.other_users import run_as
 from tests.support.proc_stat import stop
@@ -168,10 +168,7 @@ def test_a_killed_daemon_uncovers_nothing_and_is_replaced_on_request(bench: Path
 
 def test_an_aborted_connection_uncovers_nothing(bench: Path) -> None:
     mount(bench)
-    entry, pid_fd = our_mount(bench), os.pidfd_open(daemon_of(bench))
-    assert entry is not None
-    Path(f"/sys/fs/fuse/connections/{entry.minor}/abort").write_text("1")
-    ended(pid_fd)
+    abort(bench)
     assert is_dead(bench)
     assert backing_of(bench).exists()
     mount("--replace", bench)

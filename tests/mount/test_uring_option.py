@@ -41,12 +41,6 @@ def test_requests_come_by_io_uring(bench: Path, uring: str) -> None:
     assert (bench / "target/file").read_text() == "content"
 
 
-def test_a_mount_does_without_and_says_why(bench: Path) -> None:
-    mount(bench / "source", bench / "target", "--uring", "off")
-    assert told_of_uring(bench / "target") == "off: uring=off"
-    assert (bench / "target/file").read_text() == "content"
-
-
 def test_auto_never_sets_the_switch(bench: Path) -> None:
     done = behind_switch(bench, "N", '"$T" mount "$S" "$M" && "$T" mount --explain "$M" && umount "$M"')
     assert done.returncode == 0, done

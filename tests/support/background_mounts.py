@@ -140,6 +140,14 @@ def kill_daemon(target: Path, number: int = signal.SIGKILL) -> None:
             ended(pid_fd)
 
 
+def abort(target: Path) -> None:
+    """Abort the connection of a mount of ours, and wait for its daemon's end."""
+    entry, pid_fd = our_mount(target), os.pidfd_open(daemon_of(target))
+    assert entry is not None
+    Path(f"/sys/fs/fuse/connections/{entry.minor}/abort").write_text("1")
+    ended(pid_fd)
+
+
 def ended(pid_fd: int) -> None:
     """Wait for a process's end. Raises  TimeoutError; the fd is closed."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -140,6 +141,13 @@ def ends(pid: int) -> int:
     finally:
         os.close(fd)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def finish(acts: Sequence[Callable[[], object]]) -> None:
+    """Have clients do something to its end, at which none may have failed."""
+    with clients(acts) as pids:
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    assert codes == [0] * len(acts), [errno.errorcode.get(code, code) for code in codes]
 
 
 def is_ended(pid: int) -> bool:

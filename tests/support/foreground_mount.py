@@ -58,6 +58,19 @@ class Mounted:
         """What the daemon has counted, as `trashd status` finds it; without the start of a command."""
         return read_counters(mounts_of(os.fsencode(self.path))[0]).stats
 
+    def n_nodes(self) -> int:
+        """How many nodes the daemon has."""
+        return self.stats().gauges["n_nodes"]
+
+    def n_asked(self, *operations: str) -> int:
+        """How often the kernel has asked for any of these operations."""
+        counted = self.stats().operations
+        return sum(counted[name].n() for name in operations)
+
+    def n_requests(self) -> int:
+        """How often the kernel has asked for anything; what it forgets, it tells when it likes."""
+        return sum(operation.n() for name, operation in self.stats().operations.items() if name != "forget")
+
     def n_fds(self) -> int:
         """How many fds the daemon has open now, but for its rings: of these each core may have some more in time."""
         return n_fds_beside_rings(self.pid)

@@ -99,6 +99,38 @@ def sides_on(fs_type: str, options: Iterable[str]) -> Iterator[tuple[Mounted, Si
         yield both
 
 
+_BY_DAEMON = "passthrough=off"
+CLIENTS_ON: dict[str, tuple[list[str], str]] = {
+    "native": ([], "bbb"),
+    "exclusive": (["coherence=exclusive"], "mmm"),
+    "exclusive, by the daemon": (["coherence=exclusive", _BY_DAEMON], "mmm"),
+    "exclusive, slow": (["coherence=exclusive", "backing=slow"], "mmm"),
+    "exclusive, slow, by the daemon": (["coherence=exclusive", _BY_DAEMON, "backing=slow"], "mmm"),
+    "shared": (["coherence=shared"], "mmb"),
+    "shared, by the daemon": (["coherence=shared", _BY_DAEMON], "mmb"),
+    "shared, slow, by the daemon": (["coherence=shared", _BY_DAEMON, "backing=slow"], "mmb"),
+}
+"""A mount's options, and where each client is: in the mount, or behind it."""
+
+
+@contextmanager
+def tops_for_clients(source: Path, where: str, limit_s: float) -> Iterator[list[Path]]:
+    """A directory, as each of the clients has it. where: of CLIENTS_ON"""
+    options, places = CLIENTS_ON[where]
+    if not options:
+        yield [source] * len(places)
+        return
+    with trashd_mount(source, options=options, limit_s=max(limit_s, SHARED_LIMIT_S)) as mounted:
+        yield [{"m": mounted.path, "b": source}[place] for place in places]
+
+
+def directory_for(volume: Path, case: str) -> Path:
+    """A new directory on a volume, named for a case."""
+    path = volume / case.replace(", ", "-").replace(" ", "-")
+    path.mkdir()
+    return path
+
+
 ALICE, NOGROUP = 4711, 65534
 TREE: Spec = {"results": "x", "deep": {"er": "y"}}
 STAGED = ".trashd/u/0/stage"

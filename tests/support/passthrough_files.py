@@ -61,7 +61,7 @@ def why_off(mounted: Mounted) -> str | None:
 
 def n_messages(mounted: Mounted) -> int:
     """Reads and writes that came to the daemon."""
-    return sum(mounted.stats().operations[name].n() for name in ("read", "write"))
+    return mounted.n_asked("read", "write")
 
 
 def all_closed(mounted: Mounted) -> bool:
