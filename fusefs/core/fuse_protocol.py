@@ -16,8 +16,8 @@ from fusefs.core.inode_attributes import Attributes
 
 Request = bytes | memoryview
 """As it was read, with its head."""
-Answer = bytearray | bytes | int
-"""Complete but for its number; its body alone; an errno."""
+Answer = bytes | int
+"""Its body; an errno."""
 
 NANO = 1_000_000_000
 _ANSWER_HEAD = Struct("=IiQ")
@@ -445,7 +445,7 @@ def put_opened(message: bytearray, fh: int, flags: int, backing_id: int = 0) -> 
 
 
 def handle_in(message: bytes | bytearray) -> int:
-    """The handle in an answer that put_opened was told of."""
+    """The handle at the end of a reply."""
     fh: int = _OPEN.unpack_from(message, len(message) - _OPEN.size)[0]
     return fh
 
