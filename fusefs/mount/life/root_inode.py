@@ -43,14 +43,14 @@ async def show(lock: TablesLock, nodes: Tables, timeouts: AttrTimeouts, mount: M
     """
     with apart, Fd(os.open(mount.point, _DIRECTORY)) as target:  # by us: an automount lets its own mount's daemon pass
         with lock:
-            nodes.put_top(is_shown=True)
+            nodes.show_top(True)
         number = await _moved(mount, apart, target)
         with lock:
             if not number:
-                nodes.hide_root()
-                timeouts.renew_all()
+                nodes.hides_root = True
+                nodes.renew_all()
                 return
-            nodes.put_top(is_shown=False)
+            nodes.show_top(False)
             timeouts.renew(nodes.root)  # what was told of it meanwhile is in the books as the top's
         _log.info("another inode of %s can't be mounted: %s", printable(mount.point), os.strerror(number))
         mount_calls.move_mount(apart, target)

@@ -1,11 +1,13 @@
-"""The native core of a mount: the parts that it works on, and calls (native/core.h)."""
+"""The native core of a mount: what it works on, and what it calls (native/core.h)."""
 
 from __future__ import annotations
 
 import errno
 import logging
-import os
 import struct
+from array import array
+from types import SimpleNamespace
+from typing import Final
 
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.latency import QUICK_NS
@@ -20,19 +22,16 @@ from fusefs.mount.tables.tables_lock import TablesLock
 
 _WITHOUT_HANDLES = 1 << 30
 """As in core.h."""
-_OPERATIONS = {
-    Opcode.LOOKUP: "lookup", Opcode.FORGET: "forget", Opcode.BATCH_FORGET: "forget", Opcode.READLINK: "readlink",
-    Opcode.GETATTR: "getattr", Opcode.STATX: "statx", Opcode.SETATTR: "setattr", Opcode.ACCESS: "access",
-    Opcode.SYMLINK: "symlink", Opcode.MKNOD: "mknod", Opcode.MKDIR: "mkdir", Opcode.CREATE: "create",
-    Opcode.TMPFILE: "tmpfile", Opcode.LINK: "link", Opcode.UNLINK: "unlink", Opcode.RMDIR: "rmdir",
-    Opcode.RENAME: "rename", Opcode.RENAME2: "rename", Opcode.OPEN: "open", Opcode.READ: "read", Opcode.WRITE: "write",
-    Opcode.LSEEK: "lseek", Opcode.FALLOCATE: "fallocate", Opcode.COPY_FILE_RANGE: "copy_file_range",
-    Opcode.COPY_FILE_RANGE_64: "copy_file_range", Opcode.FLUSH: "flush", Opcode.FSYNC: "fsync",
-    Opcode.RELEASE: "release", Opcode.STATFS: "statfs", Opcode.SETXATTR: "setxattr", Opcode.GETXATTR: "getxattr",
-    Opcode.LISTXATTR: "listxattr", Opcode.REMOVEXATTR: "removexattr", Opcode.OPENDIR: "opendir",
-    Opcode.READDIRPLUS: "readdir", Opcode.FSYNCDIR: "fsyncdir", Opcode.RELEASEDIR: "releasedir",
+_COUNTED_AS = {
+    Opcode.BATCH_FORGET: "forget", Opcode.RENAME2: "rename", Opcode.COPY_FILE_RANGE_64: "copy_file_range",
+    Opcode.READDIRPLUS: "readdir",
 }  # fmt: skip
-"""What it does, and where that is counted."""
+CELL_OF_OPCODE: Final[dict[int, int]] = {
+    opcode: CELL_OF[name] for opcode in Opcode if (name := _COUNTED_AS.get(opcode, opcode.name.lower())) in CELL_OF
+}
+"""Where the requests are counted that the mount replies to."""
+_N_OPCODES = 64
+"""As in core.h."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +43,6 @@ def make_core(
     directories: DirectoryFds,
     calls: dict[str, object],
     *,
-    asks: bool,
-    is_shared: bool,
     is_flushed: bool,
     shows_xattrs: bool,
     is_for_all: bool,
@@ -55,38 +52,33 @@ def make_core(
     """Make it.
 
     calls         what it calls when it has let the tables go
-    asks          another machine, or a daemon, if a statx takes one
     is_flushed    the backing filesystem may tell of a failed write as late as at a close
     shows_xattrs  there are extended attributes
     is_for_all    the filesystem has the same of them for every user
     """
-    with lock:
-        root_dev = nodes.root.dev
+    statx_flags = 0 if lock.submounts.asks else syscalls.AT_STATX_DONT_SYNC
     return Core(
-        parts={
-            "lock": lock, "mutex_of": lock.mutex, "counters": stats, "nodes": nodes, "latency": lock.latency,
-            "took": lock.took, "fails": errno_of,
-        } | calls,
+        calls=SimpleNamespace(**calls, took=lock.took, errno_of=errno_of, changed=stats.changed),
+        mutex=lock.mutex,
+        nodes=nodes,
         cells=stats.cells,
         rests=stats.rests,
-        cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()},
+        cell_of=array("I", (CELL_OF_OPCODE.get(opcode, 0) for opcode in range(_N_OPCODES))).tobytes(),
         layout=LAYOUT,
         mount_fd=-1 if directories.mount is None else directories.mount,
-        root_dev=root_dev,
-        statx_flags=(0 if asks else syscalls.AT_STATX_DONT_SYNC) | (0 if directories.has_handles else _WITHOUT_HANDLES),
-        is_shared=is_shared,
+        statx_flags=statx_flags | (0 if directories.has_handles else _WITHOUT_HANDLES),
+        is_measured=lock.latency is not None,
         is_flushed=is_flushed,
         shows_xattrs=shows_xattrs,
         is_for_all=is_for_all,
         hides_labels=not is_selinux_enabled(),
-        acts_as_others=os.geteuid() == 0,
         hides_trash=hides_trash,
         lifetime_s=lifetime_s,
         quick_ns=QUICK_NS,
         nobody_gid=in_no_group().gid,
         at_rest=at_rest(),
         no_capabilities=with_effective(0),
-    )  # fmt: skip
+    )
 
 
 def errno_of(error: Exception, failed: object) -> int:

@@ -148,10 +148,6 @@ class AttrTimeouts:
         if self._nodes.device >= 0:
             forget_attributes(self._nodes.device, node.nodeid)
 
-    def renew_all(self) -> None:
-        """What the kernel was sent of any directory is void."""
-        self.renew_those(self._nodes.lasting())
-
     def renew_those(self, nodes: Iterable[Node]) -> None:
         """What the kernel was sent of these is void, as far as they are directories whose attributes last."""
         for node in nodes:

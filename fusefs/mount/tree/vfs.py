@@ -104,8 +104,8 @@ class Vfs:
         for_all = are_for_all(root)
         self.core = make_core(
             lock, self.nodes, stats, self.directories, self._calls(validity),
-            asks=lock.submounts.asks, is_shared=is_shared, is_flushed=is_flushed, shows_xattrs=shows_xattrs,
-            is_for_all=for_all, hides_trash=not shows_trash, lifetime_s=self.cache.lifetime_s,
+            is_flushed=is_flushed, shows_xattrs=shows_xattrs, is_for_all=for_all, hides_trash=not shows_trash,
+            lifetime_s=self.cache.lifetime_s,
         )  # fmt: skip
         self.directories.core = self.core
         self.names = NameOperations(
