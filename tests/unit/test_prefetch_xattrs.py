@@ -9,7 +9,7 @@ import pytest
 
 from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL
 from fusefs.core.inode_attributes import Attributes
-from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
+from fusefs.mount.tables.prefetch import PrefetchXattrs
 
 DEVICE, OTHER = 8, 9
 

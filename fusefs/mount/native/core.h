@@ -44,12 +44,12 @@ enum {
     X(took)       /* TablesLock's method */                                                                            \
     X(forget)     /* DaemonCache's method */                                                                           \
     X(refused)    /* Passthrough's method */                                                                           \
-    X(unused)     /* NodeReferences' method: not_taken */                                                              \
+    X(unused)     /* MountState's method */                                                                            \
     X(told_stale) /* EstaleRetries' method */                                                                          \
     X(fails)      /* failures.errno_of */                                                                              \
-    X(folds)      /* NameValidity's method: may_fold */                                                                \
+    X(folds)      /* MountState's method */                                                                            \
     X(meets)      /* Submounts' method: are_asked */                                                                   \
-    X(stored)     /* StoredNodes' method: note */                                                                      \
+    X(stored)     /* StoredNotices' method: note */                                                                    \
     X(came_back)  /* DaemonCache's method: clear */
 
 #define FIELD(name) PyObject *name;
@@ -443,7 +443,7 @@ typedef struct {
 } Actor;
 int act_begin(const Core *core, Actor *actor);
 void act_end(const Core *core, const Actor *actor);
-/* One act of a caller's, as AsCaller; not to be copied once it is begun. */
+/* One act of a caller's; not to be copied once it is begun. */
 typedef struct {
     const Request *request;
     int next; /* of its tries */

@@ -12,11 +12,11 @@ from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
 from fusefs.core import fuse_protocol as wire
-from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, Opcode, Request
+from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, CallerIds, Opcode, Request
 from fusefs.mount.native._core import Node
 from fusefs.mount.places.counters import CELL_OF
 from fusefs.mount.requests.failures import NotCached
-from fusefs.mount.tree.act_as import RequestCaller
+from fusefs.mount.tree.make_core import OPERATIONS
 from fusefs.mount.tree.validity import shown_number
 from fusefs.mount.tree.vfs import Vfs
 
@@ -29,7 +29,6 @@ Reply = wire.Answer | None
 """To a request; or there is none."""
 ReplyInSteps = Generator[None, bool | None, Reply]
 """What takes several steps, others being served between any two. It is sent whether no other request waits."""
-ReplyOrSteps = Reply | ReplyInSteps
 R = TypeVar("R")
 
 
@@ -46,11 +45,28 @@ class WaitClass(IntEnum):
     """Waits for another process, or another machine, perhaps for ever."""
 
 
+Handle = Callable[[int, Request, CallerIds], Reply]
+"""Takes the nodeid that is asked about, the whole request, and the caller."""
+
+_WAIT_CLASSES = {
+    **dict.fromkeys((Opcode.FORGET, Opcode.BATCH_FORGET), WaitClass.SHORT),
+    **dict.fromkeys((
+        Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.CREATE, Opcode.UNLINK, Opcode.RMDIR,
+        Opcode.RENAME, Opcode.RENAME2, Opcode.LINK, Opcode.WRITE, Opcode.FLUSH, Opcode.SETXATTR, Opcode.REMOVEXATTR,
+    ), WaitClass.CHANGE),
+    **dict.fromkeys((
+        Opcode.TMPFILE, Opcode.FALLOCATE, Opcode.COPY_FILE_RANGE, Opcode.COPY_FILE_RANGE_64, Opcode.FSYNC,
+        Opcode.FSYNCDIR,
+    ), WaitClass.LONG),
+}  # fmt: skip
+"""Of requests that are no mere LOOK."""
+
+
 class OpcodeHandler(NamedTuple):
     """Of requests of one kind: where they are counted, what does them, and how long that may take."""
 
     cell: int
-    act: Callable[[int, Request, RequestCaller], ReplyOrSteps]
+    act: Handle
     sort: WaitClass
 
 
@@ -59,76 +75,39 @@ class FuseOperations:
 
     def __init__(self, vfs: Vfs) -> None:
         self._nodes = vfs.nodes
-        self._recalls = vfs.recalls
+        self._vfs = vfs
+        self._cached = vfs.node_operations
         self._core = vfs.core
-        self._names = vfs.names
         self._xattrs = vfs.xattrs
-        self._files = vfs.files
         self._listings = vfs.listings
         self._lifetimes = vfs.timeouts.lifetimes
         self._lock = vfs.lock
-        self._done = wire.answer()
         self._opened = wire.open_answer()
         self._created = wire.create_answer()
 
     def acts(self) -> dict[int, OpcodeHandler]:
         """What is done for each request, by its opcode."""
-        acts: dict[Opcode, tuple[str, Callable[[int, Request, RequestCaller], ReplyOrSteps], WaitClass]] = {
-            Opcode.LOOKUP: ("lookup", self._name, WaitClass.LOOK),
-            Opcode.FORGET: ("forget", self._forget, WaitClass.SHORT),
-            Opcode.BATCH_FORGET: ("forget", self._forget, WaitClass.SHORT),
-            Opcode.GETATTR: ("getattr", self._file, WaitClass.LOOK),
-            Opcode.SETATTR: ("setattr", self._file, WaitClass.CHANGE),
-            Opcode.STATX: ("statx", self._file, WaitClass.LOOK),
-            Opcode.READLINK: ("readlink", self._name, WaitClass.LOOK),
-            Opcode.SYMLINK: ("symlink", self._name, WaitClass.CHANGE),
-            Opcode.MKNOD: ("mknod", self._name, WaitClass.CHANGE),
-            Opcode.MKDIR: ("mkdir", self._name, WaitClass.CHANGE),
-            Opcode.CREATE: ("create", self._create, WaitClass.CHANGE),
-            Opcode.TMPFILE: ("tmpfile", self._create, WaitClass.LONG),
-            Opcode.UNLINK: ("unlink", self._name, WaitClass.CHANGE),
-            Opcode.RMDIR: ("rmdir", self._name, WaitClass.CHANGE),
-            Opcode.RENAME: ("rename", self._name, WaitClass.CHANGE),
-            Opcode.RENAME2: ("rename", self._name, WaitClass.CHANGE),
-            Opcode.LINK: ("link", self._name, WaitClass.CHANGE),
-            Opcode.OPEN: ("open", self._open, WaitClass.LOOK),
-            Opcode.READ: ("read", self._file, WaitClass.LOOK),
-            Opcode.WRITE: ("write", self._file, WaitClass.CHANGE),
-            Opcode.LSEEK: ("lseek", self._file, WaitClass.LOOK),
-            Opcode.FALLOCATE: ("fallocate", self._file, WaitClass.LONG),
-            Opcode.COPY_FILE_RANGE: ("copy_file_range", self._file, WaitClass.LONG),
-            Opcode.COPY_FILE_RANGE_64: ("copy_file_range", self._file, WaitClass.LONG),
-            Opcode.FLUSH: ("flush", self._file, WaitClass.CHANGE),
-            Opcode.FSYNC: ("fsync", self._file, WaitClass.LONG),
-            Opcode.RELEASE: ("release", self._file, WaitClass.LOOK),
-            Opcode.STATFS: ("statfs", self._file, WaitClass.LOOK),
-            Opcode.ACCESS: ("access", self._file, WaitClass.LOOK),
-            Opcode.SETXATTR: ("setxattr", self._xattr, WaitClass.CHANGE),
-            Opcode.GETXATTR: ("getxattr", self._xattr, WaitClass.LOOK),
-            Opcode.LISTXATTR: ("listxattr", self._xattr, WaitClass.LOOK),
-            Opcode.REMOVEXATTR: ("removexattr", self._xattr, WaitClass.CHANGE),
-            Opcode.OPENDIR: ("opendir", self._opendir, WaitClass.LOOK),
-            Opcode.READDIRPLUS: ("readdir", self._list, WaitClass.LOOK),
-            Opcode.FSYNCDIR: ("fsyncdir", self._list, WaitClass.LONG),
-            Opcode.RELEASEDIR: ("releasedir", self._list, WaitClass.LOOK),
+        acts: dict[Opcode, Handle] = {
+            Opcode.FORGET: self._forget, Opcode.BATCH_FORGET: self._forget, Opcode.CREATE: self._create,
+            Opcode.TMPFILE: self._create, Opcode.OPEN: self._open, Opcode.OPENDIR: self._open,
+        }  # fmt: skip
+        sorts = {opcode: _WAIT_CLASSES.get(opcode, WaitClass.LOOK) for opcode in OPERATIONS}
+        return {
+            int(opcode): OpcodeHandler(CELL_OF[name], acts.get(opcode, self._do), sorts[opcode])
+            for opcode, name in OPERATIONS.items()
         }
-        return {int(opcode): OpcodeHandler(CELL_OF[name], act, sort) for opcode, (name, act, sort) in acts.items()}
 
     def recalls(self) -> dict[int, OpcodeHandler]:
         """What is done for a request that memory may answer, on a slow filesystem; it raises NotCached if not."""
-        recalls: dict[Opcode, tuple[str, Callable[[int, Request, RequestCaller], ReplyOrSteps]]] = {
-            Opcode.LOOKUP: ("lookup", self._recall_name),
-            Opcode.FORGET: ("forget", self._forget),
-            Opcode.BATCH_FORGET: ("forget", self._forget),
-            Opcode.GETATTR: ("getattr", self._recall_node),
-            Opcode.STATX: ("statx", self._recall_birth),
-            Opcode.READLINK: ("readlink", self._recall_target),
-            Opcode.GETXATTR: ("getxattr", self._recall_xattr),
-            Opcode.LISTXATTR: ("listxattr", self._recall_xattr),
-            Opcode.OPENDIR: ("opendir", self._recall_listing),
-        }
+        recalls: dict[Opcode, Handle] = {
+            Opcode.LOOKUP: self._recall_name, Opcode.FORGET: self._forget, Opcode.BATCH_FORGET: self._forget,
+            Opcode.GETATTR: self._recall_attributes, Opcode.STATX: self._recall_birth,
+            Opcode.READLINK: self._recall_target, Opcode.GETXATTR: self._recall_xattr,
+            Opcode.LISTXATTR: self._recall_xattr, Opcode.OPENDIR: self._recall_listing,
+        }  # fmt: skip
         return {
-            int(opcode): OpcodeHandler(CELL_OF[name], act, WaitClass.SHORT) for opcode, (name, act) in recalls.items()
+            int(opcode): OpcodeHandler(CELL_OF[OPERATIONS[opcode]], act, WaitClass.SHORT)
+            for opcode, act in recalls.items()
         }
 
     def handle_in(self, answer: Reply) -> int | None:
@@ -137,24 +116,20 @@ class FuseOperations:
             return wire.handle_in(answer)
         return None
 
-    # Names. Each takes the nodeid that is asked about and the whole request.
+    def _do(self, _nodeid: int, request: Request, _caller: CallerIds) -> Reply:
+        return self._vfs.answer(request)
 
-    def _name(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        return self._names.answer(request)
-
-    def _create(self, _parent: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+    def _create(self, _nodeid: int, request: Request, _caller: CallerIds) -> Reply:
         """A handle, which `handle_in` finds if nobody takes the reply."""
-        self._created[ANSWER_HEAD_SIZE:] = self._names.answer(request)
+        self._created[ANSWER_HEAD_SIZE:] = self._vfs.answer(request)
         return self._created
 
-    def _recall_name(self, parent: int, request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        (name,) = wire.names(request)
-        known = _remembered(self._recalls.lookup(parent, name, caller.pid))
-        if not known.nodeid:
-            return wire.missing(known.timeout_s)
-        return wire.entry(known.nodeid, shown_number(known), known.attributes, *self._lifetimes(known))
+    def _open(self, _nodeid: int, request: Request, _caller: CallerIds) -> Reply:
+        """A handle, as in `_create`."""
+        self._opened[ANSWER_HEAD_SIZE:] = self._vfs.answer(request)
+        return self._opened
 
-    def _forget(self, _nodeid: int, request: Request, _caller: RequestCaller) -> None:
+    def _forget(self, _nodeid: int, request: Request, _caller: CallerIds) -> None:
         self._lock.call(self._core.do, request)
 
     def number(self, node: Node, body: bytes) -> ReplyInSteps:
@@ -174,43 +149,30 @@ class FuseOperations:
         self._created[ANSWER_HEAD_SIZE:] = body
         return self._created
 
-    # Attributes.
+    # From memory.
 
-    def _file(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        return self._files.answer(request)
+    def _recall_name(self, parent: int, request: Request, caller: CallerIds) -> Reply:
+        (name,) = wire.names(request)
+        known = _remembered(self._cached.recall_name(parent, name, caller.pid))
+        if not known.nodeid:
+            return wire.missing(known.timeout_s)
+        return wire.entry(known.nodeid, shown_number(known), known.attributes, *self._lifetimes(known))
 
-    def _recall_node(self, nodeid: int, _request: Request, caller: RequestCaller) -> ReplyOrSteps:
-        known = _remembered(self._recalls.getattr(nodeid))
+    def _recall_attributes(self, nodeid: int, _request: Request, caller: CallerIds) -> Reply:
+        known = _remembered(self._cached.recall_attributes(nodeid))
         return wire.attr(shown_number(known), known.attributes, self._lifetimes(known)[1])
 
-    def _recall_birth(self, nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        known = _remembered(self._recalls.getattr(nodeid))
+    def _recall_birth(self, nodeid: int, _request: Request, _caller: CallerIds) -> Reply:
+        known = _remembered(self._cached.recall_attributes(nodeid))
         return wire.statx(shown_number(known), known.attributes, self._lifetimes(known)[1])
 
-    def _recall_target(self, nodeid: int, _request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        return _remembered(self._recalls.readlink(nodeid))
+    def _recall_target(self, nodeid: int, _request: Request, _caller: CallerIds) -> Reply:
+        return _remembered(self._cached.recall_target(nodeid))
 
-    def _xattr(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        return self._xattrs.answer(request)
-
-    def _recall_xattr(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+    def _recall_xattr(self, _nodeid: int, request: Request, _caller: CallerIds) -> Reply:
         return _remembered(self._xattrs.recall(request))
 
-    def _open(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        """A handle, as in `_create`."""
-        self._opened[ANSWER_HEAD_SIZE:] = self._files.answer(request)
-        return self._opened
-
-    # Listings.
-
-    def _list(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        return self._listings.answer(request)
-
-    def _opendir(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
-        self._opened[ANSWER_HEAD_SIZE:] = self._listings.answer(request)
-        return self._opened
-
-    def _recall_listing(self, _nodeid: int, request: Request, _caller: RequestCaller) -> ReplyOrSteps:
+    def _recall_listing(self, _nodeid: int, request: Request, _caller: CallerIds) -> Reply:
         self._opened[ANSWER_HEAD_SIZE:] = _remembered(self._listings.recall(request))
         return self._opened
 

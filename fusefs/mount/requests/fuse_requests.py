@@ -12,7 +12,7 @@ import errno
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 from functools import partial
@@ -28,7 +28,6 @@ from fusefs.mount.requests.failures import NotCached, NotYet, attempt, attempt_s
 from fusefs.mount.requests.fuse_operations import FuseOperations, OpcodeHandler, Reply, ReplyInSteps, WaitClass
 from fusefs.mount.requests.thread_pool import Key, PoolTask, ThreadPool
 from fusefs.mount.tables.tables_lock import WouldWait
-from fusefs.mount.tree.act_as import RequestCaller
 from fusefs.mount.tree.vfs import Vfs
 
 GONE: Final = (errno.ENOENT, errno.ENODEV)
@@ -224,15 +223,12 @@ class FuseRequests:
     # With the tables' lock.
 
     def _answer(self, act: OpcodeHandler, request: bytes, send: SendReply) -> None:
-        """Do a request, and reply, or begin what takes several steps. Raises  NotCached, WouldWait"""
+        """Do a request, and reply. Raises  NotCached, WouldWait"""
         begun_ns = perf_counter_ns()
         _size, _opcode, unique, nodeid, *ids = wire.read_head(request)
-        caller = RequestCaller(*ids)
+        caller = wire.CallerIds(*ids)
         answer = attempt(act.act, nodeid, request, caller)
-        if isinstance(answer, Generator):
-            self._begin_steps(_Unfinished(answer, unique, caller.pid, act.cell, begun_ns, send))
-        else:
-            self._reply(answer, unique, caller.pid, act.cell, begun_ns, send)
+        self._reply(answer, unique, caller.pid, act.cell, begun_ns, send)
 
     def _reply(self, answer: Reply, unique: int, pid: int, cell: int, begun_ns: int, send: SendReply) -> None:
         self._stats.count(cell, perf_counter_ns() - begun_ns, has_failed=type(answer) is int)

@@ -15,12 +15,11 @@ from fusefs.linux.thread_credentials import in_no_group
 from fusefs.linux.xattrs import is_selinux_enabled
 from fusefs.mount.native._core import Core, Tables
 from fusefs.mount.places.counters import CELL_OF, LAYOUT, Counters
-from fusefs.mount.tables.directory_fds import DirectoryFds
 from fusefs.mount.tables.tables_lock import TablesLock
 
 _WITHOUT_HANDLES = 1 << 30
 """As in core.h."""
-_OPERATIONS = {
+OPERATIONS = {
     Opcode.LOOKUP: "lookup", Opcode.FORGET: "forget", Opcode.BATCH_FORGET: "forget", Opcode.READLINK: "readlink",
     Opcode.GETATTR: "getattr", Opcode.STATX: "statx", Opcode.SETATTR: "setattr", Opcode.ACCESS: "access",
     Opcode.SYMLINK: "symlink", Opcode.MKNOD: "mknod", Opcode.MKDIR: "mkdir", Opcode.CREATE: "create",
@@ -32,7 +31,7 @@ _OPERATIONS = {
     Opcode.LISTXATTR: "listxattr", Opcode.REMOVEXATTR: "removexattr", Opcode.OPENDIR: "opendir",
     Opcode.READDIRPLUS: "readdir", Opcode.FSYNCDIR: "fsyncdir", Opcode.RELEASEDIR: "releasedir",
 }  # fmt: skip
-"""What it does, and where that is counted."""
+"""What it does, and Python too; and where that is counted."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,9 +40,10 @@ def make_core(
     lock: TablesLock,
     nodes: Tables,
     stats: Counters,
-    directories: DirectoryFds,
     calls: dict[str, object],
     *,
+    mount_fd: int,
+    has_handles: bool,
     asks: bool,
     is_shared: bool,
     is_flushed: bool,
@@ -55,6 +55,7 @@ def make_core(
     """Make it.
 
     calls         what it calls when it has let the tables go
+    mount_fd      that file handles are opened with, or -1
     asks          another machine, or a daemon, if a statx takes one
     is_flushed    the backing filesystem may tell of a failed write as late as at a close
     shows_xattrs  there are extended attributes
@@ -69,11 +70,11 @@ def make_core(
         } | calls,
         cells=stats.cells,
         rests=stats.rests,
-        cell_of={int(opcode): CELL_OF[name] for opcode, name in _OPERATIONS.items()},
+        cell_of={int(opcode): CELL_OF[name] for opcode, name in OPERATIONS.items()},
         layout=LAYOUT,
-        mount_fd=-1 if directories.mount is None else directories.mount,
+        mount_fd=mount_fd,
         root_dev=root_dev,
-        statx_flags=(0 if asks else syscalls.AT_STATX_DONT_SYNC) | (0 if directories.has_handles else _WITHOUT_HANDLES),
+        statx_flags=(0 if asks else syscalls.AT_STATX_DONT_SYNC) | (0 if has_handles else _WITHOUT_HANDLES),
         is_shared=is_shared,
         is_flushed=is_flushed,
         shows_xattrs=shows_xattrs,
