@@ -41,7 +41,7 @@ from fusefs.core.fuse_protocol import NANO, Opcode
 from fusefs.core.nodeids import ROOT
 from fusefs.mount.native._core import Tables
 from fusefs.mount.places.counters import CELL_OF
-from fusefs.mount.tree.make_core import errno_of
+from fusefs.mount.tree.mount_state import errno_of
 from fusefs.mount.tree.trashd_dir import holds_trash
 from fusefs.mount.tree.vfs import Vfs
 

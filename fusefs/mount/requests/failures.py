@@ -7,7 +7,7 @@ from enum import Enum
 from typing import ParamSpec, TypeVar
 
 from fusefs.mount.tables.tables_lock import WouldWait
-from fusefs.mount.tree.make_core import errno_of
+from fusefs.mount.tree.mount_state import errno_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,8 +16,7 @@ from fusefs.core.fuse_protocol import ANSWER_HEAD_SIZE, CallerIds, Opcode, Reque
 from fusefs.mount.native._core import Node
 from fusefs.mount.places.counters import CELL_OF
 from fusefs.mount.requests.failures import NotCached
-from fusefs.mount.tree.make_core import OPERATIONS
-from fusefs.mount.tree.validity import shown_number
+from fusefs.mount.tree.mount_state import OPERATIONS
 from fusefs.mount.tree.vfs import Vfs
 
 _PATIENCE = 50
@@ -76,12 +75,6 @@ class FuseOperations:
     def __init__(self, vfs: Vfs) -> None:
         self._nodes = vfs.nodes
         self._vfs = vfs
-        self._cached = vfs.node_operations
-        self._core = vfs.core
-        self._xattrs = vfs.xattrs
-        self._listings = vfs.listings
-        self._lifetimes = vfs.timeouts.lifetimes
-        self._lock = vfs.lock
         self._opened = wire.open_answer()
         self._created = wire.create_answer()
 
@@ -99,11 +92,10 @@ class FuseOperations:
 
     def recalls(self) -> dict[int, OpcodeHandler]:
         """What is done for a request that memory may answer, on a slow filesystem; it raises NotCached if not."""
+        recalled = (Opcode.LOOKUP, Opcode.GETATTR, Opcode.STATX, Opcode.READLINK, Opcode.GETXATTR, Opcode.LISTXATTR)
         recalls: dict[Opcode, Handle] = {
-            Opcode.LOOKUP: self._recall_name, Opcode.FORGET: self._forget, Opcode.BATCH_FORGET: self._forget,
-            Opcode.GETATTR: self._recall_attributes, Opcode.STATX: self._recall_birth,
-            Opcode.READLINK: self._recall_target, Opcode.GETXATTR: self._recall_xattr,
-            Opcode.LISTXATTR: self._recall_xattr, Opcode.OPENDIR: self._recall_listing,
+            **dict.fromkeys(recalled, self._recall), Opcode.OPENDIR: self._recall_listing,
+            Opcode.FORGET: self._forget, Opcode.BATCH_FORGET: self._forget,
         }  # fmt: skip
         return {
             int(opcode): OpcodeHandler(CELL_OF[OPERATIONS[opcode]], act, WaitClass.SHORT)
@@ -130,7 +122,7 @@ class FuseOperations:
         return self._opened
 
     def _forget(self, _nodeid: int, request: Request, _caller: CallerIds) -> None:
-        self._lock.call(self._core.do, request)
+        self._vfs.do(request)
 
     def number(self, node: Node, body: bytes) -> ReplyInSteps:
         """Reply to what has made a node when that has its own inode number for a nodeid, or won't get it.
@@ -149,31 +141,11 @@ class FuseOperations:
         self._created[ANSWER_HEAD_SIZE:] = body
         return self._created
 
-    # From memory.
-
-    def _recall_name(self, parent: int, request: Request, caller: CallerIds) -> Reply:
-        (name,) = wire.names(request)
-        known = _remembered(self._cached.recall_name(parent, name, caller.pid))
-        if not known.nodeid:
-            return wire.missing(known.timeout_s)
-        return wire.entry(known.nodeid, shown_number(known), known.attributes, *self._lifetimes(known))
-
-    def _recall_attributes(self, nodeid: int, _request: Request, caller: CallerIds) -> Reply:
-        known = _remembered(self._cached.recall_attributes(nodeid))
-        return wire.attr(shown_number(known), known.attributes, self._lifetimes(known)[1])
-
-    def _recall_birth(self, nodeid: int, _request: Request, _caller: CallerIds) -> Reply:
-        known = _remembered(self._cached.recall_attributes(nodeid))
-        return wire.statx(shown_number(known), known.attributes, self._lifetimes(known)[1])
-
-    def _recall_target(self, nodeid: int, _request: Request, _caller: CallerIds) -> Reply:
-        return _remembered(self._cached.recall_target(nodeid))
-
-    def _recall_xattr(self, _nodeid: int, request: Request, _caller: CallerIds) -> Reply:
-        return _remembered(self._xattrs.recall(request))
+    def _recall(self, _nodeid: int, request: Request, _caller: CallerIds) -> Reply:
+        return _remembered(self._vfs.recall(request))
 
     def _recall_listing(self, _nodeid: int, request: Request, _caller: CallerIds) -> Reply:
-        self._opened[ANSWER_HEAD_SIZE:] = _remembered(self._listings.recall(request))
+        self._opened[ANSWER_HEAD_SIZE:] = _remembered(self._vfs.recall(request))
         return self._opened
 
 

@@ -108,12 +108,6 @@ class PrefetchXattrs:
                 self._refused = (self._refused if len(self._refused) < _N_REFUSED_MAX else frozenset()) | {kind}
                 self._kinds -= {kind}
 
-    def answered_all(self, found: Iterable[SeenByName | None]) -> None:
-        """What was answered of many inodes: what is unsupported, and never was there, need not be asked for again."""
-        for one in found:
-            if one is not None and one[2]:
-                self.answered(one[0], one[2].items())
-
     def supported(self, name: bytes, *, is_directory: bool) -> None:
         """A client has set one: it is there after all."""
         self._refused -= {(name, is_directory)}
@@ -245,7 +239,8 @@ class Prefetch:
             with self._lock:
                 for batch, names in found.items():
                     batch.learn(names)
-                    self.xattrs.answered_all(names.values())
+                    for found_one in filter(None, names.values()):
+                        self.xattrs.answered(found_one[0], found_one[2].items())
 
 
 class PrefetchBatch:

@@ -181,9 +181,9 @@ class Listings:
 
     def recall(self, request: wire.Request) -> bytes | None:
         """The reply to OPENDIR of a directory whose entries are cached: it need not be opened. None: it must be."""
-        _size, _opcode, _unique, nodeid, uid, _gid, _pid = wire.read_head(request)
+        _size, opcode, _unique, nodeid, uid, _gid, _pid = wire.read_head(request)
         node = self._nodes.get(nodeid)
-        if not self._nodes.opens_directories or not self._mount.options.default_permissions:
+        if opcode != Opcode.OPENDIR or not self._nodes.opens_directories or not self._mount.options.default_permissions:
             return None
         if node is None or node.last is not None or self._cache.listing(node) is None:
             return None
@@ -268,7 +268,7 @@ class Listings:
             return  # a request of a killed process was still reading
         entries.extend(block)
         listing.is_complete = not block
-        if block and entries.n_bytes > self._cache.largest_bytes:
+        if block and entries.n_bytes > self._cache.metadata.largest_bytes:
             listing.drop_returned()
         elif not block and listing.fill is not None:
             if not self._mount.are_fickle_in(node, self._fd(listing)):

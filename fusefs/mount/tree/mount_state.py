@@ -6,29 +6,35 @@ tables' lock, which is released for each call to the backing filesystem.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from fusefs.core.fuse_protocol import Request
+from fusefs.core.fuse_protocol import Opcode, Request
+from fusefs.core.latency import QUICK_NS
 from fusefs.core.mount_options import Coherence, MountOptions
 from fusefs.core.names import STORE
 from fusefs.core.nodeids import NodeId, SourceKey, source_key
+from fusefs.linux import syscalls
+from fusefs.linux.capabilities import at_rest, with_effective
 from fusefs.linux.casefold import case_folding
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.statx import look_at, open_handle
 from fusefs.linux.syscalls import handle_of
-from fusefs.linux.xattrs import are_for_all
-from fusefs.mount.native._core import Node, Tables
-from fusefs.mount.places.counters import Counters
+from fusefs.linux.thread_credentials import in_no_group
+from fusefs.linux.xattrs import are_for_all, is_selinux_enabled
+from fusefs.mount.native._core import Core, Node, Tables
+from fusefs.mount.places.counters import CELL_OF, LAYOUT, Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.forget_stored import StoredNotices
-from fusefs.mount.tree.make_core import make_core
 from fusefs.mount.tree.passthrough import Passthrough
 from fusefs.mount.tree.trashd_dir import is_below
 from fusefs.mount.tree.validity import NOTHING, AttrTimeouts, EntryParam
@@ -41,6 +47,25 @@ _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
 _N_DIRECTORIES_MIN = 16
 _RACY_NS = 2_000_000_000
 """As old as the slowest clock of a filesystem; another machine's may be off by more, and is then not believed."""
+
+
+_WITHOUT_HANDLES = 1 << 30
+"""As in core.h."""
+OPERATIONS = {
+    Opcode.LOOKUP: "lookup", Opcode.FORGET: "forget", Opcode.BATCH_FORGET: "forget", Opcode.READLINK: "readlink",
+    Opcode.GETATTR: "getattr", Opcode.STATX: "statx", Opcode.SETATTR: "setattr", Opcode.ACCESS: "access",
+    Opcode.SYMLINK: "symlink", Opcode.MKNOD: "mknod", Opcode.MKDIR: "mkdir", Opcode.CREATE: "create",
+    Opcode.TMPFILE: "tmpfile", Opcode.LINK: "link", Opcode.UNLINK: "unlink", Opcode.RMDIR: "rmdir",
+    Opcode.RENAME: "rename", Opcode.RENAME2: "rename", Opcode.OPEN: "open", Opcode.READ: "read", Opcode.WRITE: "write",
+    Opcode.LSEEK: "lseek", Opcode.FALLOCATE: "fallocate", Opcode.COPY_FILE_RANGE: "copy_file_range",
+    Opcode.COPY_FILE_RANGE_64: "copy_file_range", Opcode.FLUSH: "flush", Opcode.FSYNC: "fsync",
+    Opcode.RELEASE: "release", Opcode.STATFS: "statfs", Opcode.SETXATTR: "setxattr", Opcode.GETXATTR: "getxattr",
+    Opcode.LISTXATTR: "listxattr", Opcode.REMOVEXATTR: "removexattr", Opcode.OPENDIR: "opendir",
+    Opcode.READDIRPLUS: "readdir", Opcode.FSYNCDIR: "fsyncdir", Opcode.RELEASEDIR: "releasedir",
+}  # fmt: skip
+"""What the core does, and Python too; and where that is counted."""
+
+_log = logging.getLogger(__name__)
 
 
 def n_spare(max_fds: int) -> int:
@@ -86,21 +111,43 @@ class MountState:
         lock.submounts.asks = not kernel.answers_at_once(root)
         self.has_common_xattrs = are_for_all(root)
         """The filesystem below has the same extended attributes for every user."""
-        calls: dict[str, object] = {
-            "forget": self._forget, "unused": self._end_unused, "meets": lock.submounts.are_asked,
+        self.core = self._make_core()
+
+    def _make_core(self) -> Core:
+        lock, options = self.lock, self.options
+        parts: dict[str, object] = {
+            "lock": lock, "mutex_of": lock.mutex, "counters": self.stats, "nodes": self.nodes, "latency": lock.latency,
+            "took": lock.took, "fails": errno_of, "forget": self._forget, "unused": self._end_unused,
+            "meets": lock.submounts.are_asked,
             "told_stale": partial(_with_tables, lock, self.retries.add),
             "refused": partial(_with_tables, lock, self.passthrough.refused),
             "folds": partial(_with_tables, lock, self._may_fold),
             "stored": partial(_with_tables, lock, self.stored.note),
             "came_back": partial(_with_tables, lock, self.cache.clear),
         }  # fmt: skip
-        self.core = make_core(
-            lock, self.nodes, stats, calls,
-            mount_fd=-1 if self._mount_fd is None else self._mount_fd, has_handles=self.has_handles,
-            asks=lock.submounts.asks, is_shared=self.is_shared, is_flushed=not kernel.is_local(root),
-            shows_xattrs=options.has_xattrs, is_for_all=self.has_common_xattrs, hides_trash=not options.show_trash,
-            lifetime_s=self.cache.lifetime_s,
-        )  # fmt: skip
+        asks = 0 if lock.submounts.asks else syscalls.AT_STATX_DONT_SYNC
+        return Core(
+            parts,
+            cells=self.stats.cells,
+            rests=self.stats.rests,
+            cell_of={int(opcode): CELL_OF[name] for opcode, name in OPERATIONS.items()},
+            layout=LAYOUT,
+            mount_fd=-1 if self._mount_fd is None else self._mount_fd,
+            root_dev=self.nodes.root.dev,
+            statx_flags=asks | (0 if self.has_handles else _WITHOUT_HANDLES),
+            is_shared=self.is_shared,
+            is_flushed=not Kernel().is_local(self.root),
+            shows_xattrs=options.has_xattrs,
+            is_for_all=self.has_common_xattrs,
+            hides_labels=not is_selinux_enabled(),
+            acts_as_others=os.geteuid() == 0,
+            hides_trash=not options.show_trash,
+            lifetime_s=options.timeout_s,
+            quick_ns=QUICK_NS,
+            nobody_gid=in_no_group().gid,
+            at_rest=at_rest(),
+            no_capabilities=with_effective(0),
+        )
 
     def close(self) -> None:
         """Close all fds; what clients have open is lost to them."""
@@ -206,3 +253,13 @@ def _open_mount(root: Fd, handle: bytes) -> Fd | None:
         fd.close()
         return None
     return fd
+
+
+def errno_of(error: Exception, failed: object) -> int:
+    """The errno for the client; what is no OSError is a fault of ours, and in the log."""
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    if isinstance(error, (OverflowError, struct.error)):  # a number of the client's that no system call takes
+        return errno.EINVAL
+    _log.exception("%s failed", failed)
+    return errno.EIO

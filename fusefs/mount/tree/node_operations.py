@@ -25,7 +25,7 @@ from fusefs.mount.tables.daemon_cache import CacheFill, NameIn
 from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.mount_state import MountState
 from fusefs.mount.tree.trashd_dir import DropLinks, is_below, is_drop, is_drop_folder, user_of
-from fusefs.mount.tree.validity import EntryParam
+from fusefs.mount.tree.validity import EntryParam, shown_number
 
 
 class NodeOperations:
@@ -95,9 +95,30 @@ class NodeOperations:
             _fail(errno.ENOENT)
         return node, self._mount.fd_of(node)
 
-    # From the cache of a slow filesystem, which is not asked; None: the cache has nothing.
+    # From the cache of a slow filesystem.
 
-    def recall_name(self, parent: int, name: bytes, pid: int) -> EntryParam | None:
+    def recall(self, request: Request) -> bytes | None:
+        """The body of a reply from what is cached; None: the filesystem must be asked."""
+        _size, opcode, _unique, nodeid, _uid, _gid, pid = wire.read_head(request)
+        match opcode:
+            case Opcode.LOOKUP:
+                (name,) = wire.names(request)
+                known = self._recall_name(nodeid, name, pid)
+            case Opcode.GETATTR | Opcode.STATX:
+                known = self._recall_attributes(nodeid)
+            case Opcode.READLINK:
+                node = self._nodes.get(nodeid)
+                return None if node is None else self._cache.target(node)
+            case _:
+                return None
+        if known is None or not known.nodeid:
+            return None if known is None else wire.missing(known.timeout_s)
+        number, (name_s, attr_s) = shown_number(known), self._mount.timeouts.lifetimes(known)
+        if opcode == Opcode.LOOKUP:
+            return wire.entry(known.nodeid, number, known.attributes, name_s, attr_s)
+        return (wire.attr if opcode == Opcode.GETATTR else wire.statx)(number, known.attributes, attr_s)
+
+    def _recall_name(self, parent: int, name: bytes, pid: int) -> EntryParam | None:
         """What a name means to a thread of a client's; one more reference for the kernel."""
         directory = self._nodes.get(parent)
         if directory is None or directory.last is not None or pid in self._retries:
@@ -112,8 +133,7 @@ class NodeOperations:
             node.told_until_s = time.monotonic() + known.timeout_s
         return known
 
-    def recall_attributes(self, nodeid: int) -> EntryParam | None:
-        """What a node is."""
+    def _recall_attributes(self, nodeid: int) -> EntryParam | None:
         node = self._nodes.get(nodeid)
         if node is None or node.last is not None or is_below(self._nodes, node):
             return None
@@ -122,11 +142,6 @@ class NodeOperations:
             return None
         node.is_told |= not node.is_directory
         return EntryParam(node.nodeid, *attributes)
-
-    def recall_target(self, nodeid: int) -> bytes | None:
-        """Where a link leads."""
-        node = self._nodes.get(nodeid)
-        return None if node is None else self._cache.target(node)
 
     # What names and nodes are.
 

@@ -32,6 +32,15 @@ class Vfs(MountState):
             return self.listings.answer(request)
         return self.node_operations.answer(request)
 
+    def recall(self, request: Request) -> bytes | None:
+        """The body of a reply from what is cached of a slow filesystem; None: that must be asked."""
+        opcode = read_head(request)[1]
+        if opcode in XATTRS:
+            return self.xattrs.recall(request)
+        if opcode in DIRECTORIES:
+            return self.listings.recall(request)
+        return self.node_operations.recall(request)
+
     def gauges(self) -> Gauges:
         """How much there is at the moment."""
         with self.lock:

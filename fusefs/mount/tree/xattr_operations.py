@@ -95,8 +95,11 @@ class XattrOperations:
 
     def recall(self, request: Request) -> bytes | None:
         """The body of the reply to a request, from memory; None: not known."""
-        nodeid, name, caller = wire.read_head(request)[3], _name_in(request), wire.caller_of(request)
-        if not self._are_shown or not self._shows(name):
+        opcode, nodeid, caller = wire.read_head(request)[1], wire.read_head(request)[3], wire.caller_of(request)
+        if not self._are_shown or opcode not in (Opcode.GETXATTR, Opcode.LISTXATTR):
+            return None
+        name = _name_in(request)
+        if not self._shows(name):
             return None
         node = self._nodes.get(nodeid)
         if node is None:
