@@ -16,8 +16,8 @@ from fusefs.core.inode_attributes import Attributes
 
 Request = bytes | memoryview
 """As it was read, with its head."""
-Answer = bytearray | bytes | int
-"""Complete but for its number; its body alone; an errno."""
+Answer = bytes | int
+"""Its body; an errno."""
 
 NANO = 1_000_000_000
 _ANSWER_HEAD = Struct("=IiQ")
@@ -25,10 +25,6 @@ REQUEST_HEAD_SIZE: Final = 40
 _REQUEST_HEAD = Struct("=IIQQIII4x")
 read_head: Final[Callable[[Request], tuple[int, ...]]] = _REQUEST_HEAD.unpack_from
 """Of a request: its size, opcode and number, the nodeid that it is about, the caller's uid, gid and pid."""
-put_number: Final = Struct("=Q").pack_into
-"""Make an answer that of a request, by writing its number there:"""
-NUMBER_AT: Final = 8
-ANSWER_HEAD_SIZE: Final = _ANSWER_HEAD.size
 _BODY_BYTES_MAX = 1 << 20
 """Of a reply: the kernel asks for no more than it may write at a time."""
 REQUEST_BYTES_MAX: Final = (1 << 20) + (1 << 12)
@@ -309,17 +305,22 @@ def caller_of(request: Request) -> CallerIds:
 
 
 def attr(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
-    """The body of a reply with what a node is."""
-    message = attr_answer()
-    put_attr(message, ino, attributes, attr_s)
-    return bytes(message[ANSWER_HEAD_SIZE:])
+    """The body of a reply with what a node is: fuse_attr_out."""
+    seconds, ns = _timeout(attr_s)
+    return _ATTR.pack(seconds, ns, *_attributes(ino, attributes))
 
 
 def statx(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
-    """The body of a reply with what a node is and when it was made."""
-    message = statx_answer()
-    put_statx(message, ino, attributes, attr_s)
-    return bytes(message[ANSWER_HEAD_SIZE:])
+    """The body of a reply with what a node is and when it was made: fuse_statx_out."""
+    (
+        _dev, _ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, btime_ns,
+    ) = attributes  # fmt: skip
+    mask = _STATX_BASIC | _STATX_BTIME if btime_ns else _STATX_BASIC
+    return _STATX.pack(
+        *_timeout(attr_s), mask, blksize, nlink, uid, gid, mode, ino, size, blocks,
+        *divmod(atime_ns, NANO), *divmod(btime_ns, NANO), *divmod(ctime_ns, NANO), *divmod(mtime_ns, NANO),
+        rdev >> 8 & 0xFFF, rdev & 0xFF | rdev >> 12 & 0xFFF00,
+    )  # fmt: skip
 
 
 def read_in(request: Request) -> tuple[int, int, int]:
@@ -334,46 +335,14 @@ def with_handle(request: Request, fh: int) -> bytes:
     return bytes(request[:REQUEST_HEAD_SIZE]) + HANDLE_IN.pack(fh) + bytes(request[at:])
 
 
-def answer(body_size: int = 0) -> bytearray:
-    """Room for the answers of one sort, one after the other: `put_number` makes each that of its request."""
-    message = bytearray(ANSWER_HEAD_SIZE + body_size)
-    _ANSWER_HEAD.pack_into(message, 0, len(message), 0, 0)
-    return message
-
-
 def refusal(unique: int, error: int) -> bytes:
     """The answer to a request that has failed. error: an errno"""
-    return _ANSWER_HEAD.pack(ANSWER_HEAD_SIZE, -error, unique)
+    return _ANSWER_HEAD.pack(_ANSWER_HEAD.size, -error, unique)
 
 
 def head(unique: int, body_size: int) -> bytes:
     """What comes before the body of an answer."""
-    return _ANSWER_HEAD.pack(ANSWER_HEAD_SIZE + body_size, 0, unique)
-
-
-def entry_answer() -> bytearray:
-    """Room for fuse_entry_out."""
-    return answer(_ENTRY.size)
-
-
-def attr_answer() -> bytearray:
-    """Room for fuse_attr_out."""
-    return answer(_ATTR.size)
-
-
-def statx_answer() -> bytearray:
-    """Room for fuse_statx_out."""
-    return answer(_STATX.size)
-
-
-def open_answer() -> bytearray:
-    """Room for fuse_open_out."""
-    return answer(_OPEN.size)
-
-
-def create_answer() -> bytearray:
-    """Room for fuse_entry_out and fuse_open_out."""
-    return answer(_ENTRY.size + _OPEN.size)
+    return _ANSWER_HEAD.pack(_ANSWER_HEAD.size + body_size, 0, unique)
 
 
 def _attributes(ino: int, attributes: Attributes) -> tuple[int, ...]:
@@ -387,65 +356,25 @@ def _attributes(ino: int, attributes: Attributes) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def put_missing(message: bytearray, entry_s: float) -> None:
-    """That nothing has a name: fuse_entry_out without a node."""
-    seconds, ns = _timeout(entry_s)
-    _ENTRY.pack_into(message, ANSWER_HEAD_SIZE, 0, 0, seconds, 0, ns, 0, *[0] * 15)
-
-
 def missing(entry_s: float) -> bytes:
-    """The body of a reply that nothing has a name."""
-    message = entry_answer()
-    put_missing(message, entry_s)
-    return bytes(message[ANSWER_HEAD_SIZE:])
+    """The body of a reply that nothing has a name: fuse_entry_out without a node."""
+    seconds, ns = _timeout(entry_s)
+    return _ENTRY.pack(0, 0, seconds, 0, ns, 0, *[0] * 15)
 
 
 def entry(nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float) -> bytes:
-    """What a name means: the body of fuse_entry_out; as `put_entry` has it."""
-    message = entry_answer()
-    put_entry(message, nodeid, ino, attributes, entry_s, attr_s)
-    return bytes(message[ANSWER_HEAD_SIZE:])
-
-
-def put_entry(message: bytearray, nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float) -> None:
-    """What a name means: fuse_entry_out.
+    """What a name means: the body of fuse_entry_out.
 
     ino              the number that people see
     entry_s, attr_s  for how long it may be believed what the name means, and its attributes
     """
     seconds, ns = _timeout(entry_s)
     attr_seconds, attr_ns = _timeout(attr_s)
-    body = nodeid, 0, seconds, attr_seconds, ns, attr_ns, *_attributes(ino, attributes)
-    _ENTRY.pack_into(message, ANSWER_HEAD_SIZE, *body)
+    return _ENTRY.pack(nodeid, 0, seconds, attr_seconds, ns, attr_ns, *_attributes(ino, attributes))
 
 
-def put_attr(message: bytearray, ino: int, attributes: Attributes, attr_s: float) -> None:
-    """What a node is: fuse_attr_out."""
-    seconds, ns = _timeout(attr_s)
-    _ATTR.pack_into(message, ANSWER_HEAD_SIZE, seconds, ns, *_attributes(ino, attributes))
-
-
-def put_statx(message: bytearray, ino: int, attributes: Attributes, attr_s: float) -> None:
-    """What a node is, with its time of birth: fuse_statx_out."""
-    (
-        _dev, _ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, btime_ns,
-    ) = attributes  # fmt: skip
-    mask = _STATX_BASIC | _STATX_BTIME if btime_ns else _STATX_BASIC
-    _STATX.pack_into(
-        message, ANSWER_HEAD_SIZE, *_timeout(attr_s),
-        mask, blksize, nlink, uid, gid, mode, ino, size, blocks,
-        *divmod(atime_ns, NANO), *divmod(btime_ns, NANO), *divmod(ctime_ns, NANO), *divmod(mtime_ns, NANO),
-        rdev >> 8 & 0xFFF, rdev & 0xFF | rdev >> 12 & 0xFFF00,
-    )  # fmt: skip
-
-
-def put_opened(message: bytearray, fh: int, flags: int, backing_id: int = 0) -> None:
-    """A handle, at the end of an answer: fuse_open_out. flags: FOPEN_*"""
-    _OPEN.pack_into(message, len(message) - _OPEN.size, fh, flags, backing_id)
-
-
-def handle_in(message: bytes | bytearray) -> int:
-    """The handle in an answer that put_opened was told of."""
+def handle_in(message: bytes) -> int:
+    """The handle at the end of a reply."""
     fh: int = _OPEN.unpack_from(message, len(message) - _OPEN.size)[0]
     return fh
 

@@ -292,6 +292,21 @@ def test_what_is_remembered_of_a_slow_filesystem_is_answered_at_once() -> None:
         assert asked(Opcode.OPEN, bytes(8), nodeid)[0]
 
 
+def test_to_forget_more_references_than_the_kernel_has_is_to_forget_all() -> None:
+    with a_real() as (kernel, vfs, path):
+        (path / "file").touch()
+        nodeid = struct.unpack_from("=Q", kernel.asked(Opcode.LOOKUP, b"file\0").body)[0]
+        fh = struct.unpack_from("=Q", kernel.asked(Opcode.OPEN, bytes(8), nodeid).body)[0]
+        kernel.send(Opcode.FORGET, struct.pack("=Q", (1 << 64) - 1), nodeid)
+        assert kernel.serve()
+        node = vfs.nodes.get(nodeid)
+        assert node is not None
+        assert node.nlookup == 0
+        del node
+        assert not kernel.asked(Opcode.RELEASE, struct.pack("=QIIQ", fh, 0, 0, 0), nodeid).error
+        assert vfs.nodes.get(nodeid) is None
+
+
 @pytest.mark.parametrize("n_forgotten", [1, 512, 513, 20_000])
 def test_many_are_forgotten_without_an_answer(n_forgotten: int) -> None:
     with a_real() as (kernel, vfs, path):

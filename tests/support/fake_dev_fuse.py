@@ -109,7 +109,7 @@ class FakeKernel:
         with suppress(BlockingIOError):
             request = os.read(self.requests.device, REQUEST_BYTES_MAX)
             self.requests.answer(request, self.requests.write, Patience.NO_WAITING)
-        while self.requests.n_unfinished:
+        while self.requests.n_unnumbered:
             self.requests.go_on(is_idle=True)
         return bool(request)
 

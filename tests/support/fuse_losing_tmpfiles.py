@@ -76,11 +76,8 @@ class LosingFs(LyingFs):
         seen = look_at(fd)
         self.open_files[fd] = seen.ino
         self._linked[seen.ino] = []
-        answer = wire.create_answer()
-        wire.put_number(answer, wire.NUMBER_AT, unique)
-        wire.put_entry(answer, seen.ino, seen.ino, seen, 0, 0)
-        wire.put_opened(answer, fd, 0)
-        return bytes(answer)
+        body = wire.entry(seen.ino, seen.ino, seen, 0, 0) + wire.opened(fd, 0)
+        return wire.head(unique, len(body)) + body
 
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext

@@ -28,7 +28,7 @@ def shares_of(n: int, *, is_for_all: bool = True) -> Tables:
 def take(shares: Tables, uid: int, n: int = N) -> int:
     """How many of n that it asks for a uid gets."""
     got = 0
-    while got < n and shares.may_open(uid):
+    while got < n and shares.make_room(uid):
         shares.add_to_share(uid, 1)
         got += 1
     return got
@@ -88,7 +88,7 @@ def test_who_has_most_gets_none_of_what_he_gives_back_while_another_does() -> No
     assert much > little > FIRST
     for _ in range(100):
         shares.add_to_share(1000, -1)
-    assert not shares.may_open(1000)
+    assert not shares.make_room(1000)
     assert take(shares, 1001)
 
 
@@ -119,15 +119,15 @@ class Clients(RuleBasedStateMachine):
 
     @invariant()
     def first_ones_are_for_everybody(self) -> None:
-        assert self.shares.may_open(4711)
+        assert self.shares.make_room(4711)
 
     @invariant()
     def root_has_his_part(self) -> None:
-        assert self.has[ROOT] >= N // 32 or self.shares.may_open(ROOT)
+        assert self.has[ROOT] >= N // 32 or self.shares.make_room(ROOT)
 
     @invariant()
     def who_has_more_is_refused_before_who_has_less(self) -> None:
-        may = [self.shares.may_open(uid) for uid in sorted(UIDS[1:], key=self.has.__getitem__)]
+        may = [self.shares.make_room(uid) for uid in sorted(UIDS[1:], key=self.has.__getitem__)]
         assert may == sorted(may, reverse=True)
 
 

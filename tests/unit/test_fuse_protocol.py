@@ -290,24 +290,13 @@ def test_a_body_comes_after_its_head(unique: int, body: bytes) -> None:
     assert OutHeader.from_buffer_copy(message).unique == unique
 
 
-@given(unique=NODEIDS)
-def test_an_answer_gets_the_number_of_its_request_and_keeps_the_rest(unique: int) -> None:
-    message = wire.open_answer()
-    wire.put_opened(message, 4096, 0)
-    before = body_of(message)
-    wire.put_number(message, wire.NUMBER_AT, unique)
-    assert OutHeader.from_buffer_copy(message).unique == unique
-    assert body_of(message) == before
-
-
 @given(nodeid=NODEIDS, ino=NODEIDS, seen=ATTRIBUTES, entry_s=TIMEOUTS_S, attr_s=TIMEOUTS_S)
 def test_an_entry_is_what_the_kernel_reads(
     nodeid: int, ino: int, seen: Attributes, entry_s: float, attr_s: float
 ) -> None:
-    message = wire.entry_answer()
-    wire.put_entry(message, nodeid, ino, seen, entry_s, attr_s)
-    entry = EntryOut.from_buffer_copy(body_of(message))
-    assert len(body_of(message)) == ctypes.sizeof(EntryOut)
+    body = wire.entry(nodeid, ino, seen, entry_s, attr_s)
+    entry = EntryOut.from_buffer_copy(body)
+    assert len(body) == ctypes.sizeof(EntryOut)
     assert (entry.nodeid, entry.generation) == (nodeid, 0)
     assert tells(entry.attr, ino, seen)
     assert is_near(entry.entry_valid, entry.entry_valid_nsec, entry_s)
@@ -316,10 +305,9 @@ def test_an_entry_is_what_the_kernel_reads(
 
 @given(ino=NODEIDS, seen=ATTRIBUTES, attr_s=TIMEOUTS_S)
 def test_attributes_are_what_the_kernel_reads(ino: int, seen: Attributes, attr_s: float) -> None:
-    message = wire.attr_answer()
-    wire.put_attr(message, ino, seen, attr_s)
-    answer = AttrOut.from_buffer_copy(body_of(message))
-    assert len(body_of(message)) == ctypes.sizeof(AttrOut)
+    body = wire.attr(ino, seen, attr_s)
+    answer = AttrOut.from_buffer_copy(body)
+    assert len(body) == ctypes.sizeof(AttrOut)
     assert tells(answer.attr, ino, seen)
     assert is_near(answer.attr_valid, answer.attr_valid_nsec, attr_s)
 
@@ -332,11 +320,10 @@ def time_ns(told: SxTime) -> int:
 @given(ino=NODEIDS, seen=ATTRIBUTES, attr_s=TIMEOUTS_S)
 def test_attributes_with_a_birth_are_what_the_kernel_reads(ino: int, seen: Attributes, attr_s: float) -> None:
     rdev = seen.rdev & 0xFFFFFFFF
-    message = wire.statx_answer()
-    wire.put_statx(message, ino, seen._replace(rdev=rdev), attr_s)
-    answer = StatxOut.from_buffer_copy(body_of(message))
+    body = wire.statx(ino, seen._replace(rdev=rdev), attr_s)
+    answer = StatxOut.from_buffer_copy(body)
     told = answer.stat
-    assert len(body_of(message)) == ctypes.sizeof(StatxOut)
+    assert len(body) == ctypes.sizeof(StatxOut)
     assert is_near(answer.attr_valid, answer.attr_valid_nsec, attr_s)
     assert told.mask == (0xFFF if seen.btime_ns else 0x7FF)
     plain = (told.ino, told.mode, told.nlink, told.uid, told.gid, told.size, told.blocks, told.blksize)
@@ -387,20 +374,11 @@ def test_a_name_alone_is_an_entry_without_a_node(name: bytes, offset: int, ino: 
 
 @given(timeout_s=TIMEOUTS_S)
 def test_what_is_missing_has_no_node_and_is_missing_for_a_time(timeout_s: float) -> None:
-    message = wire.entry_answer()
-    wire.put_missing(message, timeout_s)
-    entry = EntryOut.from_buffer_copy(body_of(message))
+    body = wire.missing(timeout_s)
+    entry = EntryOut.from_buffer_copy(body)
     assert (entry.nodeid, entry.attr_valid, entry.attr_valid_nsec) == (0, 0, 0)
     assert not any(bytes(entry.attr))
     assert is_near(entry.entry_valid, entry.entry_valid_nsec, timeout_s)
-
-
-def test_nothing_of_the_answer_before_is_left_in_the_next_one() -> None:
-    full = Attributes(*[0x7FFF] * 14)
-    message = wire.entry_answer()
-    wire.put_entry(message, 2**63, 2**63, full, 1.5, 1.5)
-    wire.put_missing(message, 0)
-    assert not any(body_of(message))
 
 
 @pytest.mark.parametrize(
@@ -408,42 +386,29 @@ def test_nothing_of_the_answer_before_is_left_in_the_next_one() -> None:
     [(0, (0, 0)), (0.01, (0, 10_000_000)), (1.0, (1, 0)), (1.5, (1, NANO // 2)), (1e9, (10**9, 0))],
 )
 def test_a_timeout_is_told_in_seconds_and_ns(timeout_s: float, told: tuple[int, int]) -> None:
-    message = wire.attr_answer()
-    wire.put_attr(message, 1, Attributes(*[0] * 14), timeout_s)
-    answer = AttrOut.from_buffer_copy(body_of(message))
+    body = wire.attr(1, Attributes(*[0] * 14), timeout_s)
+    answer = AttrOut.from_buffer_copy(body)
     assert (answer.attr_valid, answer.attr_valid_nsec) == told
 
 
 def test_a_time_before_1970_is_so_many_seconds_before_and_a_fraction_after() -> None:
     seen = Attributes(*[0] * 14)._replace(mtime_ns=-1, atime_ns=-NANO, ctime_ns=-3 * NANO // 2)
-    message = wire.attr_answer()
-    wire.put_attr(message, 1, seen, 0)
-    attr = AttrOut.from_buffer_copy(body_of(message)).attr
+    body = wire.attr(1, seen, 0)
+    attr = AttrOut.from_buffer_copy(body).attr
     assert (ctypes.c_int64(attr.mtime).value, attr.mtimensec) == (-1, NANO - 1)
     assert (ctypes.c_int64(attr.atime).value, attr.atimensec) == (-1, 0)
     assert (ctypes.c_int64(attr.ctime).value, attr.ctimensec) == (-2, NANO // 2)
 
 
-@given(fh=st.integers(0, (1 << 63) - 1), flags=WORDS, backing_id=st.integers(0, (1 << 31) - 1))
-def test_a_handle_is_told_at_the_end_of_either_answer(fh: int, flags: int, backing_id: int) -> None:
-    for message in (wire.open_answer(), wire.create_answer()):
-        wire.put_opened(message, fh, flags, backing_id)
-        opened = OpenOut.from_buffer_copy(message, len(message) - ctypes.sizeof(OpenOut))
-        assert (opened.fh, opened.open_flags, opened.backing_id) == (fh, flags, backing_id)
-        assert wire.handle_in(message) == fh
-
-
-def test_what_is_made_is_an_entry_and_a_handle_that_do_not_overlap() -> None:
-    message = wire.create_answer()
-    wire.put_opened(message, 2**63 - 1, 2**32 - 1, 2**31 - 1)
-    wire.put_entry(message, 5, 6, Attributes(*[7] * 14), 8, 9)
-    body = body_of(message)
-    assert len(body) == ctypes.sizeof(EntryOut) + ctypes.sizeof(OpenOut)
-    assert EntryOut.from_buffer_copy(body).nodeid == 5
-    assert OpenOut.from_buffer_copy(body, ctypes.sizeof(EntryOut)).fh == 2**63 - 1
+@given(fh=st.integers(0, (1 << 63) - 1), flags=WORDS)
+def test_a_handle_is_at_the_end_of_either_reply(fh: int, flags: int) -> None:
+    for before in (b"", wire.missing(0)):
+        reply = before + wire.opened(fh, flags)
+        opened = OpenOut.from_buffer_copy(reply, len(before))
+        assert len(reply) == len(before) + ctypes.sizeof(OpenOut)
+        assert (opened.fh, opened.open_flags, opened.backing_id) == (fh, flags, 0)
+        assert wire.handle_in(reply) == fh
 
 
 def test_the_other_answers_are_as_long_as_the_kernel_wants_them() -> None:
-    assert len(body_of(wire.open_answer())) == ctypes.sizeof(OpenOut)
-    assert body_of(wire.answer()) == b""
     assert wire.GETXATTR_OUT.size == ctypes.sizeof(WriteOut)

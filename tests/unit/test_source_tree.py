@@ -26,7 +26,7 @@ IMPURE = {
 KNOWS_PYFUSE3 = "fusefs.mount.plain."
 LOADS_LIBRARIES = "fusefs.linux.syscalls"
 LOADERS = {"CDLL", "PyDLL", "LibraryLoader", "cdll", "pydll"}
-ERRORS_END = {"fusefs.mount.requests.failures", "fusefs.mount.plain.handlers", "fusefs.service.service"}
+ERRORS_END = {"fusefs.mount.requests.fuse_requests", "fusefs.mount.plain.handlers", "fusefs.service.service"}
 """A request is answered with an errno, and a service goes on with its other volumes, whatever was wrong."""
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -41,14 +41,14 @@ async def show(vfs: Vfs, mount: Mount, apart: Fd) -> None:
     """
     with apart, Fd(os.open(mount.point, _DIRECTORY)) as target:  # by us: an automount lets its own mount's daemon pass
         with vfs.lock:
-            vfs.nodes.put_top(is_shown=True)
+            vfs.nodes.show_top(True)
         number = await _moved(mount, apart, target)
         with vfs.lock:
             if not number:
-                vfs.nodes.hide_root()
-                vfs.timeouts.renew_those(vfs.nodes.lasting())
+                vfs.nodes.hides_root = True
+                vfs.nodes.renew_all()
                 return
-            vfs.nodes.put_top(is_shown=False)
+            vfs.nodes.show_top(False)
             vfs.timeouts.renew(vfs.nodes.root)  # what was told of it meanwhile is in the books as the top's
         _log.info("another inode of %s can't be mounted: %s", printable(mount.point), os.strerror(number))
         mount_calls.move_mount(apart, target)

@@ -11,7 +11,7 @@ struct head { /* fuse_in_header */
 };
 
 typedef struct {
-    Operation act;
+    Operation *act;
     uint32_t n_own;    /* bytes of its own part */
     uint32_t n_strings, n_names; /* that follow; and how many of these are names of entries, which come first */
     bool never_waits;  /* it is done at once, even if the backing filesystem is slow */
@@ -109,7 +109,7 @@ int failed(Core *core) {
     PyErr_NormalizeException(&type, &error, &trace);
     if (trace != NULL)
         PyException_SetTraceback(error, trace);
-    PyObject *number = PyObject_CallFunctionObjArgs(core->fails, error, core, NULL);
+    PyObject *number = PyObject_CallMethod(core->calls, "errno_of", "OO", error, core);
     long value = number == NULL ? EIO : PyLong_AsLong(number);
     Py_XDECREF(number);
     Py_XDECREF(type);
@@ -186,7 +186,7 @@ static bool is_true(Core *core, PyObject *answered, bool if_failed) {
 /* Whether a name in a directory may have other spellings. Without the tables. fd: of the directory */
 bool ask_folds(Request *request, Node *directory, int fd) {
     PyEval_RestoreThread(*request->released);
-    PyObject *answered = PyObject_CallFunction(request->core->folds, "Ni", object_of(directory), fd);
+    PyObject *answered = PyObject_CallMethod(request->core->calls, "folds", "Ni", object_of(directory), fd);
     bool folds = is_true(request->core, answered, true);
     *request->released = PyEval_SaveThread();
     return folds;
@@ -195,7 +195,7 @@ bool ask_folds(Request *request, Node *directory, int fd) {
 /* Whether attributes on a device that is not the root's may be believed. Without the tables. */
 bool ask_device(Request *request, uint64_t dev) {
     PyEval_RestoreThread(*request->released);
-    PyObject *answered = PyObject_CallFunction(request->core->meets, "K", (unsigned long long)dev);
+    PyObject *answered = PyObject_CallMethod(request->core->calls, "meets", "K", (unsigned long long)dev);
     bool are_believed = is_true(request->core, answered, false);
     *request->released = PyEval_SaveThread();
     return are_believed;
@@ -203,14 +203,14 @@ bool ask_device(Request *request, uint64_t dev) {
 
 static void forget_in_cache(Core *core, const Cached *cached) {
     PyObject *source = cached->has_source ? source_object(&cached->source) : Py_NewRef(Py_None);
-    done(core, PyObject_CallFunction(core->forget, "NNyi", source, object_of(cached->directory), cached->name,
-                                     cached->has_ended));
+    done(core, PyObject_CallMethod(core->calls, "forget", "NNyi", source, object_of(cached->directory), cached->name,
+                                   cached->has_ended));
 }
 
 /* Have Python end the nodes that nobody uses. With the interpreter's lock */
 static void end_in_python(Request *request) {
     for (int at = 0; at < request->n_unused; at++) {
-        done(request->core, PyObject_CallFunction(request->core->unused, "N", object_of(request->unused[at])));
+        done(request->core, PyObject_CallMethod(request->core->calls, "unused", "N", object_of(request->unused[at])));
         node_put(request->unused[at]);
     }
     request->n_unused = 0;
@@ -228,25 +228,24 @@ void tell_unused(Request *request) {
 static void tell_python(Request *request, int result) {
     Core *core = request->core;
     if (request->n_looks) {
-        done(core, PyObject_CallFunction(core->took, "Ki", (unsigned long long)request->looks_ns, request->n_looks));
-        PyObject *is_in_doubt = PyObject_GetAttrString(core->latency, "is_in_doubt");
-        __atomic_store_n(&core->is_in_doubt, is_in_doubt == Py_True, __ATOMIC_RELAXED);
-        Py_XDECREF(is_in_doubt);
+        PyObject *answered = PyObject_CallMethod(core->calls, "took", "Ki", (unsigned long long)request->looks_ns,
+                                                 request->n_looks);
+        __atomic_store_n(&core->is_in_doubt, is_true(core, answered, false), __ATOMIC_RELAXED);
     }
     if (request->refused)
-        done(core, PyObject_CallFunction(core->refused, "Nii", object_of(request->refused_node), request->refused,
-                                         request->refused_fd));
+        done(core, PyObject_CallMethod(core->calls, "refused", "Nii", object_of(request->refused_node), request->refused,
+                                       request->refused_fd));
     end_in_python(request);
     for (int at = 0; at < request->n_stored; at++)
-        done(core, PyObject_CallFunction(core->stored, "Ni", object_of(request->stored[at]), request->are_moved));
+        done(core, PyObject_CallMethod(core->calls, "stored", "Ni", object_of(request->stored[at]), request->are_moved));
     for (const Cached *cached = request->cached; cached != NULL; cached = cached->next)
         forget_in_cache(core, cached);
     if (request->has_come_back)
-        done(core, PyObject_CallFunction(core->came_back, NULL));
+        done(core, PyObject_CallMethod(core->calls, "came_back", NULL));
     if (result == -ESTALE)
-        done(core, PyObject_CallFunction(core->told_stale, "I", request->pid));
+        done(core, PyObject_CallMethod(core->calls, "told_stale", "I", request->pid));
     if (__atomic_load_n((char *)core->rests.buf, __ATOMIC_RELAXED))
-        done(core, PyObject_CallMethod(core->counters, "changed", NULL));
+        done(core, PyObject_CallMethod(core->calls, "changed", NULL));
 }
 
 static void put_uses(Request *request) {

@@ -14,6 +14,7 @@
 #define Py_LIMITED_API 0x030B0000
 #endif
 #include <Python.h>
+#include <structmember.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -33,26 +34,6 @@ enum {
     LATER,              /* done, and Python replies when it has its own number: `made` */
     NO_ANSWER,          /* done, and the kernel expects no reply */
 };
-
-/* Objects that a mount's core works on; module.c takes them from its parts by these names. */
-#define PARTS(X)                                                                                                       \
-    X(lock)       /* TablesLock */                                                                                     \
-    X(mutex_of)   /* its TablesMutex */                                                                                \
-    X(counters)   /* Counters */                                                                                       \
-    X(nodes)      /* Tables */                                                                                         \
-    X(latency)    /* Latency, or None */                                                                               \
-    X(took)       /* TablesLock's method */                                                                            \
-    X(forget)     /* DaemonCache's method */                                                                           \
-    X(refused)    /* Passthrough's method */                                                                           \
-    X(unused)     /* MountState's method */                                                                            \
-    X(told_stale) /* EstaleRetries' method */                                                                          \
-    X(fails)      /* failures.errno_of */                                                                              \
-    X(folds)      /* MountState's method */                                                                            \
-    X(meets)      /* Submounts' method: are_asked */                                                                   \
-    X(stored)     /* StoredNotices' method: note */                                                                    \
-    X(came_back)  /* DaemonCache's method: clear */
-
-#define FIELD(name) PyObject *name;
 
 /* What was seen of an inode: by statx, and its file handle. */
 #define HANDLE_BYTES 128
@@ -191,9 +172,10 @@ typedef struct {
 /* One mount's. */
 typedef struct {
     PyObject_HEAD
-    PARTS(FIELD)
+    PyObject *calls;    /* functions of Python's: tree/make_core.py */
     PyObject *requests; /* FuseRequests */
     TablesMutex *mutex;
+    PyObject *nodes;    /* that has the tables */
     Tables *tables;
     Py_buffer cells, rests;
     uint64_t *cell;                /* the counters */
@@ -207,10 +189,11 @@ typedef struct {
     uint64_t root_dev;
     int statx_flags;               /* AT_STATX_DONT_SYNC or 0, and WITHOUT_HANDLES or 0 */
     uint32_t nobody_gid;           /* in which no file is; 0: as itself a thread writes all files */
-    bool is_shared, is_flushed, shows_xattrs, is_for_all, has_getxattrat, hides_labels, acts_as_others, hides_trash;
+    int is_measured, is_flushed, shows_xattrs, is_for_all, hides_labels, hides_trash;
+    bool is_shared, has_getxattrat, acts_as_others;
     bool is_in_doubt;              /* whether the filesystem is slow */
     double lifetime_s;
-    uint64_t quick_ns;             /* a look that takes longer is reported */
+    unsigned long long quick_ns;   /* a look that takes longer is reported */
     char at_rest[24], no_capabilities[24];
     char user_namespace[32];       /* as /proc calls it; empty: unknown */
 } Core;
@@ -293,14 +276,26 @@ typedef struct {
     Fd *fd;           /* the node's, one use */
 } Place;
 
-typedef int (*Operation)(Request *);
+typedef int Operation(Request *);
+
+/* A type of this module, which Python code makes objects of, or not. */
+#define TYPE(name_, object_, is_made, slots_)                                                                          \
+    {                                                                                                                  \
+        .name = "fusefs.mount.native._core." name_, .basicsize = sizeof(object_), .slots = slots_,                     \
+        .flags = Py_TPFLAGS_DEFAULT | ((is_made) ? 0 : Py_TPFLAGS_DISALLOW_INSTANTIATION),                             \
+    }
+/* Free an object of such a type, whose parts are freed already. */
+static inline void free_object(void *object) {
+    PyTypeObject *type = Py_TYPE((PyObject *)object);
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
 
 /* lock.c */
 extern PyType_Spec tables_mutex_spec;
 void tables_lock(TablesMutex *lock);
 void wait_for_tables(TablesMutex *lock);
 void tables_unlock(TablesMutex *lock);
-void wait_for_tables(TablesMutex *lock);
 void calls_begin(Request *request);
 void calls_end(Request *request);
 void change_begins(Node *node);
@@ -330,7 +325,6 @@ Node *learn_node(Tables *t, const Source *source, bool is_directory, bool is_lin
 bool lacks_its_number(const Tables *t, const Node *node);
 void renumber(Tables *t, Node *node);
 bool drop_unused(Tables *t, Node *node);
-bool forget_node(Tables *t, Node *node, uint64_t n);
 void detach_node(Tables *t, Node *node, const Seen *seen);
 
 /* open_fds.c */
@@ -345,7 +339,6 @@ Fd *keep_directory_fd(Tables *t, Node *node, int number);
 void drop_directory_fd(Tables *t, Node *node);
 void limit_directories(Tables *t, uint32_t n);
 void add_to_share(Tables *t, uint32_t uid, int64_t n);
-bool may_open(const Tables *t, uint32_t uid);
 int64_t most_of_one(int64_t n);
 bool make_room(Tables *t, uint32_t uid);
 Handle *handle_of_number(const Tables *t, uint64_t fh);
@@ -355,16 +348,18 @@ bool is_unsteady(const Node *node);
 void close_tables(Tables *t);
 
 /* node_type.c, tables_type.c: for Python */
+extern PyTypeObject *node_type, *fd_use_type;
+extern PyType_Spec node_spec, fd_use_spec, tables_spec;
 PyObject *object_of(Node *node);
 Node *node_from(PyObject *object);
 PyObject *source_object(const Source *source);
-int source_from(PyObject *key, Source *source);
 PyObject *attributes_object(const Seen *seen);
-int seen_from(PyObject *attributes, Seen *seen);
+int to_node(PyObject *object, void *node);
+int to_source(PyObject *key, void *source);
+int to_seen(PyObject *attributes, void *seen);
 PyObject *fd_object(Fd *fd);
 void end_uses(void);
-int add_node_types(PyObject *module);
-int add_tables(PyObject *module);
+int import_types(void);
 
 /* tables.c */
 bool is_root(const Core *core, const Node *node);
@@ -384,6 +379,7 @@ void counted(Node *node, bool is_told);
 void notify_attributes(const Tables *t, const Node *node);
 void changed(Tables *t, Node *node);
 void renew(Tables *t, Node *node);
+void renew_lasting(Tables *t, Zone zone);
 bool pages_are_right(const Tables *t, Node *node, const Seen *seen);
 void forget_cached(Request *request, Node *node, const Place *place);
 void forget_source(Request *request, const Source *source, const Place *place, bool has_ended);
@@ -505,42 +501,11 @@ void come_back(Request *request);
 void end_unused(Request *request, Node *node);
 
 /* endings.c, names.c, attributes.c, xattrs.c, files.c, listings.c: the operations */
-int do_forget(Request *request);
-int do_batch_forget(Request *request);
-int do_opendir(Request *request);
-int do_readdirplus(Request *request);
-int do_fsyncdir(Request *request);
-int do_lookup(Request *request);
-int do_getattr(Request *request);
-int do_statx(Request *request);
-int do_setattr(Request *request);
-int do_statfs(Request *request);
-int do_access(Request *request);
-int do_setxattr(Request *request);
-int do_getxattr(Request *request);
-int do_listxattr(Request *request);
-int do_removexattr(Request *request);
-int do_create(Request *request);
-int do_tmpfile(Request *request);
-int do_mknod(Request *request);
-int do_symlink(Request *request);
-int do_link(Request *request);
-int do_readlink(Request *request);
-int do_mkdir(Request *request);
-int do_unlink(Request *request);
-int do_rmdir(Request *request);
-int do_rename(Request *request);
-int do_rename2(Request *request);
-int do_open(Request *request);
-int do_read(Request *request);
-int do_write(Request *request);
-int do_lseek(Request *request);
-int do_fallocate(Request *request);
-int do_copy_file_range(Request *request);
-int do_copy_file_range_64(Request *request);
-int do_flush(Request *request);
-int do_fsync(Request *request);
-int do_release(Request *request);
+Operation do_forget, do_batch_forget, do_opendir, do_readdirplus, do_fsyncdir, do_lookup, do_getattr, do_statx,
+    do_setattr, do_statfs, do_access, do_setxattr, do_getxattr, do_listxattr, do_removexattr, do_create, do_tmpfile,
+    do_mknod, do_symlink, do_link, do_readlink, do_mkdir, do_unlink, do_rmdir, do_rename, do_rename2, do_open,
+    do_read, do_write, do_lseek, do_fallocate, do_copy_file_range, do_copy_file_range_64, do_flush, do_fsync,
+    do_release;
 
 /* answering.c */
 enum { HEAD_BYTES_IN = 40, HEAD_BYTES_OUT = 16 }; /* struct fuse_in_header, fuse_out_header */
@@ -556,8 +521,9 @@ void put_head(char *to, uint64_t unique, int result);
 int failed(Core *core);
 
 /* ring.c, dev.c: the transports */
-extern PyType_Spec core_device_spec;
-int add_rings(PyObject *module);
+extern PyType_Spec core_device_spec, rings_spec, entry_reply_spec;
+extern PyTypeObject *entry_reply_type;
+extern const int N_RING_THREADS;
 
 /* prefetch.c */
 extern PyType_Spec prefetcher_spec;

@@ -200,25 +200,9 @@ static PyObject *core_device_new(PyTypeObject *type, PyObject *args, PyObject *P
 }
 
 static void core_device_free(CoreDevice *self) {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     Py_XDECREF((PyObject *)self->worker.core);
     PyMem_Free(self->request);
-    PyObject_Free(self);
-    Py_DECREF(type);
-}
-
-static PyObject *device_began(CoreDevice *device, void *Py_UNUSED(which)) {
-    return PyLong_FromUnsignedLongLong(__atomic_load_n(&device->began_ns, __ATOMIC_RELAXED));
-}
-
-static PyObject *device_is_held_up(CoreDevice *device, void *Py_UNUSED(which)) {
-    return PyBool_FromLong(__atomic_load_n(&device->is_held_up, __ATOMIC_RELAXED));
-}
-
-static int device_set_held_up(CoreDevice *device, PyObject *value, void *Py_UNUSED(which)) {
-    int is_it = value == NULL ? 0 : PyObject_IsTrue(value);
-    __atomic_store_n(&device->is_held_up, is_it > 0, __ATOMIC_RELAXED);
-    return is_it < 0 ? -1 : 0;
+    free_object(self);
 }
 
 static PyObject *core_device_pass_on(CoreDevice *device, PyObject *Py_UNUSED(nothing)) {
@@ -231,22 +215,17 @@ static PyMethodDef core_device_methods[] = {
     {"pass_on", (PyCFunction)core_device_pass_on, METH_NOARGS, "From now on workers serve all that it reads."},
     {NULL, NULL, 0, NULL},
 };
-static PyGetSetDef core_device_getset[] = {
-    {"began_ns", (getter)device_began, NULL, "When its request began; 0: it has none.", NULL},
-    {"is_held_up", (getter)device_is_held_up, (setter)device_set_held_up, "Whether it is in that for long.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef core_device_members[] = {
+    {"began_ns", T_ULONGLONG, offsetof(CoreDevice, began_ns), READONLY, "When its request began; 0: it has none."},
+    {"is_held_up", T_BOOL, offsetof(CoreDevice, is_held_up), 0, "Whether it is in that for long."},
+    {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot core_device_slots[] = {
     {Py_tp_doc, "One thread's reading of /dev/fuse, whose requests a core answers."},
     {Py_tp_new, core_device_new},
     {Py_tp_dealloc, core_device_free},
     {Py_tp_methods, core_device_methods},
-    {Py_tp_getset, core_device_getset},
+    {Py_tp_members, core_device_members},
     {0, NULL},
 };
-PyType_Spec core_device_spec = {
-    .name = "fusefs.mount.native._core.CoreDevice",
-    .basicsize = sizeof(CoreDevice),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = core_device_slots,
-};
+PyType_Spec core_device_spec = TYPE("CoreDevice", CoreDevice, true, core_device_slots);

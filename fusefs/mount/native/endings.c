@@ -48,10 +48,7 @@ void come_back(Request *request) {
     request->has_come_back = t->is_caching;
     if (t->is_trash_renewed && !__atomic_load_n(&request->core->mutex->is_slow, __ATOMIC_RELAXED))
         return;
-    for (uint64_t at = 0; at < t->n_buckets; at++)
-        for (Node *node = t->by_nodeid[at]; node != NULL; node = node->next_by_nodeid)
-            if (node->is_lasting && zone_of(t, node) == TRASH)
-                renew(t, node);
+    renew_lasting(t, TRASH);
 }
 
 /* End a node that nobody refers to, or have that done when the tables are let go, if Python may have something of it. */

@@ -380,12 +380,6 @@ bool drop_unused(Tables *t, Node *node) {
     return true;
 }
 
-/* The kernel lets go of n references. Returns whether the node has ended. */
-bool forget_node(Tables *t, Node *node, uint64_t n) {
-    node->nlookup -= n < node->nlookup ? n : node->nlookup;
-    return drop_unused(t, node);
-}
-
 /* Its last link went, and it is not open: a request for it is answered with what it was.
  *
  * What gets its inode number, even its handle, from now on is another inode. */

@@ -93,16 +93,6 @@ static PyObject *lock_is_held(TablesMutex *Py_UNUSED(self), void *Py_UNUSED(whic
     return PyBool_FromLong(holds_tables);
 }
 
-static PyObject *lock_is_slow(TablesMutex *self, void *Py_UNUSED(which)) {
-    return PyBool_FromLong(__atomic_load_n(&self->is_slow, __ATOMIC_RELAXED));
-}
-
-static int lock_set_slow(TablesMutex *self, PyObject *value, void *Py_UNUSED(which)) {
-    int is_slow = value == NULL ? 0 : PyObject_IsTrue(value);
-    __atomic_store_n(&self->is_slow, is_slow > 0, __ATOMIC_RELAXED);
-    return is_slow < 0 ? -1 : 0;
-}
-
 static PyObject *lock_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(keywords)) {
     if (!PyArg_ParseTuple(args, ""))
         return NULL;
@@ -113,10 +103,8 @@ static PyObject *lock_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
 }
 
 static void lock_free(TablesMutex *self) {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     pthread_mutex_destroy(&self->mutex);
-    PyObject_Free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 static PyMethodDef lock_methods[] = {
@@ -126,16 +114,14 @@ static PyMethodDef lock_methods[] = {
 };
 static PyGetSetDef lock_getset[] = {
     {"is_held", (getter)lock_is_held, NULL, "Whether the calling thread has the tables.", NULL},
-    {"is_slow", (getter)lock_is_slow, (setter)lock_set_slow, "Whether the backing filesystem is slow.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
+static PyMemberDef lock_members[] = {
+    {"is_slow", T_BOOL, offsetof(TablesMutex, is_slow), 0, "Whether the backing filesystem is slow."},
+    {NULL, 0, 0, 0, NULL},
+};
 static PyType_Slot lock_slots[] = {
-    {Py_tp_doc, "The lock around the tables."}, {Py_tp_new, lock_new},          {Py_tp_dealloc, lock_free},
-    {Py_tp_methods, lock_methods},              {Py_tp_getset, lock_getset}, {0, NULL},
+    {Py_tp_doc, "The lock around the tables."}, {Py_tp_new, lock_new},       {Py_tp_dealloc, lock_free},
+    {Py_tp_methods, lock_methods},              {Py_tp_getset, lock_getset}, {Py_tp_members, lock_members}, {0, NULL},
 };
-PyType_Spec tables_mutex_spec = {
-    .name = "fusefs.mount.native._core.TablesMutex",
-    .basicsize = sizeof(TablesMutex),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = lock_slots,
-};
+PyType_Spec tables_mutex_spec = TYPE("TablesMutex", TablesMutex, true, lock_slots);

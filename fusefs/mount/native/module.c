@@ -2,90 +2,55 @@
  * Prefetcher. */
 #include "core.h"
 
-#define TAKE(part)                                                                                                     \
-    self->part = PyDict_GetItemString(parts, #part);                                                                   \
-    if (self->part == NULL) {                                                                                          \
-        PyErr_SetString(PyExc_KeyError, #part);                                                                        \
-        goto error;                                                                                                    \
-    }                                                                                                                  \
-    Py_INCREF(self->part);
-#define RELEASE(part) Py_XDECREF(self->part);
-
-static int take_cells(Core *self, PyObject *cells, PyObject *cell_of) {
-    PyObject *opcode, *at;
-    Py_ssize_t position = 0;
-    if (PyObject_GetBuffer(cells, &self->cells, PyBUF_WRITABLE) < 0)
-        return -1;
-    self->cell = self->cells.buf;
-    while (PyDict_Next(cell_of, &position, &opcode, &at)) {
-        long number = PyLong_AsLong(opcode);
-        if (number < 0 || number >= (long)(sizeof self->cell_of / sizeof *self->cell_of)) {
-            PyErr_SetString(PyExc_ValueError, "no such opcode");
-            return -1;
-        }
-        self->cell_of[number] = (uint32_t)PyLong_AsLong(at);
-    }
-    return PyErr_Occurred() ? -1 : 0;
-}
-
 static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *words[] = {"parts", "cells", "rests", "cell_of", "layout", "mount_fd", "root_dev", "statx_flags",
-                            "is_shared", "is_flushed", "shows_xattrs", "is_for_all", "hides_labels",
-                            "acts_as_others", "hides_trash",
+    static char *words[] = {"calls", "mutex", "nodes", "cells", "rests", "cell_of", "layout", "mount_fd", "statx_flags",
+                            "is_measured", "is_flushed", "shows_xattrs", "is_for_all", "hides_labels", "hides_trash",
                             "lifetime_s", "quick_ns", "nobody_gid", "at_rest", "no_capabilities", NULL};
-    PyObject *parts, *cells, *rests, *cell_of;
-    int is_shared, is_flushed, shows_xattrs, is_for_all, hides_labels, acts_as_others, hides_trash;
-    unsigned long long root_dev, quick_ns;
-    const char *at_rest, *no_capabilities;
-    Py_ssize_t n_at_rest, n_none;
+    const char *cell_of, *at_rest, *no_capabilities;
+    Py_ssize_t n_cell_of, n_at_rest, n_none;
     Core *self = (Core *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!OOO!(iiiiii)iKipppppppdKIy#y#", words, &PyDict_Type, &parts,
-                                     &cells, &rests, &PyDict_Type, &cell_of, &self->n_buckets, &self->first_bits,
-                                     &self->n_failed, &self->n_total, &self->n_max, &self->n_first_bucket,
-                                     &self->mount_fd, &root_dev, &self->statx_flags, &is_shared, &is_flushed, &shows_xattrs,
-                                     &is_for_all, &hides_labels, &acts_as_others, &hides_trash,
-                                     &self->lifetime_s, &quick_ns,
-                                     &self->nobody_gid,
-                                     &at_rest, &n_at_rest, &no_capabilities, &n_none))
-        goto error;
-    self->device = self->wake_fd = -1;
-    self->root_dev = root_dev, self->quick_ns = quick_ns;
-    self->is_shared = is_shared, self->is_flushed = is_flushed;
-    self->shows_xattrs = shows_xattrs, self->is_for_all = is_for_all, self->has_getxattrat = can_getxattrat(), self->hides_labels = hides_labels;
-    self->acts_as_others = acts_as_others, self->hides_trash = hides_trash;
-    if (n_at_rest != sizeof self->at_rest || n_none != sizeof self->no_capabilities) {
-        PyErr_SetString(PyExc_ValueError, "capabilities have another size");
-        goto error;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, keywords, "OOOw*w*y#(iiiiii)iippppppdKIy#y#", words, &self->calls, &self->mutex, &self->nodes,
+            &self->cells, &self->rests, &cell_of, &n_cell_of, &self->n_buckets, &self->first_bits, &self->n_failed,
+            &self->n_total, &self->n_max, &self->n_first_bucket, &self->mount_fd, &self->statx_flags,
+            &self->is_measured, &self->is_flushed, &self->shows_xattrs, &self->is_for_all, &self->hides_labels,
+            &self->hides_trash, &self->lifetime_s, &self->quick_ns, &self->nobody_gid, &at_rest, &n_at_rest, &no_capabilities, &n_none)) {
+        self->calls = self->nodes = NULL, self->mutex = NULL; /* they are not ours yet */
+        Py_DECREF(self);
+        return NULL;
     }
+    Py_INCREF(self->calls);
+    Py_INCREF((PyObject *)self->mutex);
+    Py_INCREF(self->nodes);
+    if (n_cell_of != sizeof self->cell_of || n_at_rest != sizeof self->at_rest ||
+        n_none != sizeof self->no_capabilities) {
+        PyErr_SetString(PyExc_ValueError, "counters or capabilities have another size");
+        Py_DECREF(self);
+        return NULL;
+    }
+    memcpy(self->cell_of, cell_of, sizeof self->cell_of);
     memcpy(self->at_rest, at_rest, sizeof self->at_rest);
     memcpy(self->no_capabilities, no_capabilities, sizeof self->no_capabilities);
+    self->cell = self->cells.buf;
+    self->tables = &((TablesObject *)self->nodes)->tables;
+    self->root_dev = self->tables->root_dev, self->is_shared = self->tables->is_shared;
+    self->device = self->wake_fd = -1;
+    self->has_getxattrat = can_getxattrat(), self->acts_as_others = !geteuid();
     ssize_t n_name = readlink("/proc/self/ns/user", self->user_namespace, sizeof self->user_namespace - 1);
     self->user_namespace[n_name > 0 ? n_name : 0] = 0;
-    PARTS(TAKE)
-    self->mutex = (TablesMutex *)self->mutex_of;
-    self->tables = &((TablesObject *)self->nodes)->tables;
-    if (PyObject_GetBuffer(rests, &self->rests, PyBUF_SIMPLE) < 0)
-        goto error;
-    if (take_cells(self, cells, cell_of) < 0)
-        goto error;
     return (PyObject *)self;
-error:
-    Py_DECREF(self);
-    return NULL;
 }
 
 static void core_free(Core *self) {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
-    if (self->cells.buf != NULL)
-        PyBuffer_Release(&self->cells);
-    if (self->rests.buf != NULL)
-        PyBuffer_Release(&self->rests);
-    PARTS(RELEASE)
+    PyBuffer_Release(&self->cells);
+    PyBuffer_Release(&self->rests);
+    Py_XDECREF(self->calls);
+    Py_XDECREF((PyObject *)self->mutex);
+    Py_XDECREF(self->nodes);
     Py_XDECREF(self->requests);
-    PyObject_Free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 /* Core.connect */
@@ -119,27 +84,54 @@ static PyType_Slot core_slots[] = {
     {Py_tp_methods, core_methods},
     {0, NULL},
 };
-static PyType_Spec core_spec = {
-    .name = "fusefs.mount.native._core.Core",
-    .basicsize = sizeof(Core),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = core_slots,
+static PyType_Spec core_spec = TYPE("Core", Core, true, core_slots);
+
+static PyObject *close_unused(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing)) {
+    end_uses();
+    if (has_fds_to_close()) {
+        PyThreadState *released = PyEval_SaveThread();
+        close_fds();
+        PyEval_RestoreThread(released);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *most_of(PyObject *Py_UNUSED(module), PyObject *n) {
+    long long number = PyLong_AsLongLong(n);
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(most_of_one(number));
+}
+
+static PyMethodDef functions[] = {
+    {"most_of_one", most_of, METH_O, "How many handles of some number a lone user gets who is not root."},
+    {"close_unused", close_unused, METH_NOARGS,
+     "End the uses of fds by this thread's operation, and close those that nobody uses; without the tables' lock."},
+    {NULL, NULL, 0, NULL},
 };
 
 static int begin(PyObject *module) {
-    PyType_Spec *specs[] = {&core_spec, &core_device_spec, &tables_mutex_spec, &prefetcher_spec};
-    for (size_t at = 0; at < sizeof specs / sizeof *specs; at++) {
-        PyObject *type = PyType_FromSpec(specs[at]);
-        if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0)
+    const struct {
+        PyType_Spec *spec;
+        PyTypeObject **type;
+    } types[] = {
+        {&core_spec, NULL}, {&core_device_spec, NULL}, {&rings_spec, NULL}, {&entry_reply_spec, &entry_reply_type},
+        {&tables_spec, NULL}, {&tables_mutex_spec, NULL}, {&node_spec, &node_type}, {&fd_use_spec, &fd_use_type},
+        {&prefetcher_spec, NULL},
+    };
+    for (size_t at = 0; at < sizeof types / sizeof *types; at++) {
+        PyTypeObject *type = (PyTypeObject *)PyType_FromSpec(types[at].spec);
+        if (type == NULL || PyModule_AddType(module, type) < 0)
             return -1;
+        if (types[at].type != NULL)
+            *types[at].type = (PyTypeObject *)Py_NewRef((PyObject *)type);
         Py_DECREF(type);
     }
-    return add_rings(module) < 0 ? -1 : add_tables(module);
+    return import_types() < 0 ? -1 : PyModule_AddIntConstant(module, "N_RING_THREADS", N_RING_THREADS);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, begin}, {0, NULL}};
 static PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, .m_name = "_core", .m_doc = "The native core; see core.h.", .m_slots = module_slots,
+    PyModuleDef_HEAD_INIT, .m_name = "_core", .m_doc = "The native core; see core.h.", .m_methods = functions,
+    .m_slots = module_slots,
 };
 
 PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&module); }

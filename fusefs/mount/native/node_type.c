@@ -12,7 +12,7 @@
 #define WITH_TABLES()
 #endif
 
-static PyTypeObject *node_type, *fd_use_type;
+PyTypeObject *node_type, *fd_use_type;
 static PyObject *attributes_type, *fd_type;
 
 typedef struct {
@@ -35,11 +35,9 @@ PyObject *object_of(Node *node) {
 }
 
 static void node_free(NodeObject *self) {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     self->node->object = NULL;
     node_put(self->node);
-    PyObject_Free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 /* The node of an object; NULL: an exception. */
@@ -52,7 +50,9 @@ Node *node_from(PyObject *object) {
     return ((NodeObject *)object)->node;
 }
 
-/* Values. */
+/* Values. What has the name of a conversion is one for PyArg_ParseTuple: it returns 1, or 0 with an exception. */
+
+int to_node(PyObject *object, void *node) { return (*(Node **)node = node_from(object)) != NULL; }
 
 PyObject *source_object(const Source *source) {
     if (source->n_handle)
@@ -109,12 +109,13 @@ PyObject *attributes_object(const Seen *seen) {
     return made;
 }
 
-/* What Attributes say. Returns 0, or -1 with an exception. */
-int seen_from(PyObject *attributes, Seen *seen) {
+/* What Attributes say. */
+int to_seen(PyObject *attributes, void *to) {
+    Seen *seen = to;
     uint64_t values[14];
     if (!PyTuple_Check(attributes) || PyTuple_Size(attributes) != 14) {
         PyErr_SetString(PyExc_TypeError, "not Attributes");
-        return -1;
+        return 0;
     }
     for (int at = 0; at < 14; at++)
         values[at] = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(attributes, at));
@@ -127,90 +128,54 @@ int seen_from(PyObject *attributes, Seen *seen) {
     uint32_t *const ns[] = {&seen->atime_ns, &seen->mtime_ns, &seen->ctime_ns};
     for (int at = 0; at < 3; at++)
         if (time_from(PyTuple_GetItem(attributes, 10 + at), seconds[at], ns[at]) < 0)
-            return -1;
+            return 0;
     seen->btime_ns = (int64_t)values[13];
-    return PyErr_Occurred() ? -1 : 0;
+    return !PyErr_Occurred();
 }
 
-/* Which incarnation a SourceKey means; the bytes stay the object's. Returns 0, or -1 with an exception. */
-int source_from(PyObject *key, Source *source) {
+/* Which incarnation a SourceKey means; the bytes stay the object's. */
+int to_source(PyObject *key, void *to) {
+    Source *source = to;
     Py_ssize_t n = PyTuple_Check(key) ? PyTuple_Size(key) : 0;
     *source = (Source){0};
     if (n != 2 && n != 3) {
         PyErr_SetString(PyExc_TypeError, "not a SourceKey");
-        return -1;
+        return 0;
     }
     source->dev = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(key, 0));
     if (n == 2) {
         char *bytes;
         Py_ssize_t n_bytes;
         if (PyBytes_AsStringAndSize(PyTuple_GetItem(key, 1), &bytes, &n_bytes) < 0)
-            return -1;
+            return 0;
         source->handle = bytes, source->n_handle = (uint32_t)n_bytes;
     } else {
         source->ino = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(key, 1));
         source->btime_ns = (int64_t)PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(key, 2));
     }
-    return PyErr_Occurred() ? -1 : 0;
+    return !PyErr_Occurred();
 }
 
 /* Node. */
 
-enum { NODEID, DEV, INO, NLOOKUP, N_OPEN };
-
-static PyObject *get_number(NodeObject *self, void *which) {
+static PyObject *get_field(NodeObject *self, void *field) {
     WITH_TABLES();
-    const Node *node = self->node;
-    const uint64_t values[] = {node->nodeid, node->dev, node->ino, node->nlookup, node->n_open};
-    return PyLong_FromUnsignedLongLong(values[(intptr_t)which]);
+    return PyMember_GetOne((const char *)self->node, field);
 }
 
-static int set_count(NodeObject *self, PyObject *value, void *which) {
-    unsigned long long number = value == NULL ? 0 : PyLong_AsUnsignedLongLong(value);
-    if (PyErr_Occurred())
-        return -1;
-    if ((intptr_t)which == NLOOKUP)
-        self->node->nlookup = number;
-    else
-        self->node->n_open = (uint32_t)number;
-    return 0;
-}
-
-enum { IS_DIRECTORY, IS_TOLD, IS_LASTING, IS_UNSTEADY, IS_PASSED, IS_EXACT };
-
-static PyObject *get_flag(NodeObject *self, void *which) {
+static int set_field(NodeObject *self, PyObject *value, void *field) {
     WITH_TABLES();
-    const Node *node = self->node;
-    const bool values[] = {node->is_directory, node->is_told, node->is_lasting, is_unsteady(node),
-                           node->backing != NULL || node->is_mapped, node->is_case_sensitive};
-    return PyBool_FromLong(values[(intptr_t)which]);
+    return PyMember_SetOne((char *)self->node, field, value);
 }
 
-static int set_flag(NodeObject *self, PyObject *value, void *which) {
-    int is_it = value == NULL ? 0 : PyObject_IsTrue(value);
-    Node *node = self->node;
-    *((intptr_t)which == IS_TOLD      ? &node->is_told
-      : (intptr_t)which == IS_LASTING ? &node->is_lasting
-                                      : &node->is_case_sensitive) = is_it > 0;
-    return is_it < 0 ? -1 : 0;
+static PyObject *get_is_unsteady(NodeObject *self, void *Py_UNUSED(field)) {
+    WITH_TABLES();
+    return PyBool_FromLong(is_unsteady(self->node));
 }
 
-static PyObject *get_btime(NodeObject *self, void *Py_UNUSED(which)) {
-    return PyLong_FromLongLong(self->node->btime_ns);
-}
-
-enum { TOLD_UNTIL, CHANGED };
-
-static PyObject *get_time(NodeObject *self, void *which) {
-    return PyFloat_FromDouble((intptr_t)which == CHANGED ? self->node->changed_s : self->node->told_until_s);
-}
-
-static int set_time(NodeObject *self, PyObject *value, void *which) {
-    double time_s = value == NULL ? 0 : PyFloat_AsDouble(value);
-    if (PyErr_Occurred())
-        return -1;
-    *((intptr_t)which == CHANGED ? &self->node->changed_s : &self->node->told_until_s) = time_s;
-    return 0;
+static PyObject *get_is_passed(NodeObject *self, void *Py_UNUSED(field)) {
+    WITH_TABLES();
+    return PyBool_FromLong(self->node->backing != NULL || self->node->is_mapped);
 }
 
 static PyObject *get_source(NodeObject *self, void *Py_UNUSED(which)) {
@@ -235,70 +200,39 @@ static PyObject *get_last(NodeObject *self, void *Py_UNUSED(which)) {
     return attributes_object(self->node->last);
 }
 
-static PyObject *place_object(const NodeName *at) {
-    PyObject *parent = object_of(at->parent);
-    return parent == NULL ? NULL : Py_BuildValue("Ny", parent, at->name);
-}
-
-static PyObject *node_places(NodeObject *self, PyObject *Py_UNUSED(nothing)) {
-    const Node *node = self->node;
-    PyObject *places = PyList_New(0);
-    for (int at = -1; places != NULL && at < (node->others == NULL ? 0 : N_OTHERS_MAX); at++) {
-        const NodeName *name = at < 0 ? &node->at : &node->others[at];
-        PyObject *place = name->parent == NULL ? NULL : place_object(name);
-        if (PyErr_Occurred() || (place != NULL && PyList_Append(places, place) < 0))
-            Py_CLEAR(places);
-        Py_XDECREF(place);
-    }
-    PyObject *found = places == NULL ? NULL : PyObject_GetIter(places);
-    Py_XDECREF(places);
-    return found;
-}
-
-static PyObject *node_has_changed(NodeObject *self, PyObject *since) {
-    unsigned long long number = PyLong_AsUnsignedLongLong(since);
-    return PyErr_Occurred() ? NULL : PyBool_FromLong(has_changed(self->node, number));
-}
+/* A plain field of the C structure: its name, its type in C, and READONLY or 0. */
+#define FIELD(name, type, is_read_only, text)                                                                          \
+    {#name, (getter)get_field, (setter)set_field, text,                                                                \
+     &(PyMemberDef){#name, type, offsetof(Node, name), is_read_only, NULL}}
 
 static PyGetSetDef node_getset[] = {
-    {"nodeid", (getter)get_number, NULL, "The number that the kernel knows it by.", (void *)NODEID},
-    {"dev", (getter)get_number, NULL, "Its device.", (void *)DEV},
-    {"ino", (getter)get_number, NULL, "Its inode number.", (void *)INO},
-    {"btime_ns", (getter)get_btime, NULL, "Its birth time; 0: unknown.", NULL},
-    {"nlookup", (getter)get_number, (setter)set_count, "References that the kernel holds.", (void *)NLOOKUP},
-    {"n_open", (getter)get_number, (setter)set_count, "Open handles.", (void *)N_OPEN},
-    {"is_directory", (getter)get_flag, NULL, "Whether it is a directory.", (void *)IS_DIRECTORY},
-    {"is_told", (getter)get_flag, (setter)set_flag, "Whether the kernel was sent its attributes since they were made void: the reply may still be on its way.", (void *)IS_TOLD},
-    {"is_lasting", (getter)get_flag, (setter)set_flag, "Whether the kernel was sent attributes of this directory that it believes for long.", (void *)IS_LASTING},
-    {"is_case_sensitive", (getter)get_flag, (setter)set_flag, "Whether letter case matters in this directory, as far as that is known.", (void *)IS_EXACT},
-    {"told_until_s", (getter)get_time, (setter)set_time, "Until when the kernel may believe its name and attributes; 0: unknown, or not at all.", (void *)TOLD_UNTIL},
-    {"changed_s", (getter)get_time, (setter)set_time, "When a name in it was changed; 0: never.", (void *)CHANGED},
-    {"is_unsteady", (getter)get_flag, NULL, "Whether it may be written past us: its attributes may not be believed.", (void *)IS_UNSTEADY},
-    {"is_passed", (getter)get_flag, NULL, "Whether it may be read or written past us: nothing of its attributes is cached.", (void *)IS_PASSED},
+    FIELD(nodeid, T_ULONGLONG, READONLY, "The number that the kernel knows it by."),
+    FIELD(dev, T_ULONGLONG, READONLY, "Its device."),
+    FIELD(ino, T_ULONGLONG, READONLY, "Its inode number."),
+    FIELD(btime_ns, T_LONGLONG, READONLY, "Its birth time; 0: unknown."),
+    FIELD(nlookup, T_ULONGLONG, 0, "References that the kernel holds."),
+    FIELD(n_open, T_UINT, 0, "Open handles."),
+    FIELD(is_directory, T_BOOL, READONLY, "Whether it is a directory."),
+    FIELD(is_told, T_BOOL, 0, "Whether the kernel was sent its attributes since they were made void, or is to be."),
+    FIELD(is_lasting, T_BOOL, 0, "Whether the kernel was sent attributes of this directory that it believes for long."),
+    FIELD(is_case_sensitive, T_BOOL, 0, "Whether letter case matters in this directory, as far as that is known."),
+    FIELD(told_until_s, T_DOUBLE, 0, "Until when the kernel may cache its name and attributes; 0: unknown, or not."),
+    FIELD(changed_s, T_DOUBLE, 0, "When a name in it was changed; 0: never."),
+    {"is_unsteady", (getter)get_is_unsteady, NULL, "Whether the kernel may write to it: its attributes are unknown.", NULL},
+    {"is_passed", (getter)get_is_passed, NULL, "Whether the kernel may read or write it: attributes are not cached.", NULL},
     {"source", (getter)get_source, NULL, "Which incarnation it is: a SourceKey.", NULL},
     {"parent", (getter)get_parent, NULL, "The directory where it was found last; None: no name is known.", NULL},
     {"name", (getter)get_name, NULL, "Its name there.", NULL},
     {"last", (getter)get_last, NULL, "Its attributes when its last link went and it was not open; else None.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
-static PyMethodDef node_methods[] = {
-    {"places", (PyCFunction)node_places, METH_NOARGS, "Where it may be found, the likeliest first."},
-    {"has_changed", (PyCFunction)node_has_changed, METH_O, "Whether it, or a name in it, has changed since so many changes, or is being changed."},
-    {NULL, NULL, 0, NULL},
-};
 static PyType_Slot node_slots[] = {
     {Py_tp_doc, "One incarnation of one inode."},
     {Py_tp_dealloc, node_free},
     {Py_tp_getset, node_getset},
-    {Py_tp_methods, node_methods},
     {0, NULL},
 };
-static PyType_Spec node_spec = {
-    .name = "fusefs.mount.native._core.Node",
-    .basicsize = sizeof(NodeObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = node_slots,
-};
+PyType_Spec node_spec = TYPE("Node", NodeObject, false, node_slots);
 
 /* Fds: to Python a CountedFd, an int whose use goes with the object; or with the operation, as an exception may keep the
  * object for longer. All with the interpreter's lock. */
@@ -328,15 +262,13 @@ void end_uses(void) {
 }
 
 static void fd_use_free(FdUse *self) {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     fd_use_end(self);
     if (!holds_tables && has_fds_to_close()) {
         PyThreadState *released = PyEval_SaveThread();
         close_fds();
         PyEval_RestoreThread(released);
     }
-    PyObject_Free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 /* What Python has of an fd, whose use is handed over; None for NULL. */
@@ -359,12 +291,7 @@ PyObject *fd_object(Fd *fd) {
 }
 
 static PyType_Slot fd_use_slots[] = {{Py_tp_doc, "A use of an fd."}, {Py_tp_dealloc, fd_use_free}, {0, NULL}};
-static PyType_Spec fd_use_spec = {
-    .name = "fusefs.mount.native._core.FdUse",
-    .basicsize = sizeof(FdUse),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = fd_use_slots,
-};
+PyType_Spec fd_use_spec = TYPE("FdUse", FdUse, false, fd_use_slots);
 
 static PyObject *imported(const char *module, const char *name) {
     PyObject *found = PyImport_ImportModule(module), *value = found == NULL ? NULL : PyObject_GetAttrString(found, name);
@@ -372,11 +299,9 @@ static PyObject *imported(const char *module, const char *name) {
     return value;
 }
 
-/* Returns 0, or -1 with an exception. */
-int add_node_types(PyObject *module) {
+/* Import the types of Python's that values are made of. Returns 0, or -1 with an exception. */
+int import_types(void) {
     attributes_type = imported("fusefs.core.inode_attributes", "Attributes");
     fd_type = attributes_type == NULL ? NULL : imported("fusefs.linux.fd", "CountedFd");
-    fd_use_type = fd_type == NULL ? NULL : (PyTypeObject *)PyType_FromSpec(&fd_use_spec);
-    node_type = fd_use_type == NULL ? NULL : (PyTypeObject *)PyType_FromSpec(&node_spec);
-    return node_type == NULL ? -1 : PyModule_AddType(module, node_type);
+    return fd_type == NULL ? -1 : 0;
 }

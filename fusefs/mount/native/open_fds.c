@@ -128,7 +128,7 @@ void add_to_share(Tables *t, uint32_t uid, int64_t n) {
 }
 
 /* Whether a user may have one more. */
-bool may_open(const Tables *t, uint32_t uid) {
+static bool may_open(const Tables *t, uint32_t uid) {
     const Share *share = share_of(t, uid);
     int64_t left = t->n_handles_max - t->n_given, has = share == NULL ? 0 : share->n, n_first = N_FIRST;
     int64_t n_roots = t->n_handles_max / ROOTS_PART;

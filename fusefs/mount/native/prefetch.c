@@ -329,10 +329,8 @@ static PyObject *prefetcher_new(PyTypeObject *type, PyObject *args, PyObject *Py
 }
 
 static void prefetcher_free(Prefetcher *self) {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     Py_XDECREF(prefetcher_end(self, NULL));
-    PyObject_Free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 static PyMethodDef prefetcher_methods[] = {
@@ -348,9 +346,4 @@ static PyType_Slot prefetcher_slots[] = {
     {Py_tp_methods, prefetcher_methods},
     {0, NULL},
 };
-PyType_Spec prefetcher_spec = {
-    .name = "fusefs.mount.native._core.Prefetcher",
-    .basicsize = sizeof(Prefetcher),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = prefetcher_slots,
-};
+PyType_Spec prefetcher_spec = TYPE("Prefetcher", Prefetcher, true, prefetcher_slots);

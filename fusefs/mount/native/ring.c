@@ -106,7 +106,8 @@ typedef struct {
     Entry *entry; /* NULL: it is replied to */
 } EntryReply;
 
-static PyTypeObject *entry_reply_type;
+PyTypeObject *entry_reply_type;
+const int N_RING_THREADS = N_THREADS;
 static Entry none; /* is given to a helper that has not begun */
 static _Thread_local RingThread *this_thread;
 
@@ -570,7 +571,6 @@ static PyObject *rings_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
 }
 
 static void rings_free(CoreRings *self) {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     for (int at = 0; at < N_THREADS; at++) {
         RingThread *thread = &self->threads[at];
         ring_close(&thread->ring);
@@ -581,8 +581,7 @@ static void rings_free(CoreRings *self) {
         sem_destroy(&thread->has_work);
     }
     free(self->queues);
-    PyObject_Free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 static PyObject *entry_reply_call(EntryReply *self, PyObject *args, PyObject *Py_UNUSED(keywords)) {
@@ -599,10 +598,9 @@ static PyObject *entry_reply_call(EntryReply *self, PyObject *args, PyObject *Py
         Py_buffer view;
         if (PyObject_GetBuffer(answer, &view, PyBUF_SIMPLE) < 0)
             return NULL;
-        Py_ssize_t head = PyByteArray_Check(answer) ? HEAD_BYTES_OUT : 0; /* it is whole but for its number */
-        result = view.len - head > BODY_BYTES_MAX ? -EIO : (int)(view.len - head);
+        result = view.len > BODY_BYTES_MAX ? -EIO : (int)view.len;
         if (result > 0)
-            memcpy(entry->memory + PAYLOAD_AT, (const char *)view.buf + head, (size_t)result);
+            memcpy(entry->memory + PAYLOAD_AT, view.buf, (size_t)result);
         PyBuffer_Release(&view);
     }
     self->entry = NULL;
@@ -611,10 +609,8 @@ static PyObject *entry_reply_call(EntryReply *self, PyObject *args, PyObject *Py
 }
 
 static void entry_reply_free(EntryReply *self) {
-    PyTypeObject *type = Py_TYPE((PyObject *)self);
     Py_XDECREF((PyObject *)self->rings);
-    PyObject_Free(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
 static PyMethodDef rings_methods[] = {
@@ -632,30 +628,11 @@ static PyType_Slot rings_slots[] = {
     {Py_tp_methods, rings_methods},
     {0, NULL},
 };
-static PyType_Spec rings_spec = {
-    .name = "fusefs.mount.native._core.CoreRings",
-    .basicsize = sizeof(CoreRings),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = rings_slots,
-};
+PyType_Spec rings_spec = TYPE("CoreRings", CoreRings, true, rings_slots);
 static PyType_Slot entry_reply_slots[] = {
     {Py_tp_doc, "The way of a reply into an entry of a ring."},
     {Py_tp_call, entry_reply_call},
     {Py_tp_dealloc, entry_reply_free},
     {0, NULL},
 };
-static PyType_Spec entry_reply_spec = {
-    .name = "fusefs.mount.native._core.EntryReply",
-    .basicsize = sizeof(EntryReply),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = entry_reply_slots,
-};
-
-int add_rings(PyObject *module) {
-    PyObject *type = PyType_FromSpec(&rings_spec);
-    int error = type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0 ||
-                PyModule_AddIntConstant(module, "N_RING_THREADS", N_THREADS) < 0;
-    Py_XDECREF(type);
-    entry_reply_type = (PyTypeObject *)PyType_FromSpec(&entry_reply_spec);
-    return error || entry_reply_type == NULL ? -1 : 0;
-}
+PyType_Spec entry_reply_spec = TYPE("EntryReply", EntryReply, false, entry_reply_slots);

@@ -17,7 +17,8 @@ uint64_t now_ns(void) {
 void tell_took(Request *request, const Timed *timed, int n) {
     const Core *core = request->core;
     bool is_in_doubt = __atomic_load_n(&core->is_in_doubt, __ATOMIC_RELAXED);
-    if (core->latency == Py_None || !request->is_timed || !timed->tells || (!is_in_doubt && timed->ns <= (uint64_t)n * core->quick_ns))
+    if (!core->is_measured || !request->is_timed || !timed->tells ||
+        (!is_in_doubt && timed->ns <= (uint64_t)n * core->quick_ns))
         return;
     request->looks_ns += timed->ns;
     request->n_looks += n;
@@ -171,6 +172,14 @@ void renew(Tables *t, Node *node) {
     node->is_told = node->is_lasting = false;
     node->told_until_s = 0;
     notify_attributes(t, node);
+}
+
+/* What the kernel was sent of directories, and believes for long, is void: of those in a zone, or further inside. */
+void renew_lasting(Tables *t, Zone zone) {
+    for (uint64_t at = 0; at < t->n_buckets; at++)
+        for (Node *node = t->by_nodeid[at]; node != NULL; node = node->next_by_nodeid)
+            if (node->is_lasting && zone_of(t, node) >= zone)
+                renew(t, node);
 }
 
 /* Something in a directory, or of itself, has changed, as AttrTimeouts.changed. */

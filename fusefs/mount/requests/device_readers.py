@@ -121,13 +121,13 @@ class DeviceReaders:
     def _answer(self, reader: _Reader) -> None:
         device, requests = reader.device, self._requests
         while not self._has_ended:
-            is_idle = device.read(not requests.n_unfinished)
+            is_idle = device.read(not requests.n_unnumbered)
             if device.is_held_up:
                 self._held_up.discard(reader)
                 if self._reading is not reader:
                     return
                 device.is_held_up = False
-            if requests.n_unfinished:
+            if requests.n_unnumbered:
                 requests.go_on(is_idle=is_idle)
 
     def _end_mount(self) -> None:

@@ -1,7 +1,8 @@
 """The requests that the C core does not answer.
 
 A thread that has such a request replies itself, or has a worker of the pool do it: that depends on how long the thread
-may take. Where the backing filesystem is slow, what is cached is replied to at once.
+may take. Where the backing filesystem is slow, what is cached is replied to at once. Requests are served with the
+tables' lock, which is released for each call to the backing filesystem.
 
 Source  docs/decisions/0060-how-requests-travel.md
 """
@@ -24,22 +25,27 @@ from fusefs.core.fuse_protocol import REQUEST_HEAD_SIZE, Opcode
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import is_killed
 from fusefs.mount.native._core import Node
-from fusefs.mount.requests.failures import NotCached, NotYet, attempt, attempt_step
-from fusefs.mount.requests.fuse_operations import FuseOperations, OpcodeHandler, Reply, ReplyInSteps, WaitClass
 from fusefs.mount.requests.thread_pool import Key, PoolTask, ThreadPool
 from fusefs.mount.tables.tables_lock import WouldWait
+from fusefs.mount.tree.mount_state import CELL_OF_OPCODE, errno_of
 from fusefs.mount.tree.vfs import Vfs
 
 GONE: Final = (errno.ENOENT, errno.ENODEV)
 """The process that waits for a reply; the connection."""
-_UNANSWERED = (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT)
+_FORGETS = (Opcode.FORGET, Opcode.BATCH_FORGET)
+_UNANSWERED = (*_FORGETS, Opcode.INTERRUPT)
 _OF_NOBODY = (Opcode.RELEASE, Opcode.RELEASEDIR)
 """A handle is released: no client waits for that, and none may be refused it."""
+_OPENING = (Opcode.OPEN, Opcode.OPENDIR, Opcode.CREATE, Opcode.TMPFILE)
+"""Requests whose replies end with a handle."""
+_PATIENCE = 50
+"""Requests that are read before what was just made is known by another number: what is deleted and in use keeps its own
+longer than clients want to wait, and so does what stands behind a hundred thousand others that the kernel forgets."""
 
 _log = logging.getLogger(__name__)
 
 SendReply = Callable[[wire.Answer, int], None]
-"""Sends a reply to the kernel; with the number of the request, and the tables' lock."""
+"""Sends a reply to the kernel; with the number of the request, and the tables' lock. Raises  OSError"""
 
 
 class Patience(IntEnum):
@@ -52,15 +58,56 @@ class Patience(IntEnum):
     ANY_TIME = 2
 
 
-class _Unfinished(NamedTuple):
-    """A request that takes several steps."""
+class WaitClass(IntEnum):
+    """How long a request may take."""
 
-    steps: ReplyInSteps
+    SHORT = 0
+    LOOK = 1
+    CHANGE = 2
+    """Waits where the filesystem below is frozen, or its journal busy."""
+    LONG = 3
+    """Takes its time on any filesystem."""
+    OTHERS = 4
+    """Waits for another process, or another machine, perhaps for ever."""
+
+
+_WAIT_CLASSES: Final[dict[int, WaitClass]] = {
+    **dict.fromkeys(_FORGETS, WaitClass.SHORT),
+    **dict.fromkeys(
+        (
+            Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.CREATE, Opcode.UNLINK, Opcode.RMDIR,
+            Opcode.RENAME, Opcode.RENAME2, Opcode.LINK, Opcode.WRITE, Opcode.FLUSH, Opcode.SETXATTR, Opcode.REMOVEXATTR,
+        ),
+        WaitClass.CHANGE,
+    ),
+    **dict.fromkeys(
+        (
+            Opcode.TMPFILE, Opcode.FALLOCATE, Opcode.COPY_FILE_RANGE, Opcode.COPY_FILE_RANGE_64, Opcode.FSYNC,
+            Opcode.FSYNCDIR,
+        ),
+        WaitClass.LONG,
+    ),
+}  # fmt: skip
+"""Of all others it is LOOK."""
+
+
+class _ReplyTo(NamedTuple):
+    """What a reply needs of its request."""
+
+    opcode: int
     unique: int
     pid: int
-    cell: int
     begun_ns: int
     send: SendReply
+
+
+class _Made(NamedTuple):
+    """What was made by a request, the body of its reply, and how often the number was not free."""
+
+    to: _ReplyTo
+    node: Node
+    body: bytes
+    n_tries: int = 0
 
 
 class FuseRequests:
@@ -72,17 +119,14 @@ class FuseRequests:
         device  /dev/fuse
         pool    the threads that do what may wait
         """
+        self._vfs = vfs
         self._nodes = vfs.nodes
-        self._listings = vfs.listings
-        self._retries = vfs.retries
         self._lock = vfs.lock
         self._stats = vfs.stats
         self._pool = pool
         self.device = device
         os.set_blocking(self.device, False)  # the request that is there may be gone when we read
-        self._answers = FuseOperations(vfs)
-        self._acts, self._recalls = self._answers.acts(), self._answers.recalls()
-        self._unfinished: deque[_Unfinished] = deque()
+        self._unnumbered: deque[_Made] = deque()
         self.wake = Fd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         """Has the thread that reads /dev/fuse call `go_on`."""
 
@@ -92,83 +136,73 @@ class FuseRequests:
         if wire.is_cut_off(request):
             self._refuse_cut_off(request, send)
             return
-        opcode, nodeid = wire.read_head(request)[1:4:2]
-        act = self._acts.get(opcode)
-        if act is None:
-            self._refuse(opcode, request, send)
+        opcode = wire.read_head(request)[1]
+        if opcode not in CELL_OF_OPCODE:
+            if opcode == Opcode.INTERRUPT:
+                self._interrupt(request)
+            else:
+                self._refuse(errno.ENOSYS, request, send)
             return
-        cached = self._recalls.get(opcode) if lock.is_slow else None
-        if cached is not None:
-            with suppress(NotCached), lock:
-                self._answer(cached, request, send)
-                return
-        is_for_worker = patience == Patience.NO_CALLS or lock.is_slow or act.sort is WaitClass.LONG
-        if act.sort and patience < Patience.ANY_TIME and is_for_worker:
-            self._have_done(act, request, self._kind_of(act, opcode, nodeid, request), send)
+        if lock.is_slow:
+            with lock:
+                if self._answer(request, send, self._vfs.recall):
+                    return
+        wait_class = _WAIT_CLASSES.get(opcode, WaitClass.LOOK)
+        is_for_worker = patience == Patience.NO_CALLS or lock.is_slow or wait_class is WaitClass.LONG
+        if wait_class and patience < Patience.ANY_TIME and is_for_worker:
+            self._have_done(request, self._class_of(request, wait_class), send)
             return
         try:
             if patience == Patience.ANY_TIME:
                 self._stats.changed()
-                lock.run_patiently(self._answer, act, request, send)
+                lock.run_patiently(self._answer, request, send)
                 return
             with lock:
-                self._answer(act, request, send)
+                self._answer(request, send)
         except WouldWait:
-            self._have_done(act, request, WaitClass.OTHERS, send)
+            self._have_done(request, WaitClass.OTHERS, send)
 
-    # What takes several steps.
+    # What is replied to when it has its own inode number for a nodeid, or won't get it. That may be the number of a
+    # file just deleted: the kernel forgets it at once, but prefers to send other requests.
 
     def answer_later(
         self, node: Node, body: bytes, unique: int, pid: int, opcode: int, begun_ns: int, send: SendReply
     ) -> None:
         """Reply to what has made a node when that has its own number; by any thread."""
-        steps = self._answers.number(node, body)
-        with self._lock:
-            self._begin_steps(_Unfinished(steps, unique, pid, self._acts[opcode].cell, begun_ns, send))
-
-    def _begin_steps(self, unfinished: _Unfinished) -> None:
-        if not self._step(unfinished, None):
-            self._unfinished.append(unfinished)
+        if not self._try_number(_Made(_ReplyTo(opcode, unique, pid, begun_ns, send), node, body), is_last=False):
             os.eventfd_write(self.wake, 1)
 
     @property
-    def n_unfinished(self) -> int:
-        """How many requests take several steps, of which some are left."""
-        return len(self._unfinished)
+    def n_unnumbered(self) -> int:
+        """How many requests wait for a number."""
+        return len(self._unnumbered)
 
     def go_on(self, *, is_idle: bool) -> None:
-        """Make a step of all that takes several. is_idle: no request waits in /dev/fuse"""
-        for _ in range(len(self._unfinished)):
+        """See what has its number by now. is_idle: no request waits in /dev/fuse"""
+        for _ in range(len(self._unnumbered)):
             with suppress(IndexError):  # another thread reads by now, and goes on with it
-                unfinished = self._unfinished.popleft()
-                with self._lock:
-                    is_done = self._step(unfinished, is_idle)
-                if not is_done:
-                    self._unfinished.append(unfinished)
+                made = self._unnumbered.popleft()
+                self._try_number(made, is_last=is_idle or made.n_tries == _PATIENCE)
 
-    def _step(self, unfinished: _Unfinished, is_idle: bool | None) -> bool:
-        """One step, and the reply if it is the last; whether it is."""
-        steps, unique, pid, cell, begun_ns, send = unfinished
-        answer: Reply | NotYet = attempt_step(steps, is_idle)
-        if isinstance(answer, NotYet):
-            return False
-        self._reply(answer, unique, pid, cell, begun_ns, send)
-        return True
+    def _try_number(self, made: _Made, *, is_last: bool) -> bool:
+        with self._lock:
+            if self._nodes.renumber(made.node) or is_last:
+                self._reply(wire.with_number(made.body, made.node.nodeid), made.to)
+                return True
+        self._unnumbered.append(made._replace(n_tries=made.n_tries + 1))
+        return False
 
     # What is refused.
 
-    def _refuse(self, opcode: int, request: bytes, send: SendReply) -> None:
-        """Reply to an unknown request as libfuse does."""
-        if opcode == Opcode.INTERRUPT:
-            self._interrupt(request)
-        else:
-            self._send(errno.ENOSYS, request, send)
+    def _refuse(self, error: int, request: bytes, send: SendReply) -> None:
+        with self._lock:
+            self._send(error, wire.read_head(request)[2], send)
 
     def _refuse_cut_off(self, request: bytes, send: SendReply) -> None:
         """Reply to a request that lacks a part, if it can be seen whose reply that is and somebody waits for it."""
         _log.error("the kernel has sent a request of %d bytes that is cut off", len(request))
         if len(request) >= REQUEST_HEAD_SIZE and wire.read_head(request)[1] not in _UNANSWERED:
-            self._send(errno.EINVAL, request, send)
+            self._refuse(errno.EINVAL, request, send)
 
     def _interrupt(self, request: bytes) -> None:
         """A killed client's request need not wait for its turn; all others go on, as natively."""
@@ -176,39 +210,37 @@ class FuseRequests:
         task = self._pool.parked(unique)
         if task is not None and is_killed(task.pid) and self._pool.remove(unique):
             with self._lock:
-                (task.send or self.write)(errno.EINTR, unique)
-
-    def _send(self, error: int, request: bytes, send: SendReply) -> None:
-        with self._lock:
-            send(error, wire.read_head(request)[2])
+                self._send(errno.EINTR, unique, task.send or self.write)
 
     # In workers.
 
-    def _have_done(self, act: OpcodeHandler, request: bytes, sort: WaitClass, send: SendReply) -> None:
+    def _have_done(self, request: bytes, wait_class: WaitClass, send: SendReply) -> None:
         """Have a worker do a request."""
-        _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
+        _size, opcode, unique, _nodeid, uid, _gid, pid = wire.read_head(request)
         if opcode == Opcode.RELEASE:  # the next writer may be quicker than the worker that lets it go
             with self._lock:
                 self._nodes.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.changed()
-        do = partial(self._do, act, request, sort, send)
-        if not self._pool.do(PoolTask(_key_of(request, sort), do, unique, pid, len(request), send)):
-            self._send(errno.EAGAIN, request, send)
+        key: Key = (None if opcode in _OF_NOBODY else uid, wait_class)
+        do = partial(self._do, request, wait_class, send)
+        if not self._pool.do(PoolTask(key, do, unique, pid, len(request), send)):
+            self._refuse(errno.EAGAIN, request, send)
 
-    def _do(self, act: OpcodeHandler, request: bytes, sort: WaitClass, send: SendReply, has_waited: bool) -> None:
+    def _do(self, request: bytes, wait_class: WaitClass, send: SendReply, has_waited: bool) -> None:
         _size, opcode, _unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
-            self._send(errno.EINTR, request, send)
+            self._refuse(errno.EINTR, request, send)
             return
         # A request that waits for another process must not hold up those of this kind.
-        run = self._lock.run if sort < WaitClass.LONG else self._lock.run_patiently
+        run = self._lock.run if wait_class < WaitClass.LONG else self._lock.run_patiently
         try:
-            run(self._answer, act, request, send)
+            run(self._answer, request, send)
         except WouldWait:
-            self._have_done(act, request, WaitClass.OTHERS, send)
+            self._have_done(request, WaitClass.OTHERS, send)
 
-    def _kind_of(self, act: OpcodeHandler, opcode: int, nodeid: int, request: bytes) -> WaitClass:
-        """With which of its user's requests it is queued."""
+    def _class_of(self, request: bytes, wait_class: WaitClass) -> WaitClass:
+        """With which of its user's requests one is queued. wait_class: of its opcode"""
+        _size, opcode, _unique, nodeid, *_caller = wire.read_head(request)
         submounts = self._lock.submounts
         with self._lock:
             node = self._nodes.get(nodeid)
@@ -218,38 +250,51 @@ class FuseRequests:
             return WaitClass.OTHERS
         if opcode == Opcode.OPEN and wire.OPEN_IN.unpack_from(request, REQUEST_HEAD_SIZE)[0] & os.O_TRUNC:
             return WaitClass.CHANGE
-        return act.sort
+        return wait_class
 
     # With the tables' lock.
 
-    def _answer(self, act: OpcodeHandler, request: bytes, send: SendReply) -> None:
-        """Do a request, and reply. Raises  NotCached, WouldWait"""
-        begun_ns = perf_counter_ns()
-        _size, _opcode, unique, nodeid, *ids = wire.read_head(request)
-        caller = wire.CallerIds(*ids)
-        answer = attempt(act.act, nodeid, request, caller)
-        self._reply(answer, unique, caller.pid, act.cell, begun_ns, send)
+    def _answer(self, request: bytes, send: SendReply, find: Callable[[bytes], bytes | None] | None = None) -> bool:
+        """Reply to a request with what `find` returns, or by doing it.
 
-    def _reply(self, answer: Reply, unique: int, pid: int, cell: int, begun_ns: int, send: SendReply) -> None:
-        self._stats.count(cell, perf_counter_ns() - begun_ns, has_failed=type(answer) is int)
+        Returns  False: it is not replied to, as nothing was found
+        Raises   WouldWait
+        """
+        begun_ns = perf_counter_ns()
+        _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
+        answer: wire.Answer | None
+        try:
+            answer = (find or self._vfs.answer)(request)
+        except WouldWait:
+            raise
+        except Exception as error:
+            answer = errno_of(error, Opcode(opcode).name)
         if answer is None:
+            return False
+        self._reply(answer, _ReplyTo(opcode, unique, pid, begun_ns, send))
+        return True
+
+    def _reply(self, answer: wire.Answer, to: _ReplyTo) -> None:
+        has_failed = isinstance(answer, int)
+        self._stats.count(CELL_OF_OPCODE[to.opcode], perf_counter_ns() - to.begun_ns, has_failed=has_failed)
+        if to.opcode in _FORGETS and not has_failed:
             return
-        if answer == errno.ESTALE and type(answer) is int:
-            self._retries.add(pid)
-        send(answer, unique)
+        if answer == errno.ESTALE:
+            self._vfs.retries.add(to.pid)
+        self._send(answer, to.unique, to.send, has_handle=to.opcode in _OPENING)
+
+    def _send(self, answer: wire.Answer, unique: int, send: SendReply, *, has_handle: bool = False) -> None:
+        try:
+            send(answer, unique)
+        except OSError as error:
+            self.lose_answer(error.errno, wire.handle_in(answer) if has_handle and isinstance(answer, bytes) else None)
 
     def write(self, answer: wire.Answer, unique: int) -> None:
         """A SendReply: to /dev/fuse."""
-        try:
-            if type(answer) is bytearray:
-                wire.put_number(answer, wire.NUMBER_AT, unique)
-                os.write(self.device, answer)
-            elif type(answer) is bytes:
-                os.writev(self.device, (wire.head(unique, len(answer)), answer))
-            elif type(answer) is int:
-                os.write(self.device, wire.refusal(unique, answer))
-        except OSError as error:
-            self.lose_answer(error.errno, self._answers.handle_in(answer))
+        if isinstance(answer, int):
+            os.write(self.device, wire.refusal(unique, answer))
+        else:
+            os.writev(self.device, (wire.head(unique, len(answer)), answer))
 
     def lose_answer(self, error: int | None, fh: int | None) -> None:
         """The kernel has not taken a reply. error: an errno; fh: a handle that it has opened"""
@@ -259,10 +304,4 @@ class FuseRequests:
             self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
-        self._lock.run(self._listings.release, fh)
-
-
-def _key_of(request: bytes, sort: WaitClass) -> Key:
-    """The uid that a request comes from, and its sort."""
-    _size, opcode, _unique, _nodeid, uid, _gid, _pid = wire.read_head(request)
-    return None if opcode in _OF_NOBODY else uid, sort
+        self._lock.run(self._vfs.listings.release, fh)

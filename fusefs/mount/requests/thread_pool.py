@@ -103,11 +103,8 @@ class ThreadPool:
                 threading.Thread(target=self._work, args=(task,), daemon=True, name="helper").start()
             except RuntimeError:  # no more threads for us: one that is there will do it
                 return False
-        self._note(task)
-        return True
-
-    def _note(self, task: PoolTask) -> None:
         self._count(task.key, 1)
+        return True
 
     def _count(self, key: Key, n: int) -> None:
         self._n_under_way[key] += n
@@ -148,7 +145,7 @@ class ThreadPool:
                         self._idle.append(tasks)
                     else:
                         self._take(following)
-                        self._note(following)
+                        self._count(following.key, 1)
             has_waited = following is not None
             if following is None:
                 following = self._wait(tasks)

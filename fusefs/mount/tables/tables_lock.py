@@ -171,11 +171,16 @@ class TablesLock:
             if self.call(is_killed, pid):
                 raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
 
-    def took(self, took_ns: int, n: int) -> None:
-        """How long the native core has waited for so many statx together, as it reports; by any thread."""
-        if self.latency is not None and n:
-            self.latency.took(took_ns / n, n)
-            self.mutex.is_slow = self.latency.is_slow
+    def took(self, took_ns: int, n: int) -> bool:
+        """How long the native core has waited for so many statx together, as it reports; by any thread.
+
+        Returns  whether quick ones are to be reported, too
+        """
+        if self.latency is None:
+            return False
+        self.latency.took(took_ns / n, n)
+        self.mutex.is_slow = self.latency.is_slow
+        return self.latency.is_in_doubt
 
     def run_patiently(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """As `run`, of an operation that may wait for another process."""

@@ -10,9 +10,11 @@ import errno
 import logging
 import os
 import struct
+from array import array
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Final, TypeVar
 
 from fusefs.core.fuse_protocol import Opcode, Request
 from fusefs.core.latency import QUICK_NS
@@ -51,19 +53,16 @@ _RACY_NS = 2_000_000_000
 
 _WITHOUT_HANDLES = 1 << 30
 """As in core.h."""
-OPERATIONS = {
-    Opcode.LOOKUP: "lookup", Opcode.FORGET: "forget", Opcode.BATCH_FORGET: "forget", Opcode.READLINK: "readlink",
-    Opcode.GETATTR: "getattr", Opcode.STATX: "statx", Opcode.SETATTR: "setattr", Opcode.ACCESS: "access",
-    Opcode.SYMLINK: "symlink", Opcode.MKNOD: "mknod", Opcode.MKDIR: "mkdir", Opcode.CREATE: "create",
-    Opcode.TMPFILE: "tmpfile", Opcode.LINK: "link", Opcode.UNLINK: "unlink", Opcode.RMDIR: "rmdir",
-    Opcode.RENAME: "rename", Opcode.RENAME2: "rename", Opcode.OPEN: "open", Opcode.READ: "read", Opcode.WRITE: "write",
-    Opcode.LSEEK: "lseek", Opcode.FALLOCATE: "fallocate", Opcode.COPY_FILE_RANGE: "copy_file_range",
-    Opcode.COPY_FILE_RANGE_64: "copy_file_range", Opcode.FLUSH: "flush", Opcode.FSYNC: "fsync",
-    Opcode.RELEASE: "release", Opcode.STATFS: "statfs", Opcode.SETXATTR: "setxattr", Opcode.GETXATTR: "getxattr",
-    Opcode.LISTXATTR: "listxattr", Opcode.REMOVEXATTR: "removexattr", Opcode.OPENDIR: "opendir",
-    Opcode.READDIRPLUS: "readdir", Opcode.FSYNCDIR: "fsyncdir", Opcode.RELEASEDIR: "releasedir",
+_COUNTED_AS = {
+    Opcode.BATCH_FORGET: "forget", Opcode.RENAME2: "rename", Opcode.COPY_FILE_RANGE_64: "copy_file_range",
+    Opcode.READDIRPLUS: "readdir",
 }  # fmt: skip
-"""What the core does, and Python too; and where that is counted."""
+CELL_OF_OPCODE: Final[dict[int, int]] = {
+    opcode: CELL_OF[name] for opcode in Opcode if (name := _COUNTED_AS.get(opcode, opcode.name.lower())) in CELL_OF
+}
+"""Where the requests are counted that the mount replies to."""
+_N_OPCODES = 64
+"""As in core.h."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ def n_spare(max_fds: int) -> int:
 
 
 def n_handles(max_fds: int) -> int:
-    """How many handles the clients of such a process share; what is left holds directories."""
+    """How many handles the clients of such a process share; the rest holds directories."""
     return max(max_fds - n_spare(max_fds) - _N_DIRECTORIES_MIN, _N_DIRECTORIES_MIN)
 
 
@@ -115,32 +114,31 @@ class MountState:
 
     def _make_core(self) -> Core:
         lock, options = self.lock, self.options
-        parts: dict[str, object] = {
-            "lock": lock, "mutex_of": lock.mutex, "counters": self.stats, "nodes": self.nodes, "latency": lock.latency,
-            "took": lock.took, "fails": errno_of, "forget": self._forget, "unused": self._end_unused,
-            "meets": lock.submounts.are_asked,
-            "told_stale": partial(_with_tables, lock, self.retries.add),
-            "refused": partial(_with_tables, lock, self.passthrough.refused),
-            "folds": partial(_with_tables, lock, self._may_fold),
-            "stored": partial(_with_tables, lock, self.stored.note),
-            "came_back": partial(_with_tables, lock, self.cache.clear),
-        }  # fmt: skip
+        calls = SimpleNamespace(
+            took=lock.took, errno_of=errno_of, changed=self.stats.changed, forget=self._forget, unused=self._end_unused,
+            meets=lock.submounts.are_asked,
+            told_stale=partial(_with_tables, lock, self.retries.add),
+            refused=partial(_with_tables, lock, self.passthrough.refused),
+            folds=partial(_with_tables, lock, self._may_fold),
+            stored=partial(_with_tables, lock, self.stored.note),
+            came_back=partial(_with_tables, lock, self.cache.clear),
+        )  # fmt: skip
         asks = 0 if lock.submounts.asks else syscalls.AT_STATX_DONT_SYNC
         return Core(
-            parts,
+            calls=calls,
+            mutex=lock.mutex,
+            nodes=self.nodes,
             cells=self.stats.cells,
             rests=self.stats.rests,
-            cell_of={int(opcode): CELL_OF[name] for opcode, name in OPERATIONS.items()},
+            cell_of=array("I", (CELL_OF_OPCODE.get(opcode, 0) for opcode in range(_N_OPCODES))).tobytes(),
             layout=LAYOUT,
             mount_fd=-1 if self._mount_fd is None else self._mount_fd,
-            root_dev=self.nodes.root.dev,
             statx_flags=asks | (0 if self.has_handles else _WITHOUT_HANDLES),
-            is_shared=self.is_shared,
+            is_measured=lock.latency is not None,
             is_flushed=not Kernel().is_local(self.root),
             shows_xattrs=options.has_xattrs,
             is_for_all=self.has_common_xattrs,
             hides_labels=not is_selinux_enabled(),
-            acts_as_others=os.geteuid() == 0,
             hides_trash=not options.show_trash,
             lifetime_s=options.timeout_s,
             quick_ns=QUICK_NS,
