@@ -211,7 +211,7 @@ class FewFiles(NamedTuple):
 def few_files(seen: SeenMount) -> FewFiles | None:
     """What the limit of a mount's daemon, one of root's, costs its users; None: it is high, or can't be seen."""
     from fusefs.mount.native._core import most_of_one
-    from fusefs.mount.tables.open_handles import n_handles
+    from fusefs.mount.tree.mount_state import n_handles
 
     try:
         with open(f"/proc/{seen.stats.table.pid}/limits", encoding="ascii") as file:

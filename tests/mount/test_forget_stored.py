@@ -16,7 +16,6 @@ import trio
 import trio.testing
 
 from fusefs.linux.fd import Fd
-from fusefs.mount.life.forget_stored import StoredNotices
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.mount_and_backing import opened
@@ -139,7 +138,7 @@ def run_beside(known: Known, device: int, after: Callable[[], object]) -> None:
     async def main() -> None:
         with trio.fail_after(LIMIT_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(StoredNotices(vfs).run, device)
+                nursery.start_soon(vfs.stored.run, device)
                 await trio.testing.wait_all_tasks_blocked()
                 Names(vfs).rename(ROOT, b"victim", folder, b"victim", 0, ME)
                 await trio.to_thread.run_sync(after)

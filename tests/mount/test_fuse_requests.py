@@ -379,8 +379,7 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
         os.write(device, struct.pack("=IiQ", 16 + len(init_out), 0, unique) + init_out)
         name = "there" if flags == "<" else "new"
         (path / "there").touch()
-        part = vfs.files if flags == "<" else vfs.names
-        do = part.answer
+        do = vfs.answer
 
         def answer_and_abort(request: bytes) -> bytes:
             reply = do(request)
@@ -388,7 +387,7 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
                 _libc.umount2(os.fsencode(point), MNT_FORCE)
             return reply
 
-        monkeypatch.setattr(part, "answer", answer_and_abort)
+        monkeypatch.setattr(vfs, "answer", answer_and_abort)
         client = subprocess.Popen(["sh", "-c", f"true {flags}{point}/{name}"], stderr=subprocess.DEVNULL)
         with suppress(OSError):  # the connection is gone
             while client.poll() is None:

@@ -71,7 +71,7 @@ def test_an_fd_stays_open_to_the_end_of_the_operation_that_uses_it(tmp_path: Pat
         node = vfs.nodes.get(Names(vfs).lookup(ROOT, b"sub", ME).nodeid)
         assert node is not None
         with vfs.lock:
-            fd = vfs.directories.fd_of(node)
+            fd = vfs.fd_of(node)
             vfs.nodes.drop_directory_fd(node)
             assert vfs.nodes.directory_fd(node) is None
             os.fstat(fd)
@@ -91,7 +91,7 @@ def test_what_others_learn_during_a_change_is_forgotten(monkeypatch: pytest.Monk
                 vfs.lock.is_slow = False
                 return core.do(request, held)
 
-        monkeypatch.setattr(vfs.names, "_core", LookedUpBefore())
+        monkeypatch.setattr(vfs, "core", LookedUpBefore())
         assert kernel.asked(Opcode.MKDIR, wire.MKDIR_IN.pack(0o755, 0) + b"new\0").error == 0
         assert (path / "new").is_dir()
         assert vfs.cache.name(vfs.nodes.root, b"new") is None

@@ -34,10 +34,10 @@ N_CHANGES = 400
 class Device:
     """A socket for /dev/fuse, and what the kernel is told by it."""
 
-    def __init__(self, timeouts: AttrTimeouts) -> None:
+    def __init__(self, nodes: Tables) -> None:
         self._end, self._session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._end.setblocking(False)
-        timeouts.connect(self._session.fileno())
+        nodes.device = self._session.fileno()
 
     def close(self) -> None:
         self._end.close()
@@ -60,7 +60,7 @@ class Tree:
     def __init__(self, vfs: Vfs, path: Path) -> None:
         self.vfs = vfs
         self.path = path
-        self.device = Device(vfs.timeouts)
+        self.device = Device(vfs.nodes)
         self.top = Names(vfs).lookup(ROOT, b"top", ME).nodeid
         self.sub = Names(vfs).lookup(self.top, b"sub", ME).nodeid
 
@@ -181,7 +181,9 @@ def test_a_change_after_a_look_at_its_name_is_heard_of_too(tree: Tree) -> None:
 
 def test_it_lasts_again_when_nothing_has_changed_for_a_second(tree: Tree) -> None:
     Names(tree.vfs).unlink(tree.top, b"file", ME)
-    tree.vfs.access.node(tree.top).changed_s -= 1
+    top = tree.vfs.nodes.get(tree.top)
+    assert top is not None
+    top.changed_s -= 1
     assert tree.tell(tree.top) == [HOUR_S]
     assert tree.device.voided() == [tree.top]
     Names(tree.vfs).unlink(tree.top, b"link", ME)
@@ -204,7 +206,8 @@ def test_reading_a_link_makes_answers_void(tree: Tree) -> None:
 
 
 def test_a_node_that_has_ended_is_nobodys(tree: Tree) -> None:
-    sub = tree.vfs.access.node(tree.sub)
+    sub = tree.vfs.nodes.get(tree.sub)
+    assert sub is not None
     Names(tree.vfs).forget(tree.sub, 1)
     tree.vfs.timeouts.changed(sub)
     assert tree.device.voided() == []

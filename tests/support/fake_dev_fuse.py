@@ -23,6 +23,7 @@ from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.validity import AttrTimeouts
 from fusefs.mount.tree.vfs import Vfs
+from tests.support.vfs_without_mount import options_of
 
 
 class Broken:
@@ -147,8 +148,8 @@ def a_real(
 ) -> Iterator[tuple[FakeKernel, Vfs, Path]]:
     with tempfile.TemporaryDirectory(prefix="trashd-direct-", dir=below) as name, ExitStack() as stack:
         root = stack.enter_context(Fd(os.open(name, os.O_PATH)))
-        options: dict[str, Any] = {"max_fds": 1000, "timeout_s": 1000, "cache_bytes": 1 << 20, "is_shared": is_shared}
-        vfs = Vfs(root, TablesLock(), Counters.in_memory(), **options)
+        options = options_of(is_shared=is_shared, timeout_s=1000, cache_bytes=1 << 20)
+        vfs = Vfs(root, TablesLock(), Counters.in_memory(), options, 1000)
         stack.callback(vfs.close)
         kernel = FakeKernel(vfs, **named)
         stack.callback(kernel.close)

@@ -31,6 +31,7 @@ from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.fake_dev_fuse import SO_SNDBUFFORCE
 from tests.support.odd_daemon import python_command
+from tests.support.vfs_without_mount import options_of
 
 _CLONE_NEWNS, _MS_REC_PRIVATE = 0x20000, 0x4000 | 0x40000
 _MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
@@ -58,10 +59,8 @@ def running_engine(root: Fd, device: int, options: EngineOptions) -> Iterator[Ca
     Yields  what returns its gauges
     """
     lock = TablesLock(is_slow=options.is_slow)
-    vfs = Vfs(
-        root, lock, Counters.in_memory(), max_fds=_N_FDS, timeout_s=1000, cache_bytes=1 << 20,
-        is_shared=options.is_shared,
-    )  # fmt: skip
+    mount_options = options_of(is_shared=options.is_shared, timeout_s=1000, cache_bytes=1 << 20)
+    vfs = Vfs(root, lock, Counters.in_memory(), mount_options, _N_FDS)
     pool = ThreadPool(_N_THREADS)
     vfs.nodes.opens_directories = options.opens_directories
     requests = FuseRequests(vfs, device, pool)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.inode_attributes import Attributes
+from fusefs.core.mount_options import Coherence, MountOptions, parse_options
 from fusefs.core.nodeids import ROOT, NodeId
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
@@ -139,7 +140,7 @@ class Names:
 
     def _ask(self, opcode: Opcode, nodeid: int, caller: Caller, own: bytes = b"", *strings: bytes) -> bytes:
         body = own + b"".join(string + b"\0" for string in strings)
-        return self._vfs.names.answer(wire.request(opcode, nodeid, (caller.uid, caller.gid, caller.pid), body))
+        return self._vfs.answer(wire.request(opcode, nodeid, (caller.uid, caller.gid, caller.pid), body))
 
     def _entry(self, reply: bytes) -> NameReply:
         said = wire.read_entry(reply)
@@ -190,6 +191,12 @@ class Names:
         self._ask(Opcode.RENAME2, old_parent, caller, wire.RENAME2_IN.pack(parent, flags), old, new)
 
 
+def options_of(*, is_shared: bool = False, timeout_s: float = 0, cache_bytes: int = 0) -> MountOptions:
+    """Root's, for all users."""
+    words = f"timeout={timeout_s},cache_size={cache_bytes},in_flight=1"
+    return parse_options([words], as_root=True, usual=Coherence.SHARED if is_shared else Coherence.EXCLUSIVE)
+
+
 @contextmanager
 def vfs_at(
     path: Path, *, max_fds: int = 100, timeout_s: float = 0, is_shared: bool = False, is_slow: bool = False
@@ -197,7 +204,8 @@ def vfs_at(
     """The tree below a directory, as a daemon has it."""
     with Fd(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         lock = TablesLock(is_slow=is_slow)
-        vfs = Vfs(root, lock, Counters.in_memory(), max_fds=max_fds, timeout_s=timeout_s, is_shared=is_shared)
+        options = options_of(is_shared=is_shared, timeout_s=timeout_s)
+        vfs = Vfs(root, lock, Counters.in_memory(), options, max_fds)
         try:
             yield vfs
         finally:
@@ -232,7 +240,7 @@ def move_into_drop(volume: Path, path: Path, kernel: Kernel) -> None:
         uid = path.lstat().st_uid
         [drop] = [found for found in volume.glob(".trashd/[un]*/*/drop") if found.stat().st_uid == uid]
         mover = Somebody(uid, uid, os.getpid(), 0o022)
-        vfs.names.adoption.kernel = kernel
+        vfs.node_operations.adoption.kernel = kernel
 
         def nodeid(at: Path) -> int:
             above = ROOT if at == volume else nodeid(at.parent)

@@ -28,17 +28,16 @@ from functools import partial
 
 import trio
 
+from fusefs.core.nodeids import ROOTS
 from fusefs.linux import syscalls
 from fusefs.linux.backing_fd_socket import FdRequest, answer, open_door, received, uid_of, visitor
 from fusefs.linux.child_processes import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import clone_tree
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree.act_as import RequestCaller
-from fusefs.mount.tree.node_access import NodeAccess
+from fusefs.mount.tree.vfs import Vfs
 
-_QUESTION = struct.Struct("=QQ")
+_QUESTION = struct.Struct("=Q")
 _N_OF_ONE, _N, _N_WAITING = 16, 256, 1024
 """Visits at a time: one user's, all users'; and those that wait for one."""
 _VISIT_S, _PAUSE_S = 8, 0.02
@@ -171,11 +170,11 @@ def _found(daemon: socket.socket, who: FdRequest) -> Fd:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            socket.send_fds(daemon, [_QUESTION.pack(who.uid, who.ino)], [theirs.fileno()])
+            socket.send_fds(daemon, [_QUESTION.pack(who.ino)], [theirs.fileno()])
         return received(ours)
 
 
-async def serve(channel: socket.socket, access: NodeAccess, lock: TablesLock) -> None:
+async def serve(channel: socket.socket, vfs: Vfs) -> None:
     """Tell that process what directories are, until cancelled. Checkpoint  everywhere"""
     limiter = trio.CapacityLimiter(_N)
     async with trio.open_nursery() as nursery:
@@ -184,11 +183,21 @@ async def serve(channel: socket.socket, access: NodeAccess, lock: TablesLock) ->
             question, fds, _flags, _address = socket.recv_fds(channel, _QUESTION.size, 1, socket.MSG_CMSG_CLOEXEC)
             if not question:
                 break
-            uid, ino = _QUESTION.unpack(question)
-            asker = RequestCaller(uid, 0, 0)
-            find = partial(lock.run_patiently, access.hold_shown, ino, asker)
+            find = partial(vfs.lock.run, _hold_shown, vfs, *_QUESTION.unpack(question))
             nursery.start_soon(_tell, socket.socket(fileno=fds[0]), find, limiter)
     _log.error("users' commands can't reach the backing tree any more: the process that gives it to them has ended")
+
+
+def _hold_shown(vfs: Vfs, number: int) -> Fd:
+    """An fd of a directory by its inode number in the mount, of which a client has an fd, too.
+
+    Raises  OSError ENOTDIR
+    """
+    root = vfs.nodes.root
+    node = root if number in (*ROOTS, root.ino) else vfs.nodes.get(number)
+    if node is None or not node.is_directory:
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    return Fd(os.dup(vfs.fd_of(node)))
 
 
 async def _tell(asking: socket.socket, find: Callable[[], Fd], limiter: trio.CapacityLimiter) -> None:

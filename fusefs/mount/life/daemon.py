@@ -18,7 +18,7 @@ import trio
 
 from fusefs.core.errors import Busy, Exit, NotPermitted, Refused, TrashdError, from_os
 from fusefs.core.fast_paths import FastPath
-from fusefs.core.mount_options import BackingSpeed, Coherence, EngineMode, MountOptions, PassthroughMode, UringMode
+from fusefs.core.mount_options import BackingSpeed, EngineMode, MountOptions, PassthroughMode, UringMode
 from fusefs.core.printable_names import printable
 from fusefs.core.uring_reasons import why_not
 from fusefs.linux.backing_fd_socket import door_of
@@ -27,10 +27,10 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import abort, open_abort
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
+from fusefs.linux.syscalls import handle_of
 from fusefs.linux.systemd import SystemdNotifier
 from fusefs.linux.uring_offer import enable, read_facts
 from fusefs.mount.life import backing_fd_server
-from fusefs.mount.life.forget_stored import StoredNotices
 from fusefs.mount.life.init import InitFlag, InitRequest, answer_init, read_init, why_too_old
 from fusefs.mount.life.root_inode import show
 from fusefs.mount.places import runtime_dir
@@ -43,9 +43,9 @@ from fusefs.mount.requests.device_readers import DeviceReaders
 from fusefs.mount.requests.fuse_requests import GONE, FuseRequests
 from fusefs.mount.requests.ring_threads import RingThreads
 from fusefs.mount.requests.thread_pool import ThreadPool
-from fusefs.mount.tables.open_handles import n_spare
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.listings import why_opened
+from fusefs.mount.tree.mount_state import n_spare
 from fusefs.mount.tree.passthrough import stack_depth, why_not_here, why_refused
 from fusefs.mount.tree.trashd_dir import prepare_store
 from fusefs.mount.tree.vfs import Vfs
@@ -129,9 +129,9 @@ class _MountDaemon:
             nursery.start_soon(self._vfs.stats.keep_gauges, self._vfs.gauges)
             nursery.start_soon(self._lock.submounts.keep)
             nursery.start_soon(self._vfs.retries.expire)
-            nursery.start_soon(StoredNotices(self._vfs).run, self._device)
+            nursery.start_soon(self._vfs.stored.run, self._device)
             if asked is not None:
-                nursery.start_soon(backing_fd_server.serve, asked, self._vfs.access, self._lock)
+                nursery.start_soon(backing_fd_server.serve, asked, self._vfs)
             try:
                 if self._states.is_on(FastPath.ENGINE):
                     self._begin_engine()
@@ -161,7 +161,7 @@ class _MountDaemon:
         rings = self._make_rings() if states.is_on(FastPath.URING) else None
         wanted = self._flags(init)
         answer_init(device, init, wanted, has_acls=self._options.default_permissions, stack_depth=stack_depth(vfs.root))
-        vfs.timeouts.connect(device)
+        vfs.nodes.device = device
         pool = ThreadPool(_n_threads())
         vfs.nodes.opens_directories = not wanted & InitFlag.NO_OPENDIR_SUPPORT
         requests = FuseRequests(vfs, device, pool)
@@ -181,7 +181,7 @@ class _MountDaemon:
         for path, flag in _FLAGS.items():
             if self._states.is_on(path):
                 flags |= flag
-        if self._vfs.directories.handle_of(self._vfs.root):  # else a link may change and be taken for the same
+        if self._vfs.lasting(handle_of(self._vfs.root)):  # else a link may change and be taken for the same
             flags |= InitFlag.CACHE_SYMLINKS
         why = why_opened(self._vfs.root, checks_permissions=self._options.default_permissions)
         if why is None and not init.offers(InitFlag.NO_OPENDIR_SUPPORT):
@@ -204,8 +204,7 @@ class _MountDaemon:
 
     async def _begin_plain(self, nursery: trio.Nursery) -> None:
         """Have pyfuse3 answer requests. Checkpoint  until the kernel has its answer to INIT"""
-        from fusefs.mount.plain.handlers import PlainHandlers
-        from fusefs.mount.plain.loop import answer_requests, session
+        from fusefs.mount.plain.handlers import PlainHandlers, answer_requests, session
 
         handlers = PlainHandlers(self._vfs, _n_threads(), has_acls=self._options.default_permissions)
         self._vfs.nodes.lists_all = True
@@ -217,7 +216,7 @@ class _MountDaemon:
 
         nursery.start_soon(answer)
         await handlers.has_begun.wait()
-        self._vfs.timeouts.connect(self._device)
+        self._vfs.nodes.device = self._device
 
     async def _be_ready(self) -> None:
         """See what works, and say that the mount answers.
@@ -246,7 +245,7 @@ class _MountDaemon:
         async with self._moving:
             if apart is not None and not self._ended.is_set():
                 try:
-                    await show(self._lock, vfs.nodes, vfs.timeouts, mount, apart)
+                    await show(vfs, mount, apart)
                 except OSError as error:
                     hint = "trashd doctor names the system calls that are refused here"
                     raise Refused(f"{printable(mount.point)} can't be mounted: {error.strerror}", hint) from error
@@ -327,7 +326,7 @@ def _why_plain(options: MountOptions) -> str | None:
     why = "engine=plain" if options.engine is EngineMode.PLAIN else why_too_old(os.uname().release)
     if why is not None:
         try:
-            import_module("fusefs.mount.plain.loop")
+            import_module("fusefs.mount.plain.handlers")
         except ImportError as error:
             hint = "apt install trashd-mount; or pipx inject trashd pyfuse3 (Debian: apt install libfuse3-dev first)"
             raise Refused(f"{why}: then pyfuse3 is needed, which can't be loaded ({error})", hint) from error
@@ -367,20 +366,8 @@ def _vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int, *, is
     is_local, is_fuse = kernel.is_local(root), kernel.filesystem(root) == FUSE_MAGIC
     is_auto = options.backing is BackingSpeed.AUTO and not is_plain
     is_slow = not is_local if is_auto else options.backing is BackingSpeed.SLOW and not is_plain
-    return Vfs(
-        root,
-        TablesLock(is_slow=is_slow, is_measured=is_auto and (is_local or is_fuse)),
-        stats,
-        max_fds=n_fds_max,
-        timeout_s=options.timeout_s,
-        cache_bytes=0 if is_plain else options.cache_bytes,
-        n_in_flight=options.n_in_flight,
-        shows_trash=options.show_trash,
-        shows_xattrs=options.has_xattrs,
-        is_shared=options.coherence is Coherence.SHARED,
-        is_flushed=not is_local,
-        is_checked=options.default_permissions,
-    )
+    lock = TablesLock(is_slow=is_slow, is_measured=is_auto and (is_local or is_fuse))
+    return Vfs(root, lock, stats, replace(options, cache_bytes=0) if is_plain else options, n_fds_max)
 
 
 def _raise_fd_limit() -> int:

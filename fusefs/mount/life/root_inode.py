@@ -23,10 +23,8 @@ from fusefs.linux import mount_calls
 from fusefs.linux.child_processes import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import TOP, Mount
-from fusefs.mount.native._core import Tables
 from fusefs.mount.places.mount_points import mount_of_device
-from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree.validity import AttrTimeouts
+from fusefs.mount.tree.vfs import Vfs
 
 _LIMIT_S, _GRACE_S = 10.0, 1.0
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -34,7 +32,7 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _log = logging.getLogger(__name__)
 
 
-async def show(lock: TablesLock, nodes: Tables, timeouts: AttrTimeouts, mount: Mount, apart: Fd) -> None:
+async def show(vfs: Vfs, mount: Mount, apart: Fd) -> None:
     """Have a mount that answers where people see it; if another inode of its root can't be mounted, by its own root.
 
     apart   the mount, which is closed then
@@ -42,16 +40,16 @@ async def show(lock: TablesLock, nodes: Tables, timeouts: AttrTimeouts, mount: M
     Checkpoint  while a process does that, which we have to answer
     """
     with apart, Fd(os.open(mount.point, _DIRECTORY)) as target:  # by us: an automount lets its own mount's daemon pass
-        with lock:
-            nodes.show_top(True)
+        with vfs.lock:
+            vfs.nodes.show_top(True)
         number = await _moved(mount, apart, target)
-        with lock:
+        with vfs.lock:
             if not number:
-                nodes.hides_root = True
-                nodes.renew_all()
+                vfs.nodes.hides_root = True
+                vfs.nodes.renew_all()
                 return
-            nodes.show_top(False)
-            timeouts.renew(nodes.root)  # what was told of it meanwhile is in the books as the top's
+            vfs.nodes.show_top(False)
+            vfs.timeouts.renew(vfs.nodes.root)  # what was told of it meanwhile is in the books as the top's
         _log.info("another inode of %s can't be mounted: %s", printable(mount.point), os.strerror(number))
         mount_calls.move_mount(apart, target)
 

@@ -1,4 +1,4 @@
-/* One act of a caller's, with the identity that it takes: as AsCaller.call and call_as do it. System calls only,
+/* One act of a caller's, with the identity that it takes: as DropAdoption._move and call_as do it. System calls only,
  * without the interpreter's lock.
  *
  * First by the caller's ids alone where all that is judged is the caller's. Else, and if that is refused, with the

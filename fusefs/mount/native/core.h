@@ -439,7 +439,7 @@ typedef struct {
 } Actor;
 int act_begin(const Core *core, Actor *actor);
 void act_end(const Core *core, const Actor *actor);
-/* One act of a caller's, as AsCaller; not to be copied once it is begun. */
+/* One act of a caller's; not to be copied once it is begun. */
 typedef struct {
     const Request *request;
     int next; /* of its tries */

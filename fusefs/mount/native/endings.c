@@ -42,7 +42,7 @@ void move(Request *request, const Seen *seen, const Place *old, const Place *new
 }
 
 /* Something is being taken from a store, in which a reaper may have worked behind the mount: nothing that was seen there
- * before is to be believed. Most often the kernel has forgotten it by then (life/forget_stored.py). */
+ * before is to be believed. Most often the kernel has forgotten it by then (tree/forget_stored.py). */
 void come_back(Request *request) {
     Tables *t = request->core->tables;
     request->has_come_back = t->is_caching;

@@ -241,7 +241,7 @@ void mistake(Request *request, Node *node, int error) {
 }
 
 /* A client looked up a node in a directory, or moved it there: if that is what a reaper takes from, Python has the
- * kernel forget it (life/forget_stored.py). */
+ * kernel forget it (tree/forget_stored.py). */
 void note_stored(Request *request, Node *node, Node *directory, bool is_moved) {
     if (zone_of(request->core->tables, directory) != TRASH)
         return;

@@ -13,33 +13,52 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
 import trio
-from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, FUSEError, InodeT, ModeT, RequestContext
+from pyfuse3 import (
+    EntryAttributes,
+    FileHandleT,
+    FileInfo,
+    FlagT,
+    FUSEError,
+    InodeT,
+    ModeT,
+    RequestContext,
+    SetattrFields,
+    StatvfsData,
+)
 
 from fusefs.core import fuse_protocol as wire
-from fusefs.core.fuse_protocol import Opcode
+from fusefs.core.fuse_protocol import NANO, Opcode
 from fusefs.core.nodeids import ROOT
+from fusefs.mount.native._core import Tables
 from fusefs.mount.places.counters import CELL_OF
-from fusefs.mount.plain.values import are_now, attributes_in, changes_of, entry_in, entry_listed, file_info, statvfs
-from fusefs.mount.tree.make_core import errno_of
+from fusefs.mount.tree.mount_state import errno_of
 from fusefs.mount.tree.trashd_dir import holds_trash
 from fusefs.mount.tree.vfs import Vfs
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_N_TASKS = 4096
+"""Requests under way at a time: those that wait must leave others for whoever does not."""
 _N_OF_USER = 120
 """Requests of a user that workers serve at a time; the others wait."""
 _XATTR_ROOM = 1 << 16
 _LISTED_BYTES = 4096
 """Of entries that are looked up at a time: what fits into the kernel's buffer is not known here."""
+_STATVFS = ("f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_bsize", "f_namemax", "f_frsize")
+_NOW_NS = 60 * 10**9
+_GENERATIONS = 0x7FFFFFFF
+
 
 Listed = tuple[bytes, EntryAttributes, int, int]
 """A name, its attributes, the offset that follows, and the nodeid on which a reference is counted, or 0."""
@@ -131,7 +150,7 @@ class PlainHandlers(pyfuse3.Operations):
 
     def ask_entry(self, opcode: Opcode, nodeid: int, caller: RequestContext, body: bytes) -> EntryAttributes:
         """The entry that a request is replied to with."""
-        return entry_in(self.ask(opcode, nodeid, caller, body), self._vfs.nodes)
+        return _entry_in(self.ask(opcode, nodeid, caller, body), self._vfs.nodes)
 
     # Names.
 
@@ -188,27 +207,27 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_served
     def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        return attributes_in(self.ask(Opcode.GETATTR, inode, ctx, bytes(wire.GETATTR_IN.size)))
+        return _attributes_in(self.ask(Opcode.GETATTR, inode, ctx, bytes(wire.GETATTR_IN.size)))
 
     @_served
     def setattr(
         self,
         inode: InodeT,
         attr: EntryAttributes,
-        fields: pyfuse3.SetattrFields,
+        fields: SetattrFields,
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
         """libfuse does not say that a time is to be now, which whoever may write may set; nor that it is of a write."""
         try:
-            reply = self.ask(Opcode.SETATTR, inode, ctx, changes_of(attr, fields, fh))
+            reply = self.ask(Opcode.SETATTR, inode, ctx, _changes_of(attr, fields, fh))
         except PermissionError:
-            if not are_now(attr, fields):
+            if not _are_now(attr, fields):
                 raise
             reply = self.ask(
-                Opcode.SETATTR, inode, ctx, changes_of(attr, fields, fh, wire.FATTR_ATIME_NOW | wire.FATTR_MTIME_NOW)
+                Opcode.SETATTR, inode, ctx, _changes_of(attr, fields, fh, wire.FATTR_ATIME_NOW | wire.FATTR_MTIME_NOW)
             )
-        return attributes_in(reply)
+        return _attributes_in(reply)
 
     @_served
     def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
@@ -220,8 +239,8 @@ class PlainHandlers(pyfuse3.Operations):
         return True
 
     @_served
-    def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
-        return statvfs(self.ask(Opcode.STATFS, ROOT, ctx))
+    def statfs(self, ctx: RequestContext) -> StatvfsData:
+        return _statvfs(self.ask(Opcode.STATFS, ROOT, ctx))
 
     @_served
     def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
@@ -243,7 +262,7 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_served
     def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        return file_info(self.ask(Opcode.OPEN, inode, ctx, wire.OPEN_IN.pack(flags)))
+        return _file_info(self.ask(Opcode.OPEN, inode, ctx, wire.OPEN_IN.pack(flags)))
 
     @_served
     def create(
@@ -251,7 +270,7 @@ class PlainHandlers(pyfuse3.Operations):
     ) -> tuple[FileInfo, EntryAttributes]:
         own = wire.CREATE_IN.pack(flags, mode, ctx.umask)
         reply = self.ask(Opcode.CREATE, parent_inode, ctx, own + _strings(name))
-        return FileInfo(fh=FileHandleT(wire.handle_in(reply)), keep_cache=True), entry_in(reply, self._vfs.nodes)
+        return FileInfo(fh=FileHandleT(wire.handle_in(reply)), keep_cache=True), _entry_in(reply, self._vfs.nodes)
 
     @_served
     def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -307,7 +326,7 @@ class PlainHandlers(pyfuse3.Operations):
             node = vfs.nodes.get(one.entry.nodeid)
             if node is not None and is_stored:
                 vfs.stored.note(node, is_moved=False)
-            listed.append((one.name, entry_listed(one, vfs.nodes), one.offset, one.entry.nodeid))
+            listed.append((one.name, _entry_listed(one, vfs.nodes), one.offset, one.entry.nodeid))
         return listed
 
     @_served
@@ -320,3 +339,106 @@ class PlainHandlers(pyfuse3.Operations):
 
 def _strings(*strings: bytes) -> bytes:
     return b"".join(string + b"\0" for string in strings)
+
+
+# Values of pyfuse3, made of the tree's.
+
+
+def _entry_in(reply: bytes, nodes: Tables) -> EntryAttributes:
+    """The entry in a reply."""
+    return _entry(wire.read_entry(reply), nodes)
+
+
+def _entry_listed(listed: wire.Listed, nodes: Tables) -> EntryAttributes:
+    """The entry of what a listing has; of `.` and `..` the kernel takes the number and the type."""
+    if listed.entry.nodeid:
+        return _entry(listed.entry, nodes)
+    entry = EntryAttributes()
+    field: Any = entry
+    field.st_ino, field.st_mode = listed.ino, listed.kind << 12
+    return entry
+
+
+def _entry(said: wire.Entry, nodes: Tables) -> EntryAttributes:
+    """The kernel makes file handles of nodeid and generation: each incarnation has one of its own."""
+    node = nodes.get(said.nodeid) if said.nodeid else None
+    entry = EntryAttributes()
+    field: Any = entry
+    field.entry_timeout, field.attr_timeout = said.name_s, said.attr_s
+    field.generation = 0 if node is None else hash(node.source) & _GENERATIONS
+    return _with_numbers(entry, said.numbers)
+
+
+def _with_numbers(entry: EntryAttributes, numbers: tuple[int, ...]) -> EntryAttributes:
+    """An entry with those of struct fuse_attr."""
+    field: Any = entry
+    (
+        field.st_ino, field.st_size, field.st_blocks, atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns,
+        field.st_mode, field.st_nlink, field.st_uid, field.st_gid, field.st_rdev, field.st_blksize,
+    ) = numbers  # fmt: skip
+    field.st_atime_ns = atime_s * NANO + atime_ns
+    field.st_mtime_ns = mtime_s * NANO + mtime_ns
+    field.st_ctime_ns = ctime_s * NANO + ctime_ns
+    return entry
+
+
+def _attributes_in(reply: bytes) -> EntryAttributes:
+    """The attributes in a reply."""
+    said = wire.read_attr(reply)
+    entry = EntryAttributes()
+    entry.attr_timeout = said.attr_s
+    return _with_numbers(entry, said.numbers)
+
+
+def _file_info(reply: bytes) -> FileInfo:
+    """The handle in a reply to OPEN, of a file whose reads and writes come to the daemon."""
+    fh, flags, _backing_id = wire.read_opened(reply)
+    return FileInfo(fh=FileHandleT(fh), keep_cache=bool(flags & wire.FOPEN_KEEP_CACHE))
+
+
+def _statvfs(reply: bytes) -> StatvfsData:
+    """The numbers in a reply to STATFS."""
+    data = StatvfsData()
+    for field, number in zip(_STATVFS, wire.STATFS_OUT.unpack(reply), strict=True):
+        setattr(data, field, number)
+    data.f_favail = data.f_ffree
+    return data
+
+
+def _changes_of(attr: EntryAttributes, fields: SetattrFields, fh: int | None, more: int = 0) -> bytes:
+    """What SETATTR is to change. more: further FATTR_*"""
+    valid = {
+        wire.FATTR_MODE: fields.update_mode, wire.FATTR_UID: fields.update_uid, wire.FATTR_GID: fields.update_gid,
+        wire.FATTR_SIZE: fields.update_size, wire.FATTR_ATIME: fields.update_atime,
+        wire.FATTR_MTIME: fields.update_mtime, wire.FATTR_FH: fh is not None,
+    }  # fmt: skip
+    atime_s, atime_ns = divmod(attr.st_atime_ns, NANO)
+    mtime_s, mtime_ns = divmod(attr.st_mtime_ns, NANO)
+    return wire.SETATTR_IN.pack(
+        sum(one for one, is_wanted in valid.items() if is_wanted) | more, fh or 0, attr.st_size, atime_s, mtime_s,
+        atime_ns, mtime_ns, attr.st_mode, attr.st_uid, attr.st_gid,
+    )  # fmt: skip
+
+
+def _are_now(attr: EntryAttributes, fields: SetattrFields) -> bool:
+    """Whether both times are to be set, to what may be now: a time that is no further from that than a minute."""
+    is_one = fields.update_atime and fields.update_mtime and attr.st_atime_ns == attr.st_mtime_ns
+    return is_one and abs(time.time_ns() - attr.st_mtime_ns) <= _NOW_NS
+
+
+# The loop: libfuse reads each request, INIT first, and a task of trio serves it.
+
+
+@contextmanager
+def session(handlers: PlainHandlers, device: int) -> Iterator[None]:
+    """A session of libfuse's on /dev/fuse, which stays its owner's."""
+    pyfuse3.init(handlers, f"/dev/fd/{os.dup(device)}", set())  # libfuse closes that
+    try:
+        yield
+    finally:
+        pyfuse3.close(unmount=False)
+
+
+async def answer_requests() -> None:
+    """Answer requests until the connection is gone, or cancelled. Checkpoint  everywhere"""
+    await pyfuse3.main(min_tasks=1, max_tasks=_N_TASKS)

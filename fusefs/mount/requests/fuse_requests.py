@@ -27,8 +27,7 @@ from fusefs.linux.fuse_caller import is_killed
 from fusefs.mount.native._core import Node
 from fusefs.mount.requests.thread_pool import Key, PoolTask, ThreadPool
 from fusefs.mount.tables.tables_lock import WouldWait
-from fusefs.mount.tree.make_core import CELL_OF_OPCODE, errno_of
-from fusefs.mount.tree.validity import shown_number
+from fusefs.mount.tree.mount_state import CELL_OF_OPCODE, errno_of
 from fusefs.mount.tree.vfs import Vfs
 
 GONE: Final = (errno.ENOENT, errno.ENODEV)
@@ -146,7 +145,7 @@ class FuseRequests:
             return
         if lock.is_slow:
             with lock:
-                if self._answer(request, send, self._recall):
+                if self._answer(request, send, self._vfs.recall):
                     return
         wait_class = _WAIT_CLASSES.get(opcode, WaitClass.LOOK)
         is_for_worker = patience == Patience.NO_CALLS or lock.is_slow or wait_class is WaitClass.LONG
@@ -274,33 +273,6 @@ class FuseRequests:
             return False
         self._reply(answer, _ReplyTo(opcode, unique, pid, begun_ns, send))
         return True
-
-    def _recall(self, request: bytes) -> bytes | None:
-        """The body of a reply from what is cached of a slow filesystem; None: it must be asked."""
-        _size, opcode, _unique, nodeid, _uid, _gid, pid = wire.read_head(request)
-        recalls = self._vfs.recalls
-        match opcode:
-            case Opcode.LOOKUP:
-                (name,) = wire.names(request)
-                known = recalls.lookup(nodeid, name, pid)
-            case Opcode.GETATTR | Opcode.STATX:
-                known = recalls.getattr(nodeid)
-            case Opcode.READLINK:
-                return recalls.readlink(nodeid)
-            case Opcode.GETXATTR | Opcode.LISTXATTR:
-                return self._vfs.xattrs.recall(request)
-            case Opcode.OPENDIR:
-                return self._vfs.listings.recall(request)
-            case _:
-                return None
-        if known is None:
-            return None
-        if not known.nodeid:
-            return wire.missing(known.timeout_s)
-        ino, (entry_s, attr_s) = shown_number(known), self._vfs.timeouts.lifetimes(known)
-        if opcode == Opcode.LOOKUP:
-            return wire.entry(known.nodeid, ino, known.attributes, entry_s, attr_s)
-        return (wire.attr if opcode == Opcode.GETATTR else wire.statx)(ino, known.attributes, attr_s)
 
     def _reply(self, answer: wire.Answer, to: _ReplyTo) -> None:
         has_failed = isinstance(answer, int)

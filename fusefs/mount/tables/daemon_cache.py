@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Self
 
 from fusefs.core.common_xattrs import Answers
@@ -116,20 +116,13 @@ class DaemonCache:
         self.is_kept = size_bytes > 0 and lifetime_s > 0
         self.lifetime_s = lifetime_s
         self.metadata = MetadataCache(size_bytes, lifetime_s)
-        self.largest_bytes = self.metadata.largest_bytes
-        """Of one listing that is remembered."""
         self._nodes = nodes
         self._lock = lock
         self._stats = stats
 
-    @contextmanager
-    def looking(self) -> Iterator[CacheFill | None]:
+    def looking(self) -> AbstractContextManager[CacheFill | None]:
         """A look by this operation; None: the filesystem answers at once, and nothing is cached of it."""
-        if self._lock.is_slow:
-            with self.looking_ahead() as look:
-                yield look
-        else:
-            yield None
+        return self.looking_ahead() if self._lock.is_slow else nullcontext()
 
     def looking_ahead(self) -> CacheFill:
         """A look by other threads, to be ended."""

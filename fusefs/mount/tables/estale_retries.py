@@ -32,20 +32,17 @@ _MOVED_S = 2.0
 """mv looks at once, but the machine may be busy."""
 
 
-class _Moved(NamedTuple):
-    """What a process has moved, and when: place, where it finds that once more; None: it has; fd, O_PATH."""
+class _Held(NamedTuple):
+    """What is held for a process, and since when.
+
+    node, fd  what it has found, by an O_PATH fd; None: nothing yet. What it has moved may have no node
+    place     where it finds what it has moved once more; None: it has
+    """
 
     since_s: float
-    place: tuple[Node, bytes] | None
-    node: Node | None
-    fd: Fd
-
-
-class _Retry(NamedTuple):
-    """Of a process that tries again: since when, and what it has found, held by an O_PATH fd; None: nothing yet."""
-
-    since_s: float
-    found: tuple[Node, Fd] | None
+    node: Node | None = None
+    fd: Fd | None = None
+    place: tuple[Node, bytes] | None = None
 
 
 class EstaleRetries:
@@ -55,9 +52,9 @@ class EstaleRetries:
         """Begin with none."""
         self._lock = lock
         self._nodes = nodes
-        self._retries: dict[int, _Retry] = {}
+        self._retries: dict[int, _Held] = {}
         """Those told so longest ago come first."""
-        self._moved: dict[int, _Moved] = {}
+        self._moved: dict[int, _Held] = {}
         self._token: trio.lowlevel.TrioToken | None = None
         self._has_any = trio.Event()
 
@@ -71,12 +68,12 @@ class EstaleRetries:
 
     def add(self, pid: int) -> None:
         """A process is told ESTALE. The one told so longest ago makes room: it has long tried again. By any thread."""
-        self._put(pid, None)
-        self._tell()
+        self._put(pid)
+        self._notify()
         while len(self._retries) > _N_MAX:
             self.remove(next(iter(self._retries)))
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._token is not None:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._see_one)
@@ -85,51 +82,45 @@ class EstaleRetries:
         """A process has moved something to where it has no name. fd: of it, O_PATH, which is ours from now on"""
         self._leave(pid)
         node = self._nodes.find(source)
-        self._moved[pid] = _Moved(time.monotonic(), place, node, fd)
+        self._moved[pid] = _Held(time.monotonic(), node, fd, place)
         self._keep(node)
-        self._tell()
+        self._notify()
         while len(self._moved) > _N_MAX:
             self._leave(next(iter(self._moved)))
 
     def moved_to(self, pid: int, place: tuple[Node, bytes]) -> Fd | None:
         """An O_PATH fd of what a process has moved there, the caller's own, if it asks for the first time."""
         moved = self._moved.get(pid)
-        if moved is None or moved.place != place:
+        if moved is None or moved.fd is None or moved.place != place:
             return None
         self._moved[pid] = moved._replace(place=None)
         return Fd(os.dup(moved.fd))
 
     def _leave(self, pid: int) -> None:
-        moved = self._moved.pop(pid, None)
-        if moved is not None:
-            self._keep(moved.node)
-            self._lock.call(moved.fd.close)
+        self._close(self._moved.pop(pid, None))
 
-    def _put(self, pid: int, found: tuple[Node, Fd] | None) -> None:
+    def _put(self, pid: int, node: Node | None = None, fd: Fd | None = None) -> None:
         before = self._retries.pop(pid, None)
-        self._retries[pid] = _Retry(time.monotonic(), found)
+        self._retries[pid] = _Held(time.monotonic(), node, fd)
         self._nodes.retry(pid, True)
-        if found is not None:
-            self._keep(found[0])
+        self._keep(node)
         self._close(before)
 
     def _keep(self, node: Node | None) -> None:
         """Have a node reached by what is held of it, if anything is."""
         if node is not None:
-            held = [one.found[1] for one in self._retries.values() if one.found is not None and one.found[0] is node]
-            held += [one.fd for one in self._moved.values() if one.node is node]
-            self._nodes.keep_fd(node, held[0] if held else -1)
+            held = (one.fd for one in (*self._retries.values(), *self._moved.values()) if one.node is node)
+            self._nodes.keep_fd(node, next((fd for fd in held if fd is not None), -1))
 
     def remove(self, pid: int) -> None:
         """A process has what it wanted."""
         self._nodes.retry(pid, False)
         self._close(self._retries.pop(pid, None))
 
-    def _close(self, retry: _Retry | None) -> None:
-        if retry is not None and retry.found is not None:
-            node, fd = retry.found
-            self._keep(node)
-            self._lock.call(fd.close)
+    def _close(self, held: _Held | None) -> None:
+        if held is not None and held.fd is not None:
+            self._keep(held.node)
+            self._lock.call(held.fd.close)
 
     async def expire(self) -> None:
         """Those that have long tried again do so no more: nobody says when they have what they wanted. Until cancelled.
@@ -158,10 +149,10 @@ class EstaleRetries:
     def drop(self, node: Node) -> None:
         """A node has ended. Its client has not found another yet: the kernel looks twice before it opens anything, and
         lets go of what it finds first."""
-        for pid, (since_s, found) in list(self._retries.items()):
-            if found is not None and found[0] is node:
-                self._retries[pid] = _Retry(since_s, None)
-                self._close(_Retry(since_s, found))
+        for pid, held in list(self._retries.items()):
+            if held.node is node:
+                self._retries[pid] = _Held(held.since_s)
+                self._close(held)
 
     def close(self) -> None:
         """Let all go."""
@@ -181,4 +172,4 @@ class EstaleRetries:
 
     def hold(self, pid: int, node: Node, fd: Fd) -> None:
         """Hold a node that a process has found, by an O_PATH fd of it, which is ours from now on."""
-        self._put(pid, (node, fd))
+        self._put(pid, node, fd)

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from fusefs.core.common_xattrs import ASKED_OF_ALL, UNSUPPORTED, is_asked_of_all
+from fusefs.core.inode_attributes import Attributes
 from fusefs.linux.fd import Fd
 from fusefs.linux.thread_progress import run_on_any_core
 from fusefs.mount.native._core import Node, Prefetcher
 from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache, SeenByName
-from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.store.layout import is_stores_own
 
@@ -36,23 +38,102 @@ _N_PASSED_MAX = 1 << 10
 _GLANCE_S = 0.001
 _PATIENCE_S = 2.0
 """For a name whose lookup hangs; it is then returned without attributes, and a request for them waits."""
+_N_REFUSED_MAX = 64
+_Kind = tuple[bytes, bool]
+"""An extended attribute, and whether it is of directories, or else of files: a filesystem may have it of one alone."""
+
+
+class PrefetchXattrs:
+    """Which extended attributes are fetched with attributes: a client asks the next file for what it asked one for.
+
+    To be changed with the tables' lock; to be asked on any thread.
+    """
+
+    def __init__(self, device: int) -> None:
+        """Begin with none. device: of the backing filesystem; what one mounted in it has not, that may have"""
+        self._device = device
+        self._kinds: frozenset[_Kind] = frozenset()
+        self._new: frozenset[_Kind] = frozenset()
+        self._answered: frozenset[_Kind] = frozenset()
+        self._refused: frozenset[_Kind] = frozenset()
+
+    def begin(self) -> None:
+        """A listing begins: what was not asked for since the one before is not wanted any more."""
+        self._kinds, self._new = self._kinds & self._new, frozenset()
+
+    def has(self, name: bytes, *, is_directory: bool) -> bool:
+        """Whether one is among them."""
+        return (name, is_directory) in self._kinds
+
+    def add(self, name: bytes, *, is_directory: bool) -> bool:
+        """A client was told one, or that it is not there: for this listing, and the next. Returns  whether it is new"""
+        if not is_asked_of_all(name):
+            return False
+        kind = (name, is_directory)
+        is_new = kind not in self._kinds
+        self._new |= {kind}
+        self._answered |= {kind}
+        self._kinds |= {kind}
+        return is_new
+
+    def of(self, seen: Attributes) -> tuple[bytes, ...]:
+        """Those of one inode."""
+        if not self._kinds or not _is_common(seen):
+            return ()
+        is_directory = seen.is_directory()
+        return tuple(name for name, of_directories in self._kinds if of_directories is is_directory)
+
+    def bits(self) -> tuple[int, int]:
+        """Those of files, and of directories: a bit for each, as numbered in ASKED_OF_ALL."""
+        files, directories = (
+            sum(1 << ASKED_OF_ALL.index(name) for name, is_directory in self._kinds if is_directory is of_directories)
+            for of_directories in (False, True)
+        )
+        return files, directories
+
+    def refuses(self, device: int, name: bytes, *, is_directory: bool) -> bool:
+        """Whether this filesystem has one not at all."""
+        return device == self._device and (name, is_directory) in self._refused
+
+    def answered(self, seen: Attributes, answers: Iterable[tuple[bytes, bytes | int]]) -> None:
+        """What was answered of one inode: what is unsupported, and never was there, need not be asked for again."""
+        if seen.dev != self._device or not _is_common(seen):
+            return
+        for name, answer in answers:
+            kind = (name, seen.is_directory())
+            if answer not in UNSUPPORTED:
+                if kind not in self._answered and is_asked_of_all(name):
+                    self._answered |= {kind}
+            elif kind not in self._answered:
+                self._refused = (self._refused if len(self._refused) < _N_REFUSED_MAX else frozenset()) | {kind}
+                self._kinds -= {kind}
+
+    def supported(self, name: bytes, *, is_directory: bool) -> None:
+        """A client has set one: it is there after all."""
+        self._refused -= {(name, is_directory)}
+
+
+def _is_common(seen: Attributes) -> bool:
+    return stat.S_ISREG(seen.mode) or stat.S_ISDIR(seen.mode)
 
 
 class Prefetch:
     """The queues of a mount. To be used with the tables' lock."""
 
     def __init__(
-        self, lock: TablesLock, cache: DaemonCache, wanted: PrefetchXattrs, n_in_flight: int, n_fds: int
+        self, lock: TablesLock, cache: DaemonCache, device: int, *, has_handles: bool, n_in_flight: int, n_fds: int
     ) -> None:
         """Begin with none.
 
-        wanted       what is fetched beside attributes
+        device       of the backing filesystem
+        has_handles  its file handles can be relied on: they are fetched, too
         n_in_flight  lookups under way at a time, for one queue
         n_fds        that lookups may have open for a moment
         """
         self._lock = lock
         self._cache = cache
-        self._wanted = wanted
+        self.xattrs = PrefetchXattrs(device)
+        self._has_handles = has_handles
         self._n_in_flight = n_in_flight
         self._queues: dict[Node, PrefetchQueue] = {}
         self._numbers = itertools.count()
@@ -70,7 +151,7 @@ class Prefetch:
 
     def begin(self, directory: Node) -> PrefetchQueue:
         """A listing begins."""
-        self._wanted.begin()
+        self.xattrs.begin()
         self.drop(directory)
         queue = self._queues[directory] = PrefetchQueue(next(self._numbers))
         if len(self._queues) > _N_QUEUES:
@@ -98,7 +179,7 @@ class Prefetch:
 
     def asked_xattr(self, name: bytes, node: Node, fd: Fd | None) -> None:
         """An extended attribute of what is in a directory was returned. fd: of the directory, as in `asked`"""
-        if self._wanted.add(name, is_directory=node.is_directory):
+        if self.xattrs.add(name, is_directory=node.is_directory):
             for queue in self._queues.values():
                 queue.take_again()
         if node.parent is not None:
@@ -119,7 +200,7 @@ class Prefetch:
         return [name for name in names if not self._knows(directory, name)]
 
     def _knows(self, directory: Node, name: bytes) -> bool:
-        return is_stores_own(name) or self._cache.knows(directory, name, self._wanted.of)
+        return is_stores_own(name) or self._cache.knows(directory, name, self.xattrs.of)
 
     def fetch(self, queue: PrefetchQueue, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
         """Begin to look up some names. fd: of the directory, its owner's"""
@@ -131,9 +212,8 @@ class Prefetch:
         except OSError:
             return  # too many are open: the request looks up itself
         batch = PrefetchBatch(self._cache.looking_ahead(), directory, frozenset(names))
-        wanted = self._wanted
         begun = self._prefetcher.add(
-            batch, own_fd, names, wanted.bits(), wanted.has_handles, queue.number, self._n_in_flight
+            batch, own_fd, names, self.xattrs.bits(), self._has_handles, queue.number, self._n_in_flight
         )
         if begun:
             queue.add(batch)
@@ -159,7 +239,8 @@ class Prefetch:
             with self._lock:
                 for batch, names in found.items():
                     batch.learn(names)
-                    self._wanted.answered_all(names.values())
+                    for found_one in filter(None, names.values()):
+                        self.xattrs.answered(found_one[0], found_one[2].items())
 
 
 class PrefetchBatch:

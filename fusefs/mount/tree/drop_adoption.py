@@ -7,29 +7,38 @@ orphan here is left to a plain rename, and to the reaper.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.inode_attributes import Attributes
 from fusefs.core.names import Name, RelPath, join
 from fusefs.linux.boot_id import invocation_of
+from fusefs.linux.capabilities import Capability, are_ours
 from fusefs.linux.fd import Fd, closed_on_error
-from fusefs.linux.fuse_caller import Caller
+from fusefs.linux.fuse_caller import Caller, Rights, knows, rights_of
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.thread_credentials import ThreadCredentials, call_as
+from fusefs.linux.thread_credentials import NO_ID, ThreadCredentials, call_as
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import NameIn
-from fusefs.mount.tables.directory_fds import DirectoryFds
-from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree.act_as import by_mode, by_mode_of, by_owner
-from fusefs.mount.tree.node_access import NodeAccess
+from fusefs.mount.tree.mount_state import MountState
 from fusefs.mount.tree.trashd_dir import is_below, is_drop_folder
 from fusefs.store.adopt_moved import ReadyContainer, finish, make_ready, open_folder_of, record_moved
 from fusefs.store.layout import TREE
 
 _PRIVATE = 0o077
+_NOBODY = 65_534
+_BY_MODE = 1 << Capability.DAC_OVERRIDE | 1 << Capability.DAC_READ_SEARCH
+
+
+class _NeededCapability(NamedTuple):
+    """A capability by which a process that is not the owner's may do something, and whose inode that is."""
+
+    capability: Capability
+    uid: int
+    gid: int
 
 
 class _Prepared(NamedTuple):
@@ -46,15 +55,12 @@ class _Prepared(NamedTuple):
     owned: ExitStack
 
 
-@dataclass(eq=False, repr=False)
 class DropAdoption:
     """That of one mount. To be used with the tables' lock."""
 
-    _lock: TablesLock
-    _nodes: Tables
-    _directories: DirectoryFds
-    _access: NodeAccess
-    kernel: Kernel
+    def __init__(self, mount: MountState) -> None:
+        self._mount, self._lock, self._nodes = mount, mount.lock, mount.nodes
+        self.kernel = Kernel()
 
     def take_in(
         self, old_fd: Fd, old: NameIn, seen: Attributes, new_fd: Fd, new_directory: Node, caller: Caller
@@ -72,7 +78,7 @@ class DropAdoption:
         if store is None or store.parent is None or is_below(self._nodes, old[0]):
             return None
         origin = _way(store.parent, *old)
-        with self._directories.fd_of(store.parent) as base_fd:
+        with self._mount.fd_of(store.parent) as base_fd:
             try:
                 prepared = self._lock.call(
                     self._prepare, base_fd, Name(store.name), new_fd, old_fd, Name(old[1]), origin, caller
@@ -110,11 +116,64 @@ class DropAdoption:
     def _move(
         self, old_fd: Fd, old: NameIn, seen: Attributes, ready: ReadyContainer, drop: Node, caller: Caller
     ) -> None:
-        needs = [by_mode_of(self._lock, old_fd), by_mode_of(self._lock, ready.place), by_owner(seen)]
+        """Rename as the caller, so that the filesystem below judges it now. A user's own mount acts as that user.
+
+        The kernel has judged by the owners and modes that it was sent last. If these were changed behind the mount,
+        a rename as root would let a former owner do it. First by the caller's ids alone where all is the caller's own,
+        since groups can't matter there. Else, and if that is refused, with what /proc has of the caller's groups and
+        capabilities: nothing of that is kept from one request to the next.
+        """
+        rename = partial(self.kernel.rename, old_fd, old[1], ready.place, TREE)
+        if os.geteuid():
+            self._lock.call(rename)
+            return
+        needs = [self._by_mode_of(old_fd), self._by_mode_of(ready.place)]
+        needs.append(_NeededCapability(Capability.FOWNER, seen.uid, seen.gid))  # in a sticky directory
         if seen.is_directory():
-            needs.append(by_mode(seen))  # what is above it is written in it
-        moving = self._access.as_caller(caller, needs, (old[0], drop))
-        moving.call(self.kernel.rename, old_fd, old[1], ready.place, TREE)
+            needs.append(_NeededCapability(Capability.DAC_OVERRIDE, seen.uid, seen.gid))  # its `..` is written
+        uid, gid = _known(caller.uid), _known(caller.gid)
+        if all(need.uid == uid for need in needs):
+            try:
+                self._lock.call(call_as, ThreadCredentials(uid, gid, (), None if uid else 0), rename)
+            except PermissionError:
+                pass
+            else:
+                return
+        rights = self._lock.call(rights_of, caller)
+        capabilities = self._capabilities(caller, rights, needs)
+        whole = ThreadCredentials(uid, gid, rights.groups, capabilities)
+        if not uid and are_ours(capabilities):
+            whole = ThreadCredentials(0, gid)
+        try:
+            self._lock.call(call_as, whole, rename)
+        except PermissionError:
+            for node in (old[0], drop):  # they are not what the kernel took them for
+                self._mount.cache.metadata.attributes_changed(node.source)
+                self._mount.timeouts.renew(node)
+            raise
+
+    def _by_mode_of(self, fd: Fd) -> _NeededCapability:
+        """For what the mode and ACL of what an fd holds allow."""
+        st = self._lock.call(os.stat, fd)
+        return _NeededCapability(Capability.DAC_OVERRIDE, st.st_uid, st.st_gid)
+
+    def _capabilities(self, caller: Caller, rights: Rights, needs: Sequence[_NeededCapability]) -> int:
+        """Those that the caller acts with, as bits: all, if they are of our user namespace; of another one's those that
+        the rename needs, over what that namespace knows."""
+        if rights.is_ours or not rights.capabilities:
+            return rights.capabilities
+        needed = unknown = 0
+        for capability, uid, gid in needs:
+            bits = _BY_MODE if capability == Capability.DAC_OVERRIDE else 1 << capability
+            needed |= bits
+            if not self._lock.call(knows, caller, uid, gid):
+                unknown |= bits
+        return rights.capabilities & needed & ~unknown
+
+
+def _known(number: int) -> int:
+    """An id to act with: that of nobody for one of another user namespace, or none (what the kernel writes back)."""
+    return _NOBODY if number == NO_ID else number
 
 
 def _store_above(nodes: Tables, directory: Node) -> Node | None:

@@ -20,7 +20,6 @@ import re
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, REQUEST_HEAD_SIZE, Opcode
@@ -30,14 +29,12 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
 from fusefs.linux.statx import look_at
-from fusefs.mount.native._core import Core, Node, Tables
-from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
-from fusefs.mount.tables.directory_fds import DirectoryFds
-from fusefs.mount.tables.prefetch import Prefetch, PrefetchBatch, PrefetchQueue
-from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree import trashd_dir
-from fusefs.mount.tree.cached_replies import CachedReplies
-from fusefs.mount.tree.validity import AttrTimeouts, EntryParam, NameValidity
+from fusefs.mount.native._core import Node
+from fusefs.mount.tables.daemon_cache import CacheFill
+from fusefs.mount.tables.prefetch import PrefetchBatch, PrefetchQueue
+from fusefs.mount.tree.mount_state import MountState
+from fusefs.mount.tree.trashd_dir import hides_stores, is_below
+from fusefs.mount.tree.validity import EntryParam
 from fusefs.store.layout import is_stores_own
 
 _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
@@ -45,6 +42,7 @@ _SINCE = (6, 13)
 """From then on two changes never leave a directory with the same time, if it was looked at in between."""
 
 DIRECTORIES = frozenset({Opcode.OPENDIR, Opcode.READDIRPLUS, Opcode.FSYNCDIR, Opcode.RELEASEDIR})
+_TO_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DOTS = (b".", b"..")
 _N_REPLY = 256
 """Entries of a reply: a little more than it takes."""
@@ -137,30 +135,11 @@ class SlowListing:
         self.n_requested = n_requested
 
 
-@dataclass(eq=False, repr=False)
 class Listings:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only.
+    """Those of one mount. To be used with the tables' lock; all methods raise OSError only."""
 
-    is_shared    directories may change behind the mount at any time
-    shows_trash  `.trashd` is in the root's listing too
-    is_checked   the kernel checks permissions; else the backing filesystem must, when something is opened
-    """
-
-    _lock: TablesLock
-    _core: Core
-    _nodes: Tables
-    _cache: DaemonCache
-    _directories: DirectoryFds
-    _prefetch: Prefetch
-    _validity: NameValidity
-    _timeouts: AttrTimeouts
-    _cached: CachedReplies
-    _: KW_ONLY
-    is_shared: bool
-    shows_trash: bool
-    is_checked: bool
-
-    def __post_init__(self) -> None:
+    def __init__(self, mount: MountState) -> None:
+        self._mount, self._lock, self._nodes, self._cache = mount, mount.lock, mount.nodes, mount.cache
         self._slow: dict[int, SlowListing] = {}
         self._numbers = itertools.count(_NO_FD)
 
@@ -179,9 +158,9 @@ class Listings:
         if listing is None:
             node = self._nodes.handle(fh)[0] if fh else self._nodes.get(nodeid)
             if node is None or opcode != Opcode.READDIRPLUS:
-                return self._do(request)
+                return self._mount.do(request)
             with self._cache.reads(node.source):
-                return self._do(request)
+                return self._mount.do(request)
         match opcode:
             case Opcode.READDIRPLUS:
                 return self._read(listing, *wire.read_in(request)[1:])
@@ -189,15 +168,12 @@ class Listings:
                 self._release(listing, request)
                 del self._slow[fh]
                 return b""
-        return self._do(wire.with_handle(request, listing.handle))
-
-    def _do(self, request: wire.Request) -> bytes:
-        return self._lock.call(self._core.do, request)
+        return self._mount.do(wire.with_handle(request, listing.handle))
 
     # Handles of slow directories.
 
     def _opendir(self, request: wire.Request, nodeid: int, uid: int) -> bytes:
-        reply = self._do(request)
+        reply = self._mount.do(request)
         node = self._nodes.get(nodeid)
         if node is None or not self._lock.is_slow:
             return reply
@@ -205,17 +181,17 @@ class Listings:
 
     def recall(self, request: wire.Request) -> bytes | None:
         """The reply to OPENDIR of a directory whose entries are cached: it need not be opened. None: it must be."""
-        _size, _opcode, _unique, nodeid, uid, _gid, _pid = wire.read_head(request)
+        _size, opcode, _unique, nodeid, uid, _gid, _pid = wire.read_head(request)
         node = self._nodes.get(nodeid)
-        if not self._nodes.opens_directories or not self.is_checked:
+        if opcode != Opcode.OPENDIR or not self._nodes.opens_directories or not self._mount.options.default_permissions:
             return None
         if node is None or node.last is not None or self._cache.listing(node) is None:
             return None
         if not self._nodes.make_room(uid):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._nodes.add_to_share(uid, 1)
-        is_kept = FOPEN_CACHE_DIR if self.is_shared else FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE
-        flags = 0 if trashd_dir.is_below(self._nodes, node) else is_kept
+        is_kept = FOPEN_CACHE_DIR if self._mount.is_shared else FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE
+        flags = 0 if is_below(self._nodes, node) else is_kept
         return self._opened(SlowListing(node, uid), wire.opened(0, flags))
 
     def release(self, fh: int) -> None:
@@ -230,7 +206,7 @@ class Listings:
     def _release(self, listing: SlowListing, request: wire.Request) -> None:
         listing.end_fill()
         if listing.handle:
-            self._do(wire.with_handle(request, listing.handle))
+            self._mount.do(wire.with_handle(request, listing.handle))
             return
         self._nodes.add_to_share(listing.uid, -1)
         if listing.fd is not None:
@@ -240,7 +216,19 @@ class Listings:
         """The fd to read a directory by."""
         if listing.handle:
             return self._nodes.handle(listing.handle)[1]
-        return listing.fd or listing.keep(self._directories.open_to_read(listing.node))
+        return listing.fd or listing.keep(self._open_to_read(listing.node))
+
+    def _open_to_read(self, directory: Node) -> Fd:
+        """A new fd of a directory, to be read, of one that the kernel has opened already.
+
+        Raises  OSError ENOENT: it was removed behind the mount; any filesystem says so to those that have it open
+        """
+        try:
+            return Fd(self._lock.call(os.open, self._mount.fd_of(directory).path(), _TO_READ))
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
 
     # Entries of slow directories.
 
@@ -263,9 +251,9 @@ class Listings:
         listing.restart(offset, cached)
         listing.seek(offset)
         if not offset or listing.queue is None:
-            listing.queue = self._prefetch.begin(node)
-        if cached is None and self._validity.are_fickle_in(node, self._fd(listing)):
-            self._prefetch.drop(node)
+            listing.queue = self._mount.prefetch.begin(node)
+        if cached is None and self._mount.are_fickle_in(node, self._fd(listing)):
+            self._mount.prefetch.drop(node)
             listing.queue = None
         elif cached is None and not offset:
             listing.end_fill()
@@ -280,10 +268,10 @@ class Listings:
             return  # a request of a killed process was still reading
         entries.extend(block)
         listing.is_complete = not block
-        if block and entries.n_bytes > self._cache.largest_bytes:
+        if block and entries.n_bytes > self._cache.metadata.largest_bytes:
             listing.drop_returned()
         elif not block and listing.fill is not None:
-            if not self._validity.are_fickle_in(node, self._fd(listing)):
+            if not self._mount.are_fickle_in(node, self._fd(listing)):
                 listing.fill.learn_listing(node, entries)
                 with (
                     suppress(OSError),
@@ -297,9 +285,9 @@ class Listings:
         entries, first = listing.entries, max(listing.position, listing.n_requested)
         listing.n_requested = max(first, min(len(entries), listing.position + _N_AHEAD))
         new = [entries[number][0] for number in range(first, listing.n_requested)]
-        missing = self._prefetch.missing(queue, listing.node, [name for name in new if name not in _DOTS])
+        missing = self._mount.prefetch.missing(queue, listing.node, [name for name in new if name not in _DOTS])
         if missing:
-            self._prefetch.fetch(queue, listing.node, self._fd(listing), missing)
+            self._mount.prefetch.fetch(queue, listing.node, self._fd(listing), missing)
         batches = queue.batches()
         end = min(len(entries), listing.position + _N_REPLY)
         names = [entries[number][0] for number in range(listing.position, end)]
@@ -310,7 +298,7 @@ class Listings:
     def _reply(self, listing: SlowListing, batches: Sequence[PrefetchBatch], room: int) -> bytes:
         """As many entries as there is room for; the kernel has one more reference to those with attributes."""
         node, queue, reply = listing.node, listing.queue, []
-        hides = trashd_dir.hides_stores(node, shows_trash=self.shows_trash)
+        hides = hides_stores(node, shows_trash=self._mount.options.show_trash)
         is_cached = bool(batches) or self._cache.metadata.has_names(node.source)
         now_s = time.monotonic()
         while listing.position < len(listing.entries):
@@ -326,7 +314,7 @@ class Listings:
             if known is None or found is None or _is_cached_by_kernel(found, known, node, name, now_s):
                 reply.append(wire.dirent_alone(name, following, ino, kind))
             else:
-                lifetimes = self._timeouts.lifetimes(known)
+                lifetimes = self._mount.timeouts.lifetimes(known)
                 number = known.nodeid
                 reply.append(wire.direntplus(name, following, number, number, known.attributes, *lifetimes))
                 found.nlookup += 1
@@ -340,7 +328,7 @@ class Listings:
 
     def _known(self, directory: Node, batches: Collection[PrefetchBatch], name: bytes) -> EntryParam | None:
         """What a name means, if it is cached; or was fetched for this reply, and the cache is small."""
-        known = self._cached.name(directory, name)
+        known = self._mount.cached_name(directory, name)
         for batch in batches if known is None else ():
             found = batch.found.get(name)
             if found is not None and not is_stores_own(name):

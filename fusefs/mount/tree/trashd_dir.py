@@ -11,8 +11,6 @@ import errno
 import os
 import stat
 import threading
-import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from zlib import crc32
@@ -84,55 +82,6 @@ def drop_of(uid: int, target: bytes) -> NodeId:
 def user_of(nodeid: int) -> int | None:
     """The user whose link a nodeid is; None if it is none."""
     return nodeid & (1 << _UID_BITS) - 1 if _DROPS <= nodeid < _DROPS_END else None
-
-
-class StoredNodes:
-    """What the kernel was told of since the last `take` that lies in stores. Touched as the tables are."""
-
-    def __init__(self, nodes: Tables) -> None:
-        """nodes: of which it is told"""
-        self._nodes = nodes
-        self.tell: Callable[[], object] = lambda: None
-        """Called when there is something, on whatever thread; forget_stored.StoredNotices wants to know."""
-        self._has_moved = False
-        self._seen: dict[Node, None] = {}
-        self._named: dict[tuple[NodeId, bytes], Node] = {}
-        self._named_s = 0.0
-
-    def note(self, node: Node, *, is_moved: bool) -> None:
-        """A client was told of a node in a directory that holds trash, or has moved it there, with all in it."""
-        if is_moved and node.is_directory:
-            self._has_moved, self._nodes.is_trash_renewed = True, False
-        self.add(node)
-
-    def add(self, node: Node) -> None:
-        """A client was told of a node in a directory that holds trash."""
-        self._seen[node] = None
-        self.tell()
-
-    def expire(self, directory: Node, name: bytes, node: Node) -> None:
-        """The kernel is about to give this name to a node that is somewhere else."""
-        self._named[directory.nodeid, name] = node
-        self._named_s = time.monotonic()
-        self.tell()
-
-    def take_names(self, quiet_s: float) -> list[tuple[NodeId, bytes]]:
-        """Such names, with their directories, that the kernel may still believe. None while more of them come: the last
-        one came less than that long ago."""
-        if time.monotonic() - self._named_s < quiet_s:
-            return []
-        named, self._named = self._named, {}
-        return [place for place, node in named.items() if self._nodes.get(node.nodeid) is node]
-
-    def take(self, left: Sequence[Node]) -> list[Node]:
-        """What may lie in a store, the oldest first. left: of the last time"""
-        seen, self._seen = self._seen, {}
-        has_moved, self._has_moved = self._has_moved, False
-        return list(self._nodes) if has_moved else [*dict.fromkeys([*left, *seen])]
-
-    def looked_through(self) -> None:
-        """What was taken last was told to be asked for anew."""
-        self._nodes.is_trash_renewed = not self._has_moved
 
 
 class DropLinks:

@@ -23,15 +23,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fusefs.core.inode_attributes import Attributes
-from fusefs.core.names import STORE
 from fusefs.core.nodeids import ROOTS, NodeId
-from fusefs.linux.casefold import case_folding
-from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import forget_attributes
 from fusefs.mount.native._core import Node, Tables
-from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree.trashd_dir import is_below
-from fusefs.store.layout import is_stores_own
 
 NOTHING = Attributes(*[0] * len(Attributes._fields))
 """Of a name that nothing has."""
@@ -59,55 +53,14 @@ def shown_number(known: EntryParam) -> int:
     return known.attributes.ino if known.nodeid in ROOTS else known.nodeid
 
 
-class NameValidity:
-    """Which names must not be remembered.
-
-    The store's names change behind the mount; and where letter case does not matter, one name is many.
-    """
-
-    def __init__(self, nodes: Tables, lock: TablesLock) -> None:
-        """Begin with nothing known."""
-        self._nodes = nodes
-        self._lock = lock
-
-    def is_fickle(self, directory: Node, fd: Fd, name: bytes) -> bool:
-        """Whether a name must not be remembered. fd: the directory's"""
-        return (name.startswith(STORE) and is_stores_own(name)) or self.are_fickle_in(directory, fd)
-
-    def are_fickle_in(self, directory: Node, fd: Fd) -> bool:
-        """Whether no name in a directory may be remembered. fd: of it"""
-        return is_below(self._nodes, directory) or self._may_fold(directory, fd)
-
-    def may_fold(self, directory: Node, fd: int) -> bool:
-        """Whether a name in a directory may have other spellings. fd: of it. Without the lock"""
-        with self._lock:
-            return self._may_fold(directory, fd)
-
-    def _may_fold(self, directory: Node, fd: int) -> bool:
-        known, device = self._lock.submounts.folding, directory.source[0]
-        if directory.is_case_sensitive:
-            return False
-        if device in known:
-            directory.is_case_sensitive = not known[device]
-            return known[device]
-        folds, is_common = self._lock.call(case_folding, fd)
-        if folds is not None and is_common:
-            known[device] = folds
-            if device == self._nodes.root.dev:
-                self._nodes.is_case_sensitive = not folds
-        directory.is_case_sensitive = folds is False
-        return folds is not False
-
-
 class AttrTimeouts:
-    """For how long one mount's kernel believes attributes. To be used with the tables' lock."""
+    """For how long one mount's kernel believes attributes. To be used with the tables' lock.
+
+    Nothing lasts before the tables have the device: /dev/fuse.
+    """
 
     def __init__(self, nodes: Tables) -> None:
         self._nodes = nodes
-
-    def connect(self, device: int) -> None:
-        """Have the session: /dev/fuse, which stays its owner's. Before that nothing lasts."""
-        self._nodes.device = device
 
     def lifetimes(self, known: EntryParam) -> tuple[float, float]:
         """For how long the kernel may believe what a name means, and what its attributes are, in the reply that is

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.common_xattrs import ACLS, LABEL, NAMES, UNSUPPORTED, is_asked_of_all
@@ -18,40 +17,28 @@ from fusefs.linux.capabilities import Capability
 from fusefs.linux.fuse_caller import Caller, is_capable
 from fusefs.linux.statx import look_at
 from fusefs.linux.xattrs import is_selinux_enabled
-from fusefs.mount.native._core import Core, Node, Tables
-from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache
-from fusefs.mount.tables.prefetch import Prefetch
-from fusefs.mount.tables.prefetch_xattrs import PrefetchXattrs
-from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree import trashd_dir
-from fusefs.mount.tree.validity import AttrTimeouts
+from fusefs.mount.native._core import Node
+from fusefs.mount.tables.daemon_cache import CacheFill
+from fusefs.mount.tree.mount_state import MountState
+from fusefs.mount.tree.trashd_dir import is_below
 
 _TRUSTED = b"trusted."
 _ROOM = 1 << 16
 
 
-@dataclass(eq=False, repr=False)
 class XattrOperations:
     """The extended attributes of a mount. All methods raise OSError only.
 
-    are_shown    if not, the kernel is told at its first question that there are none, and asks no more
-    are_for_all  the filesystem below tells every user the same; else each is asked for as the caller,
-                 and what that user is told is remembered for that user alone
+    If they are not shown, the reply to the kernel's first request is that there are none, and the kernel sends no more.
+    Where the filesystem below has not the same ones for every user, each is read as the caller, and cached for that
+    user alone.
     """
 
-    _lock: TablesLock
-    _core: Core
-    _nodes: Tables
-    _cache: DaemonCache
-    _prefetch: Prefetch
-    _wanted: PrefetchXattrs
-    _timeouts: AttrTimeouts
-    _: KW_ONLY
-    are_shown: bool
-    are_for_all: bool
-
-    def __post_init__(self) -> None:
-        self._are_ours = self.are_for_all or os.geteuid() != 0
+    def __init__(self, mount: MountState) -> None:
+        self._mount, self._lock, self._nodes, self._cache = mount, mount.lock, mount.nodes, mount.cache
+        self._wanted = mount.prefetch.xattrs
+        self._are_shown = mount.options.has_xattrs
+        self._are_ours = mount.has_common_xattrs or os.geteuid() != 0
         """Whether the daemon is told what any caller would be: a user's own does all as that user, and asks so, too."""
         self._hides_labels = not is_selinux_enabled()
 
@@ -59,12 +46,12 @@ class XattrOperations:
         """Do a whole request; the body of its reply."""
         _size, opcode, _unique, nodeid, *_caller = wire.read_head(request)
         node = self._nodes.get(nodeid)
-        if node is None or not self._lock.is_slow or not self.are_shown:
-            return self._do(request)
+        if node is None or not self._lock.is_slow or not self._are_shown:
+            return self._mount.do(request)
         if opcode in (Opcode.GETXATTR, Opcode.LISTXATTR):
             name = _name_in(request)
-            return _body(self._find(request, node, name), request) if self._shows(name) else self._do(request)
-        self._do(request)
+            return _body(self._find(request, node, name), request) if self._shows(name) else self._mount.do(request)
+        self._mount.do(request)
         if opcode == Opcode.SETXATTR:
             name = bytes(request[wire.REQUEST_HEAD_SIZE + wire.SETXATTR_IN.size :]).partition(b"\0")[0]
             self._wanted.supported(name, is_directory=node.is_directory)
@@ -72,9 +59,6 @@ class XattrOperations:
 
     def _shows(self, name: bytes) -> bool:
         return name != LABEL or not self._hides_labels
-
-    def _do(self, request: Request) -> bytes:
-        return self._lock.call(self._core.do, request)
 
     def _find(self, request: Request, node: Node, name: bytes) -> bytes | int:
         """The value of one, or an errno; it is cached, too."""
@@ -95,24 +79,27 @@ class XattrOperations:
         opcode = Opcode.LISTXATTR if name == NAMES else Opcode.GETXATTR
         own = wire.GETXATTR_IN.pack(_ROOM) + (b"" if name == NAMES else name + b"\0")
         try:
-            return self._do(wire.request(opcode, node.nodeid, (caller.uid, caller.gid, caller.pid), own))
+            return self._mount.do(wire.request(opcode, node.nodeid, (caller.uid, caller.gid, caller.pid), own))
         except OSError as error:
             return error.errno or errno.EIO
 
     def _learn(self, look: CacheFill | None, node: Node, name: bytes, answer: bytes | int, uid: int) -> None:
-        if look is not None and not trashd_dir.is_below(self._nodes, node):
+        if look is not None and not is_below(self._nodes, node):
             look.learn_xattrs(node.source, {name: answer}, uid)
             if isinstance(answer, bytes) or answer == errno.ENODATA:
                 self._ask_on(node, name, uid)
 
     def _note_refusal(self, node: Node, name: bytes) -> None:
-        with suppress(OSError), self._core.hold(node) as fd:
+        with suppress(OSError), self._mount.core.hold(node) as fd:
             self._wanted.answered(self._lock.call(look_at, fd), [(name, errno.EOPNOTSUPP)])
 
     def recall(self, request: Request) -> bytes | None:
         """The body of the reply to a request, from memory; None: not known."""
-        nodeid, name, caller = wire.read_head(request)[3], _name_in(request), wire.caller_of(request)
-        if not self.are_shown or not self._shows(name):
+        opcode, nodeid, caller = wire.read_head(request)[1], wire.read_head(request)[3], wire.caller_of(request)
+        if not self._are_shown or opcode not in (Opcode.GETXATTR, Opcode.LISTXATTR):
+            return None
+        name = _name_in(request)
+        if not self._shows(name):
             return None
         node = self._nodes.get(nodeid)
         if node is None:
@@ -127,15 +114,15 @@ class XattrOperations:
             self._ask_on(node, name, uid)
         if answer is None:
             return None
-        if not self.are_for_all and name in ACLS:
-            self._timeouts.renew(node)  # the kernel would have it for the next user, too
+        if not self._mount.has_common_xattrs and name in ACLS:
+            self._mount.timeouts.renew(node)  # the kernel would have it for the next user, too
         return _body(self._shown(answer, name, caller), request)
 
     def _ask_on(self, node: Node, name: bytes, uid: int) -> None:
         """Have one fetched with those of what is listed beside it, which is asked for next, as the daemon is told."""
         if self._lock.is_slow and self._cache.is_kept and not uid:
             fd = None if node.parent is None else self._nodes.directory_fd(node.parent)
-            self._prefetch.asked_xattr(name, node, fd)
+            self._mount.prefetch.asked_xattr(name, node, fd)
 
     def _shown(self, answer: bytes | int, name: bytes, caller: Caller) -> bytes | int:
         """Of a list of names those that the caller may see."""

@@ -20,16 +20,19 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 import trio
 
+from fusefs.core.nodeids import NodeId
 from fusefs.linux.fuse_device import expire_name, forget_unused
 from fusefs.linux.statx import look_at
-from fusefs.mount.native._core import Node
+from fusefs.mount.native._core import Node, Tables
+from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.trashd_dir import holds_trash
-from fusefs.mount.tree.vfs import Vfs
+from fusefs.mount.tree.validity import AttrTimeouts
 
 _log = logging.getLogger(__name__)
 
@@ -43,14 +46,46 @@ _N_AT_A_TIME = 128
 
 
 class StoredNotices:
-    """What is said of those of one mount."""
+    """Those of one mount: what the kernel was sent that lies in stores, since the last time, and is to forget."""
 
-    def __init__(self, vfs: Vfs) -> None:
-        self._lock = vfs.lock
-        self._nodes = vfs.nodes
-        self._timeouts = vfs.timeouts
-        self._stored = vfs.stored
-        self._access = vfs.access
+    def __init__(self, lock: TablesLock, nodes: Tables, timeouts: AttrTimeouts) -> None:
+        self._lock, self._nodes, self._timeouts = lock, nodes, timeouts
+        self._notify: Callable[[], object] = lambda: None
+        """Has `run` see that there is something, on whatever thread."""
+        self._has_moved = False
+        self._seen: dict[Node, None] = {}
+        self._named: dict[tuple[NodeId, bytes], Node] = {}
+        self._named_s = 0.0
+
+    # With the tables' lock.
+
+    def note(self, node: Node, is_moved: bool) -> None:
+        """A client was sent a node in a directory that holds trash, or has moved it there, with all in it."""
+        if is_moved and node.is_directory:
+            self._has_moved, self._nodes.is_trash_renewed = True, False
+        self._seen[node] = None
+        self._notify()
+
+    def expire(self, directory: Node, name: bytes, node: Node) -> None:
+        """The kernel is about to give this name to a node that is somewhere else."""
+        self._named[directory.nodeid, name] = node
+        self._named_s = time.monotonic()
+        self._notify()
+
+    def _take_names(self) -> list[tuple[NodeId, bytes]]:
+        """Such names, with their directories, that the kernel may still believe; none while more of them come."""
+        if time.monotonic() - self._named_s < _SETTLE_S:
+            return []
+        named, self._named = self._named, {}
+        return [place for place, node in named.items() if self._nodes.get(node.nodeid) is node]
+
+    def _take(self, left: Sequence[Node]) -> list[Node]:
+        """What may lie in a store, the oldest first. left: of the last time"""
+        seen, self._seen = self._seen, {}
+        has_moved, self._has_moved = self._has_moved, False
+        return list(self._nodes) if has_moved else [*dict.fromkeys([*left, *seen])]
+
+    # Without it.
 
     async def run(self, device: int) -> None:
         """Have the kernel forget what lies in stores, until cancelled.
@@ -65,7 +100,7 @@ class StoredNotices:
                 sends.send_nowait(None)
 
         token = trio.lowlevel.current_trio_token()
-        self._stored.tell = partial(token.run_sync_soon, tell, idempotent=True)
+        self._notify = partial(token.run_sync_soon, tell, idempotent=True)
         left: list[Node] = []
         pause_s = _SETTLE_S
         told_by: int | None = device
@@ -74,7 +109,7 @@ class StoredNotices:
                 await news.receive()
                 await trio.sleep(_SETTLE_S)
             with self._lock:
-                nodes = self._stored.take(left)
+                nodes = self._take(left)
             n_before = len(left)
             try:
                 left = await self._forget_all(told_by, nodes)
@@ -85,7 +120,7 @@ class StoredNotices:
                 )
                 told_by, left = None, nodes
             else:
-                self._stored.looked_through()
+                self._nodes.is_trash_renewed = not self._has_moved
             await self._expire_names(device)
             goes_on = not waiting.cancelled_caught or len(left) < n_before
             pause_s = _SETTLE_S if goes_on else min(2 * pause_s, _LONGEST_S)
@@ -93,7 +128,7 @@ class StoredNotices:
     async def _expire_names(self, device: int) -> None:
         """Have the kernel ask anew what names in drop folders mean, unless that can wait. Checkpoint  for each"""
         with self._lock:
-            names = self._stored.take_names(_SETTLE_S)
+            names = self._take_names()
         for directory, name in names:
             try:
                 await trio.to_thread.run_sync(expire_name, device, directory, name, abandon_on_cancel=True)
@@ -146,6 +181,8 @@ class StoredNotices:
                 continue
             if seen.nlink:
                 left.append(node)
-            else:
-                self._access.removed(node, seen)
+                continue
+            if not node.n_open:
+                self._nodes.detach(node, seen)  # that is all that clients get of it from now on
+            self._nodes.drop_directory_fd(node)
         return left
