@@ -119,7 +119,7 @@ class DropAdoption:
         """Rename as the caller, so that the filesystem below judges it now. A user's own mount acts as that user.
 
         The kernel has judged by the owners and modes that it was sent last. If these were changed behind the mount,
-        root's word alone would let a former owner do it. First by the caller's ids alone where all is the caller's own,
+        a rename as root would let a former owner do it. First by the caller's ids alone where all is the caller's own,
         since groups can't matter there. Else, and if that is refused, with what /proc has of the caller's groups and
         capabilities: nothing of that is kept from one request to the next.
         """

@@ -183,6 +183,6 @@ class StoredNotices:
                 left.append(node)
                 continue
             if not node.n_open:
-                self._nodes.detach(node, seen)  # that is all that is told of it
+                self._nodes.detach(node, seen)  # that is all that clients get of it from now on
             self._nodes.drop_directory_fd(node)
         return left

@@ -74,7 +74,7 @@ def n_spare(max_fds: int) -> int:
 
 
 def n_handles(max_fds: int) -> int:
-    """How many handles the clients of such a process share; what is left holds directories."""
+    """How many handles the clients of such a process share; the rest holds directories."""
     return max(max_fds - n_spare(max_fds) - _N_DIRECTORIES_MIN, _N_DIRECTORIES_MIN)
 
 

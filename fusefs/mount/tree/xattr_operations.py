@@ -29,9 +29,9 @@ _ROOM = 1 << 16
 class XattrOperations:
     """The extended attributes of a mount. All methods raise OSError only.
 
-    If they are not shown, the kernel is told at its first question that there are none, and asks no more. Where the
-    filesystem below has not the same ones for every user, each is asked for as the caller, and remembered for that user
-    alone.
+    If they are not shown, the reply to the kernel's first request is that there are none, and the kernel sends no more.
+    Where the filesystem below has not the same ones for every user, each is read as the caller, and cached for that
+    user alone.
     """
 
     def __init__(self, mount: MountState) -> None:
