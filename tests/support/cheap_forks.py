@@ -12,7 +12,7 @@ from pathlib import Path
 _MADV_COLLAPSE = 25
 _HUGE = 2 << 20
 _MUCH = 1.3
-_FORKS_BETWEEN = 25
+_FORKS_BETWEEN = 100
 _libc = ctypes.CDLL(None)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 

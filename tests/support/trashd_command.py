@@ -45,14 +45,13 @@ _UTF_8 = ("", "C", "C.UTF-8", "POSIX")
 """Locales with which Python's streams are UTF-8. Source: PEP 538, PEP 540"""
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 15, 35, 14
+_LAYOUT = struct.Struct("=12Q2I")
 _FIELDS = ((26, 27, 45, 46, 47), (28,), (50, 51))
 """Of /proc/PID/stat, from 1: where code, data and heap are; the stack; the environment."""
 _STREAMS = (("stdin", "r", "surrogateescape"), ("stdout", "w", "surrogateescape"), ("stderr", "w", "backslashreplace"))
 _FD_MAX = 1 << 20
 _libc = ctypes.CDLL(None)
 _libc.sbrk.restype = ctypes.c_void_p
-_kept: list[object] = []
-"""The memory that holds the command line."""
 
 
 class CommandResult(NamedTuple):
@@ -139,16 +138,24 @@ def instead_of_exec(
         return prepare
     words = words[3:] if is_support else words
     act = import_module(words[1]).main if is_support else main
-    caches = _find_caches(len(sys.modules))
+    # All that can be done before the fork is: each page that the child writes to is copied for it.
+    command_line = _CommandLine(words, "python3" if is_support else "trashd")
+    removed = os.environ.keys() - variables.keys()
+    changed = {name: value for name, value in variables.items() if os.environ.get(name) != value}
+    handled = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
+    forget_caches()
 
     def run() -> None:
         try:
-            _set_command_line(words, "python3" if is_support else "trashd")
+            command_line.show()
             if prepare is not None:
                 prepare()
-            for clear in caches:
-                clear()
-            _start_anew(words, variables, pass_fds)
+            for name in removed:
+                del os.environ[name]
+            os.environ.update(changed)
+            for number in handled:
+                signal.signal(number, signal.SIG_DFL)
+            _start_anew(words, pass_fds)
             sys.argv = words[1:] if is_support else words
             act()
             os._exit(0)
@@ -200,25 +207,36 @@ def forget_caches() -> None:
         clear()
 
 
-def _set_command_line(words: list[str], name: str) -> None:
-    """Show the command to readers of /proc/PID/cmdline and comm.
+class _CommandLine:
+    """What readers of /proc/PID/cmdline and comm see of a child. It is in memory as long as this object is.
 
-    Source: PR_SET_MM_MAP in PR_SET_MM(2const); struct prctl_mm_map in linux/prctl.h; proc_pid_stat(5)
+    Source: PR_SET_MM_MAP in PR_SET_MM(2const); struct prctl_mm_map in linux/prctl.h
     """
-    text = b"\0".join(map(os.fsencode, [sys.executable, *words])) + b"\0"
-    buffer = ctypes.create_string_buffer(text, len(text))
-    _kept.append(buffer)
-    begin = ctypes.addressof(buffer)
+
+    def __init__(self, words: Sequence[str], name: str) -> None:
+        text = b"\0".join(map(os.fsencode, [sys.executable, *words])) + b"\0"
+        self._buffer = ctypes.create_string_buffer(text, len(text))
+        begin = ctypes.addressof(self._buffer)
+        code_and_data, stack, variables = _read_layout()
+        self._below_heap_end, self._name = code_and_data, name.encode()
+        self._above_heap_end = (*stack, begin, begin + len(text), *variables, 0, 0, 0xFFFF_FFFF)
+
+    def show(self) -> None:
+        """Show it of this process."""
+        layout = _LAYOUT.pack(*self._below_heap_end, _libc.sbrk(0), *self._above_heap_end)
+        size = ctypes.c_ulong(len(layout))
+        _libc.prctl(_PR_SET_MM, ctypes.c_ulong(_PR_SET_MM_MAP), layout, size, ctypes.c_ulong(0))
+        _libc.prctl(_PR_SET_NAME, self._name)
+
+
+@cache
+def _read_layout() -> list[list[int]]:
+    """Read where this process and its forked children have what _FIELDS names. Source: proc_pid_stat(5)"""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    code_and_data, stack, variables = ([int(fields[number - 3]) for number in numbers] for numbers in _FIELDS)
-    places = [*code_and_data, _libc.sbrk(0), *stack, begin, begin + len(text), *variables]
-    layout = struct.pack("=12Q2I", *places, 0, 0, 0xFFFF_FFFF)
-    size = ctypes.c_ulong(len(layout))
-    _libc.prctl(_PR_SET_MM, ctypes.c_ulong(_PR_SET_MM_MAP), layout, size, ctypes.c_ulong(0))
-    _libc.prctl(_PR_SET_NAME, name.encode())
+    return [[int(fields[number - 3]) for number in numbers] for numbers in _FIELDS]
 
 
-def _start_anew(words: list[str], variables: Mapping[str, str], pass_fds: Sequence[int]) -> None:
+def _start_anew(words: list[str], pass_fds: Sequence[int]) -> None:
     """Undo in this process what tests and pytest have set up, so that it is as Python's start leaves one."""
     gc.freeze()  # no collection closes a file of the test process, whose number may be another file's by now
     begin = 3
@@ -227,15 +245,10 @@ def _start_anew(words: list[str], variables: Mapping[str, str], pass_fds: Sequen
         begin = kept + 1
     os.closerange(begin, _FD_MAX)
     faulthandler.disable()
-    for handled in signal.valid_signals():
-        if callable(signal.getsignal(handled)):
-            signal.signal(handled, signal.SIG_DFL)
     for ignored in _IGNORED_BY_PYTHON:
         signal.signal(ignored, signal.SIG_IGN)
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.clear()
-    os.environ.update(variables)
     time.tzset()
     sys.orig_argv = [sys.executable, *words]
     for number, (name, mode, errors) in enumerate(_STREAMS):
