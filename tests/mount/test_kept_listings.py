@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.mount.tree import vfs
+from fusefs.mount.tree import mount_state
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.real_filesystems import overlay_volume
 
@@ -53,7 +53,7 @@ def mount(request: pytest.FixtureRequest) -> Iterator[tuple[Mounted, float]]:
     """And for how long a listing there may be as it was before a change behind it."""
     options = ["coherence=shared", f"backing={request.param}"]
     with overlay_volume() as overlay, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vfs, "_RACY_NS", round(RACY_S * 1e9))
+        patch.setattr(mount_state, "_RACY_NS", round(RACY_S * 1e9))
         with trashd_mount(overlay.path / "source", options=options, limit_s=SHARED_LIMIT_S) as mounted:
             yield mounted, LIMIT_S if request.param == "slow" else 0
 
