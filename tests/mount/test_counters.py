@@ -1,6 +1,9 @@
 """The daemon's side of the mounts in `trashd status`: what is counted where, and that counting wakes no thread."""
 
+import os
 from bisect import bisect_right
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 import trio
@@ -16,7 +19,11 @@ from fusefs.core.mount_counters import (
     decode,
     encode,
 )
+from fusefs.linux.fd import Fd
 from fusefs.mount.places.counters import CELL_OF, Counters
+from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.vfs import Vfs
+from tests.support.vfs_without_mount import options_of
 
 
 @pytest.fixture
@@ -39,9 +46,12 @@ def test_what_is_remembered_is_counted_by_sort(counted: tuple[Counters, bytearra
 @pytest.mark.parametrize(
     "took_ns", [1, BOUNDS_NS[0] - 1, BOUNDS_NS[0], BOUNDS_NS[0] + 1, BOUNDS_NS[-1] - 1, BOUNDS_NS[-1], 10**12]
 )
-def test_an_answer_is_counted_in_the_bucket_of_its_time(counted: tuple[Counters, bytearray], took_ns: int) -> None:
+def test_an_answer_is_counted_in_the_bucket_of_its_time(
+    counted: tuple[Counters, bytearray], took_ns: int, tmp_path: Path
+) -> None:
     stats, data = counted
-    stats.count(CELL_OF["read"], took_ns, has_failed=True)
+    with Fd(os.open(tmp_path, os.O_PATH)) as root, closing(Vfs(root, TablesLock(), stats, options_of(), 1000)) as vfs:
+        vfs.core.count(CELL_OF["read"], took_ns, True)
     told = decode(data).operations
     bucket = bisect_right(BOUNDS_NS, took_ns)
     assert told["read"].counts == tuple(int(i == bucket) for i in range(len(BOUNDS_NS) + 1))
@@ -65,7 +75,7 @@ def test_an_idle_daemon_is_not_woken(counted: tuple[Counters, bytearray]) -> Non
             await trio.testing.wait_all_tasks_blocked()
             assert n_looks == 1
             for _ in range(1000):
-                stats.count(CELL_OF["lookup"], 1000, has_failed=False)
+                stats.changed()
             await trio.sleep(3600)
             assert n_looks == 2
             stats.changed()

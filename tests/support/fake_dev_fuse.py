@@ -43,6 +43,9 @@ class Broken:
     def __call__(self, *_args: object, **_named: object) -> NoReturn:
         raise self.error
 
+    def count(self, cell: int, begun_ns: int, *, has_failed: bool) -> None:
+        """A failure is counted; not here."""
+
 
 class AtOnce(ThreadPool):
     """No threads."""

@@ -77,9 +77,9 @@ static bool is_well_formed(const Handler *handler, const char *payload, uint32_t
     return n == handler->n_strings && begin == n_payload && n_payload <= NAMES_BYTES;
 }
 
-/* An operation has ended, as Counters.count. Threads of the core may do so at once. */
-static void count(Core *core, uint32_t opcode, uint64_t took_ns, bool has_failed) {
-    uint64_t *cell = core->cell + core->cell_of[opcode];
+/* A request has ended; many threads may count at once. at: the cell where the counters of its operation begin */
+void count(const Core *core, uint32_t at, uint64_t took_ns, bool has_failed) {
+    uint64_t *cell = core->cell + at;
     uint64_t parts = took_ns >> core->first_bits;
     int bucket = parts ? 64 - __builtin_clzll(parts) : 0;
     bucket = bucket < core->n_buckets ? bucket : core->n_buckets - 1;
@@ -294,7 +294,7 @@ int answer(Worker *worker, const Incoming *incoming) {
         result = NOT_OURS;
     tables_unlock(core->mutex);
     if (result > NOT_OURS && result != LATER)
-        count(core, head.opcode, now_ns() - request.began_ns, result < 0 && result != NO_ANSWER);
+        count(core, core->cell_of[head.opcode], now_ns() - request.began_ns, result < 0 && result != NO_ANSWER);
     if (request.n_looks || request.refused || request.n_unused || request.n_stored || request.cached != NULL ||
         request.has_come_back || request.made != NULL || result == -ESTALE ||
         __atomic_load_n((char *)core->rests.buf, __ATOMIC_RELAXED)) {

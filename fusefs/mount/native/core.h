@@ -511,6 +511,7 @@ Operation do_forget, do_batch_forget, do_opendir, do_readdirplus, do_fsyncdir, d
 enum { HEAD_BYTES_IN = 40, HEAD_BYTES_OUT = 16 }; /* struct fuse_in_header, fuse_out_header */
 enum { BODY_BYTES_MAX = 1 << 20 }; /* of an answer: there is room for no more */
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
+void count(const Core *core, uint32_t at, uint64_t took_ns, bool has_failed);
 int answer(Worker *worker, const Incoming *incoming);
 void ask_python(Worker *worker, const Incoming *incoming);
 PyObject *core_do(Core *core, PyObject *args);

@@ -68,12 +68,23 @@ static PyObject *core_sleep(Core *self, PyObject *Py_UNUSED(nothing)) {
     Py_RETURN_NONE;
 }
 
+static PyObject *core_count(Core *self, PyObject *args) {
+    unsigned at;
+    unsigned long long took_ns;
+    int has_failed;
+    if (!PyArg_ParseTuple(args, "IKp", &at, &took_ns, &has_failed))
+        return NULL;
+    count(self, at, took_ns, has_failed);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef core_methods[] = {
     {"connect", (PyCFunction)core_connect, METH_VARARGS,
      "Answer requests: /dev/fuse, an eventfd that is written to when a request begins while the watch sleeps, and what "
      "replies to the others."},
     {"do", (PyCFunction)core_do, METH_VARARGS, "Do a whole request, without the tables' lock; the body of its reply.\n\nheld    an fd of what the request is about, which need not have the name any more\nRaises  OSError: its errno is the reply"},
     {"hold", (PyCFunction)core_hold, METH_O, "An O_PATH fd of a node, or another of it; OSError ESTALE: it is not to be found any more."},
+    {"count", (PyCFunction)core_count, METH_VARARGS, "Count a request that Python has replied to."},
     {"sleep", (PyCFunction)core_sleep, METH_NOARGS, "Have `wake_fd` written to when a request begins."},
     {NULL, NULL, 0, NULL},
 };

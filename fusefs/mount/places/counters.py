@@ -27,11 +27,10 @@ from fusefs.mount.places import runtime_dir
 _LAYOUT: Final = CounterLayout(CounterTable(version="", pid=0, started_ns=0))
 CELL_OF: Final = _LAYOUT.operations
 """Where the counters of an operation begin."""
-_FAILED, _TOTAL_NS, _MAX_NS, _BUCKETS = _LAYOUT.failed, _LAYOUT.total_ns, _LAYOUT.max_ns, _LAYOUT.buckets
-_FIRST_BITS = BOUNDS_NS[0].bit_length() - 1
-_LAST = N_BUCKETS - 1
-LAYOUT: Final = (N_BUCKETS, _FIRST_BITS, _FAILED, _TOTAL_NS, _MAX_NS, _BUCKETS)
-"""For who counts without Python."""
+LAYOUT: Final = (
+    N_BUCKETS, BOUNDS_NS[0].bit_length() - 1, _LAYOUT.failed, _LAYOUT.total_ns, _LAYOUT.max_ns, _LAYOUT.buckets
+)  # fmt: skip
+"""For the native core, which counts all requests: many threads do so at once."""
 _LAG_S = 0.1
 """From a change to the gauges that tell it: counting everything at each operation would cost more than most of them."""
 
@@ -41,7 +40,7 @@ _log = logging.getLogger(__name__)
 class Counters:
     """The numbers of one mount. No operation waits for them: each costs a fraction of a microsecond.
 
-    All is counted under the tables' lock.
+    The native core counts requests; everything else is counted under the tables' lock.
     """
 
     def __init__(self, cells: memoryview) -> None:
@@ -57,21 +56,6 @@ class Counters:
         """Numbers that no other process sees."""
         return cls(memoryview(bytearray(8 * _LAYOUT.n_cells)).cast("Q"))
 
-    def count(self, cell: int, took_ns: int, *, has_failed: bool) -> None:
-        """An operation has ended. cell: of CELL_OF"""
-        cells = self.cells
-        bucket = (took_ns >> _FIRST_BITS).bit_length()
-        if bucket > _LAST:
-            bucket = _LAST
-        cells[cell + _BUCKETS + bucket] += 1
-        cells[cell + _TOTAL_NS] += took_ns
-        if took_ns > cells[cell + _MAX_NS]:
-            cells[cell + _MAX_NS] = took_ns
-        if has_failed:
-            cells[cell + _FAILED] += 1
-        if self.rests[0]:
-            self.changed()
-
     def hit(self, sort: Remembering) -> None:
         """Something was remembered when it was needed."""
         self.cells[_LAYOUT.sorts + 2 * sort] += 1
@@ -81,7 +65,7 @@ class Counters:
         self.cells[_LAYOUT.sorts + 2 * sort + 1] += 1
 
     def changed(self) -> None:
-        """A gauge has changed, and no operation has ended; on any thread."""
+        """A gauge may have changed; on any thread."""
         if self.rests[0] and self._token is not None:
             self.rests[0] = 0
             with suppress(trio.RunFinishedError):

@@ -141,7 +141,7 @@ class PlainHandlers(pyfuse3.Operations):
                 self._vfs.retries.add(caller.pid)
             raise
         finally:
-            self._vfs.stats.count(CELL_OF[name], perf_counter_ns() - begun_ns, has_failed=has_failed)
+            self._vfs.count(CELL_OF[name], begun_ns, has_failed=has_failed)
 
     def ask(self, opcode: Opcode, nodeid: int, caller: RequestContext | None, body: bytes = b"") -> bytes:
         """The body of a reply to a request. caller: None: unknown; body: what follows the request's head"""

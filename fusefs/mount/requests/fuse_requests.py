@@ -276,7 +276,7 @@ class FuseRequests:
 
     def _reply(self, answer: wire.Answer, to: _ReplyTo) -> None:
         has_failed = isinstance(answer, int)
-        self._stats.count(CELL_OF_OPCODE[to.opcode], perf_counter_ns() - to.begun_ns, has_failed=has_failed)
+        self._vfs.count(CELL_OF_OPCODE[to.opcode], to.begun_ns, has_failed=has_failed)
         if to.opcode in _FORGETS and not has_failed:
             return
         if answer == errno.ESTALE:

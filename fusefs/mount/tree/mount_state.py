@@ -13,6 +13,7 @@ import struct
 from array import array
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter_ns
 from types import SimpleNamespace
 from typing import Final, TypeVar
 
@@ -163,6 +164,11 @@ class MountState:
     def do(self, request: Request, held: int = -1) -> bytes:
         """Have the core do a whole request; the body of its reply. held: an fd of what the request is about, or -1"""
         return self.lock.call(self.core.do, request, held)
+
+    def count(self, cell: int, begun_ns: int, *, has_failed: bool) -> None:
+        """A request that Python has replied to has ended. cell: of CELL_OF; begun_ns: of perf_counter_ns"""
+        self.core.count(cell, perf_counter_ns() - begun_ns, has_failed)
+        self.stats.changed()
 
     def fd_of(self, directory: Node) -> Fd:
         """The fd of a directory, open for as long as the caller has it. Raises  OSError ESTALE: it is gone"""
