@@ -169,7 +169,11 @@ NANO = 1_000_000_000
 NODEIDS = st.integers(1, (1 << 64) - 1)
 WORDS = st.integers(0, (1 << 32) - 1)
 TIMES_NS = st.integers(-(1 << 62), 1 << 62)
-NAMES = st.binary(min_size=1, max_size=255).filter(lambda name: b"\0" not in name and b"/" not in name)
+NAMES = (
+    st.binary(min_size=1, max_size=255)
+    .filter(lambda name: b"\0" not in name and b"/" not in name)
+    .filter(lambda name: name not in (b".", b".."))  # the kernel never sends these
+)
 TIMEOUTS_S = st.floats(0, 1e9)
 ATTRIBUTES = st.builds(
     Attributes,
