@@ -95,6 +95,12 @@ def test_a_list_of_names_that_is_long_is_left_to_a_request(prefetcher: Prefetche
     assert one[2] == {}
 
 
+def test_a_directory_is_closed_when_all_results_are_taken(prefetcher: Prefetcher, top: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    found(prefetcher, top, [b"none"])
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
 def test_nothing_is_looked_up_after_the_end(prefetcher: Prefetcher, top: Path) -> None:
     prefetcher.end()
     assert not prefetcher.add(BATCH, os.open(top, os.O_PATH), [b"it"], (0, 0), False, 1, 8)

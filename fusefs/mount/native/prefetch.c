@@ -274,7 +274,6 @@ static PyObject *prefetcher_results(Prefetcher *self, PyObject *Py_UNUSED(nothin
     Pool *pool = self->pool;
     struct timespec end;
     PyThreadState *released = PyEval_SaveThread();
-    close_fds();
     pthread_mutex_lock(&pool->mutex);
     while (!pool->n_results && !pool->has_ended)
         pthread_cond_wait(&pool->has_results, &pool->mutex);
@@ -297,6 +296,9 @@ static PyObject *prefetcher_results(Prefetcher *self, PyObject *Py_UNUSED(nothin
             Py_CLEAR(list);
         Py_XDECREF(item);
     }
+    released = PyEval_SaveThread();
+    close_fds();
+    PyEval_RestoreThread(released);
     return list;
 }
 
