@@ -49,7 +49,7 @@ async def show(vfs: Vfs, mount: Mount, apart: Fd) -> None:
                 vfs.nodes.renew_all()
                 return
             vfs.nodes.show_top(False)
-            vfs.timeouts.renew(vfs.nodes.root)  # what was told of it meanwhile is in the books as the top's
+            vfs.timeouts.renew(vfs.nodes.root)  # what the kernel was sent of it meanwhile counts as the top's
         _log.info("another inode of %s can't be mounted: %s", printable(mount.point), os.strerror(number))
         mount_calls.move_mount(apart, target)
 

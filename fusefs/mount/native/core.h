@@ -193,7 +193,7 @@ typedef struct {
     bool is_shared, has_getxattrat, acts_as_others;
     bool is_in_doubt;              /* whether the filesystem is slow */
     double lifetime_s;
-    unsigned long long quick_ns;   /* a look that takes longer is reported */
+    unsigned long long quick_ns;   /* a statx that takes longer is reported */
     char at_rest[24], no_capabilities[24];
     char user_namespace[32];       /* as /proc calls it; empty: unknown */
 } Core;

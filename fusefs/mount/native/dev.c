@@ -73,7 +73,7 @@ static bool sleep_until_come(CoreDevice *device) {
     return is_woken && read(device->wake_fd, &n_wakes, sizeof n_wakes) > 0;
 }
 
-/* A request begins: whoever watches the reader is to see if it takes long. */
+/* A request begins: the watch is to see whether it takes long. */
 static void work_begins(CoreDevice *device) {
     Core *core = device->worker.core;
     __atomic_store_n(&device->began_ns, now_ns(), __ATOMIC_RELAXED);

@@ -49,7 +49,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _N_TASKS = 4096
-"""Requests under way at a time: those that wait must leave others for whoever does not."""
+"""Requests under way at a time: those that wait must leave threads for those that do not."""
 _N_OF_USER = 120
 """Requests of a user that workers serve at a time; the others wait."""
 _XATTR_ROOM = 1 << 16

@@ -66,7 +66,7 @@ class PrefetchXattrs:
         return (name, is_directory) in self._kinds
 
     def add(self, name: bytes, *, is_directory: bool) -> bool:
-        """A client was told one, or that it is not there: for this listing, and the next. Returns  whether it is new"""
+        """A client has asked for one: fetch it for this listing and the next. Returns  whether it is new"""
         if not is_asked_of_all(name):
             return False
         kind = (name, is_directory)

@@ -50,8 +50,6 @@ _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
 _N_DIRECTORIES_MIN = 16
 _RACY_NS = 2_000_000_000
 """As old as the slowest clock of a filesystem; another machine's may be off by more, and is then not believed."""
-
-
 _WITHOUT_HANDLES = 1 << 30
 """As in core.h."""
 _COUNTED_AS = {
@@ -79,7 +77,7 @@ def n_handles(max_fds: int) -> int:
 
 
 class MountState:
-    """That of one mount. To be used with the tables' lock; all methods raise OSError only."""
+    """What the operations of one mount share. To be used with the tables' lock; all methods raise OSError only."""
 
     def __init__(self, root: Fd, lock: TablesLock, stats: Counters, options: MountOptions, max_fds: int) -> None:
         """Begin with a backing tree.

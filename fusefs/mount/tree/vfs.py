@@ -1,4 +1,4 @@
-"""The tree of a mount: what its operations share, and these; it knows nothing of what calls it."""
+"""The tree of a mount: its operations, and the state that they share. It does not depend on what calls it."""
 
 from __future__ import annotations
 
@@ -25,21 +25,17 @@ class Vfs(MountState):
 
     def answer(self, request: Request) -> bytes:
         """Do a whole request about a name, a node or a file; the body of its reply. Raises  OSError: its errno is it"""
-        opcode = read_head(request)[1]
-        if opcode in XATTRS:
-            return self.xattrs.answer(request)
-        if opcode in DIRECTORIES:
-            return self.listings.answer(request)
-        return self.node_operations.answer(request)
+        return self._operations_for(request).answer(request)
 
     def recall(self, request: Request) -> bytes | None:
         """The body of a reply from what is cached of a slow filesystem; None: that must be asked."""
+        return self._operations_for(request).recall(request)
+
+    def _operations_for(self, request: Request) -> NodeOperations | XattrOperations | Listings:
         opcode = read_head(request)[1]
         if opcode in XATTRS:
-            return self.xattrs.recall(request)
-        if opcode in DIRECTORIES:
-            return self.listings.recall(request)
-        return self.node_operations.recall(request)
+            return self.xattrs
+        return self.listings if opcode in DIRECTORIES else self.node_operations
 
     def gauges(self) -> Gauges:
         """How much there is at the moment."""
