@@ -136,9 +136,21 @@ def below(path: bytes, directory: bytes) -> bytes:
     return path[len(directory) :].lstrip(b"/")
 
 
+def mount_of(path: bytes, mounts: Iterable[Mount]) -> Mount | None:
+    """The mount that a path, absolute and without links, leads into: of several at one mount point the uppermost.
+
+    To see whether another one is there now, compare all of it: the kernel soon reuses the id of a mount that ended.
+    """
+    best: Mount | None = None
+    for mount in mounts:
+        if is_inside(path, mount.point) and (best is None or len(mount.point) >= len(best.point)):
+            best = mount
+    return best
+
+
 def covering(path: bytes, mounts: Iterable[Mount]) -> int:
     """The id of the mount that a path, absolute and without links, leads into; 0 if none does."""
-    found = _deepest(path, mounts)
+    found = mount_of(path, mounts)
     return 0 if found is None else found.mnt_id
 
 
@@ -149,17 +161,8 @@ def place_of(path: bytes, mount: Mount) -> FilesystemPath:
 
 def find_place(path: bytes, mounts: Iterable[Mount]) -> FilesystemPath | None:
     """The place of a path, absolute and without links; None if no mount holds it."""
-    found = _deepest(path, mounts)
+    found = mount_of(path, mounts)
     return None if found is None else place_of(path, found)
-
-
-def _deepest(path: bytes, mounts: Iterable[Mount]) -> Mount | None:
-    """What holds a path. Of several at the deepest mount point the last one, which lies over the others."""
-    best: Mount | None = None
-    for mount in mounts:
-        if is_inside(path, mount.point) and (best is None or len(mount.point) >= len(best.point)):
-            best = mount
-    return best
 
 
 def place_below(directory: FilesystemPath, path: bytes) -> FilesystemPath:
@@ -219,8 +222,8 @@ def find_rule_path(path: bytes, mounts: Iterable[Mount], seen: Iterable[MountVie
         if place is not None and view.backing.holds(place):
             point = view.mount.point
             return RulePath(os.path.join(point, below(place.path, view.backing.path)).rstrip(b"/"), point)
-    mnt_id = covering(path, mounts)
-    return RulePath(path, next((mount.point for mount in mounts if mount.mnt_id == mnt_id), b"/"))
+    mount = mount_of(path, mounts)
+    return RulePath(path, b"/" if mount is None else mount.point)
 
 
 def mounts_inside(directory: FilesystemPath, mounts: Iterable[Mount]) -> Iterator[Mount]:

@@ -163,7 +163,8 @@ class FolderWatch:
             InotifyMask.IGNORED | InotifyMask.DELETE_SELF | InotifyMask.MOVE_SELF | InotifyMask.UNMOUNT
         ):
             if part.base in self._watches:
-                self._leave(part.base)  # posted again with the next look, if there is still something there
+                self._leave(part.base)
+                self.user.look_again()  # if something is still there, it is watched again by then
         else:
             notice(part, event)
         self._wake()

@@ -28,7 +28,7 @@ from fusefs.linux.inotify import InotifyMask
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.low_priority import be_idle
 from fusefs.linux.mount_changes import MountWatch
-from fusefs.linux.mountinfo import Mount, MountView, covering, find_rule_path, is_inside, read_mounts
+from fusefs.linux.mountinfo import Mount, MountView, covering, find_rule_path, is_inside, mount_of, read_mounts
 from fusefs.linux.runtime_directories import lasting_dir, make_dir, runtime_dir, state_dir
 from fusefs.linux.systemd import SystemdNotifier
 from fusefs.service import timers
@@ -140,7 +140,7 @@ class _Service:
         self._nudged = trio.Event()
         self._reloads = trio.Lock()
         self._told = ""
-        self._mounts: dict[bytes, int] = {}  # what each volume's path leads to, by the mount's id
+        self._mounts: dict[bytes, Mount | None] = {}  # what each volume's path leads into
         self._views: list[MountView] = []
         self._own: dict[Key, VolumeLoop] = {}  # users' own stores
         self._own_stores: RegisteredStores | None = None
@@ -239,11 +239,12 @@ class _Service:
         for path in named:
             self._keep(context, nursery, path, stays=True)
         for volume in context.config.volumes:
-            if volume.path not in self._loops and self._mounts.get(volume.path) != covering(volume.path, mounts):
-                self._mounts[volume.path] = covering(volume.path, mounts)
+            mount = mount_of(volume.path, mounts)
+            if volume.path not in self._loops and self._mounts.get(volume.path) != mount:
+                self._mounts[volume.path] = mount
                 nursery.start_soon(self._remember_rules, context, volume.path, mounts)
         for path, loop in self._loops.items():
-            mount = covering(path, mounts)
+            mount = mount_of(path, mounts)
             if self._mounts.get(path, mount) != mount:
                 loop.look_again()
             self._mounts[path] = mount
@@ -337,8 +338,8 @@ class _Service:
 
     def _awaits_mounts(self) -> bool:
         """Whether a mount of ours is to stand again in a moment, or its daemon to end."""
-        standing = {mount.mnt_id for mount in read_mounts()}
-        return any(view.mount.mnt_id not in standing for view in self._views)
+        standing = read_mounts()
+        return any(view.mount not in standing for view in self._views)
 
     async def _obey_nudges(self, context: ServiceContext, nursery: trio.Nursery) -> None:
         """Look for volumes when a store was made, mended, or is vouched for (`trashd init`)."""
