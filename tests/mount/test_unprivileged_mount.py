@@ -1,6 +1,7 @@
 """Mounts without root: for the mounting user alone, by fusermount3."""
 
 import ctypes
+import json
 import os
 import stat
 import subprocess
@@ -176,8 +177,10 @@ def test_a_busy_mount_stays_with_a_hint(bench: Path) -> None:
 
 def test_umount_force_aborts_the_connection(bench: Path) -> None:
     assert trashd("mount", bench / "source", bench / "target").returncode == 0
-    holding = f"exec 3< {bench}/target/file; {TRASHD} umount --force {bench}/target && ! cat <&3"
-    assert run_as(USER, ["sh", "-c", holding]).returncode == 0
+    holding = f"exec 3< {bench}/target/file; {TRASHD} umount --force --json {bench}/target && ! cat <&3"
+    done = run_as(USER, ["sh", "-c", holding])
+    assert done.returncode == 0
+    assert not json.loads(done.stdout)["is_killed"]  # or its death, not the abort, would have closed the file
     assert our_mount(bench / "target") is None
 
 
