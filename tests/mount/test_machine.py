@@ -33,6 +33,10 @@ pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
 N_FDS_LEAST = 72  # leaves the daemon two or three directories at a time
 N_EXAMPLES = 500  # of all together, unless the profile wants more of each
+PROFILE = settings()
+IS_LONG = PROFILE.max_examples > N_EXAMPLES
+LIMIT_S = 100_000 if IS_LONG else 390
+"""Of a case: a soak's takes hours."""
 NAMES = st.sampled_from([b"a", b"b", b"c", b"\xff\n", b"x" * 255])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map(b"/".join)
 FLAGS = st.sampled_from([0, 0, RENAME_NOREPLACE, RENAME_EXCHANGE])
@@ -265,23 +269,19 @@ def slow_ext4() -> Iterator[Path]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(LIMIT_S + 10)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_mount_agrees_over_any_history(case: Case) -> None:
-    profile = settings.default
-    assert profile is not None
-    is_long = profile.max_examples > N_EXAMPLES
     n_examples = case.n_examples // 4 if is_plain() else case.n_examples  # plain mode takes several times as long
     chosen = settings(
-        profile,
-        max_examples=profile.max_examples // len(CASES) if is_long else n_examples,
-        stateful_step_count=profile.stateful_step_count if is_long else 30,
+        PROFILE,
+        max_examples=PROFILE.max_examples // len(CASES) if IS_LONG else n_examples,
+        stateful_step_count=PROFILE.stateful_step_count if IS_LONG else 30,
         suppress_health_check=list(HealthCheck),
     )
     with slow_ext4() if case.fs_type == "slowfs" else volume_of(case.fs_type) as volume:
-        limit_s = 100_000 if is_long else 390
         (volume / "twin").mkdir()
-        mount = trashd_mount(volume / "mount", None, case.options, limit_s=limit_s, n_fds_max=case.n_fds_max)
+        mount = trashd_mount(volume / "mount", None, case.options, limit_s=LIMIT_S, n_fds_max=case.n_fds_max)
         with mount as mounted:
 
             class Machine(MountMachine):
