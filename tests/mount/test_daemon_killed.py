@@ -35,7 +35,7 @@ from tests.support.trashd_command import done_well, swapped, trashd
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.usefixtures("short_patience")]
 
-N_ENDS = int(os.environ.get("TRASHD_TEST_ENDS", "6"))
+N_ENDS = int(os.environ.get("TRASHD_TEST_ENDS", "4"))
 LIMIT_S = 60.0
 _LONGEST_S = 0.3
 """Between two ends."""

@@ -17,7 +17,7 @@ from tests.support.store_verbs import init, restore, swap
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
-N_ROUNDS = int(os.environ.get("TRASHD_TEST_SWAPS", "25"))
+N_ROUNDS = int(os.environ.get("TRASHD_TEST_SWAPS", "10"))
 STANDING: Spec = {"sub": {"file": "standing content", "deep": {"er": {"leaf": "x" * 10_000}}}}
 
 

@@ -232,7 +232,7 @@ def test_a_local_volume_has_no_nodes(base: Path, volume: Path) -> None:
     assert not (volume / ".trashd/nodes").exists()
 
 
-def test_a_second_service_of_the_same_machine_leaves_it_the_volume_that_it_reaps(base: Path, machines: Machines) -> None:
+def test_a_second_service_of_the_same_machine_leaves_alone_what_the_first_reaps(base: Path, machines: Machines) -> None:
     with node(base, "alpha", machines.a, POLLED + 'max_rate = "10/s"\n') as first:
         begin_large(first.running, machines.a, 1000)
         with node(base / "more", "alpha", machines.a) as second:

@@ -42,6 +42,11 @@ def is_plain() -> bool:
     return os.environ.get(VARIABLE) == PLAIN
 
 
+def is_by_device() -> bool:
+    """Whether mounts that say nothing of it get their requests from /dev/fuse now."""
+    return os.environ.get(VARIABLE, DEVICE) == DEVICE
+
+
 def by_ring(*values: object) -> object:
     """A case of a test that names uring=on."""
     return pytest.param(*values, marks=[pytest.mark.needs("fuse_uring"), pytest.mark.takes_engine])
