@@ -18,6 +18,7 @@ from tests.support.store_verbs import init, restore, swap
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 
 N_ROUNDS = int(os.environ.get("TRASHD_TEST_SWAPS", "10"))
+LIMIT_S = 300 + 10 * N_ROUNDS
 STANDING: Spec = {"sub": {"file": "standing content", "deep": {"er": {"leaf": "x" * 10_000}}}}
 
 
@@ -102,11 +103,11 @@ def clients(top: Path, victim: Path) -> list[Callable[[], None]]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(LIMIT_S + 100)
 def test_swap_and_restore_under_load() -> None:
     with loop_volume("ext4", 512) as volume:
         init(volume)
-        with trashd_mount(volume, limit_s=300 + 10 * N_ROUNDS) as mounted:
+        with trashd_mount(volume, limit_s=LIMIT_S) as mounted:
             victim = make_tree(mounted.path / "victim", STANDING)
             before = snapshot(victim / "sub")
             with workers(clients(mounted.path, victim)):
