@@ -164,7 +164,7 @@ class FolderWatch:
         ):
             if part.base in self._watches:
                 self._leave(part.base)
-                self.user.look_again()  # if something is still there, it is watched again by then
+                self.user.look_again()  # which watches again what is still there
         else:
             notice(part, event)
         self._wake()
