@@ -35,7 +35,7 @@ DEMANDED_GROUPS = os.environ.get("TRASHD_TEST_DEMANDED", "").split()
 N_LEFT_OUT = pytest.StashKey[int]()
 """Cases that --every would have run as well."""
 N_COST = pytest.StashKey[Counter[str]]()
-"""Tests skipped, by the capability that they missed."""
+"""Tests skipped, by the capability that they missed and why the process that would have run them misses it."""
 _LACKS, _LEFT_OUT, _TOLD = "lacks", "left out", "told"
 TOLD = pytest.StashKey[list[str]]()
 """What tests have to say to people though they passed: record_property("told", …)."""
@@ -205,9 +205,9 @@ def _import_product() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     needed = dict.fromkeys(capability for marker in item.iter_markers("needs") for capability in marker.args)
-    missing = [capability for capability in needed if machine_capabilities.why_missing(capability)]
+    missing = {capability: why for capability in needed if (why := machine_capabilities.why_missing(capability))}
     if missing:
-        item.user_properties += [(_LACKS, capability) for capability in missing]
+        item.user_properties += [(_LACKS, f"{capability}: {why}") for capability, why in missing.items()]
         is_demanded = _group_of(item.nodeid) in DEMANDED_GROUPS
         (pytest.fail if is_demanded else pytest.skip)(f"this machine lacks: {', '.join(missing)}")
 
@@ -260,8 +260,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     cost = config.stash[N_COST]
     if cost:
         terminalreporter.section("NOT RUN ON THIS MACHINE", sep="!", red=True, bold=True)
-    for capability, n_tests in cost.most_common():
-        terminalreporter.line(f"{n_tests:5} without {capability}: {machine_capabilities.why_missing(capability)}")
+    for lacking, n_tests in cost.most_common():
+        terminalreporter.line(f"{n_tests:5} without {lacking}")
     if n_left_out := config.stash[N_LEFT_OUT]:
         terminalreporter.line(f"{n_left_out:,} cases were left out, which `make every` has")
     for told in config.stash[TOLD]:

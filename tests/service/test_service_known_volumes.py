@@ -92,8 +92,9 @@ def test_what_expired_while_the_store_could_not_be_used_is_kept(base: Path, imag
         (volume / ".trashd/u").chmod(0o777)
         running.reload()
         running.until_phase(volume, VolumePhase.BROKEN)
-        (volume / ".trashd/u").chmod(0o755)
-        orphan = orphan_in(volume, options=EXPIRED).id
+        with running.held():  # the swap registers the store, upon which the service looks at it again
+            (volume / ".trashd/u").chmod(0o755)
+            orphan = orphan_in(volume, options=EXPIRED).id
         done_well("init", volume)
         running.until(lambda: "kept until" in running.volume(volume).why)
         assert ids(volume) == {orphan}

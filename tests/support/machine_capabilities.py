@@ -15,6 +15,7 @@ from bench.messages import can_count
 from fusefs.core.uring_reasons import why_not
 from fusefs.linux.uring_offer import read_facts
 from tests.support import booted_systemd, chromium, mpi_jobs, slurm_cluster
+from tests.support.third_party_suites import VERSIONS, is_built
 
 _NR_IO_URING_SETUP, _URING_6_1 = 425, 3 << 12  # flags that Linux knows since 6.1
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
@@ -146,6 +147,11 @@ def _probe_fuse_trace() -> None:
         raise Missing("this kernel does not trace what it asks of FUSE daemons")
 
 
+def _probe_crate_suites() -> None:
+    if not all(is_built(name) for name in VERSIONS):
+        _run("cargo", "--version")
+
+
 def _find(*programs: str) -> None:
     """That they start is seen when they do: a shared filesystem takes seconds. They want a network of their own."""
     if missing := [program for program in programs if shutil.which(program) is None]:
@@ -179,7 +185,7 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "sshfs": _probe_sshfs,
         "xfs": partial(_mount_loop, "xfs", 320 << 20),  # mkfs.xfs refuses less than 300 MiB
         "btrfs": partial(_mount_loop, "btrfs", 128 << 20),
-        "cargo": partial(_run, "cargo", "--version"),
+        "cargo": _probe_crate_suites,
         "systemd": _probe_systemd,
         "uml": _probe_uml,
         "hours": partial(_left_to, "shared"),

@@ -143,12 +143,21 @@ def cache() -> Path:
     return Path(base, "trashd-tests")
 
 
+def _root(name: str) -> Path:
+    return cache() / f"{name}-{VERSIONS[name]}"
+
+
+def is_built(name: str) -> bool:
+    """Whether a suite is there already: it takes no cargo then."""
+    return (_root(name) / "bin" / name).exists()
+
+
 def suite(name: str) -> Path:
     """The program of a suite, built if it is missing: needs cargo, the network and a minute or two.
 
     Raises  CalledProcessError: cargo could not; its words are on stderr
     """
-    root = cache() / f"{name}-{VERSIONS[name]}"
+    root = _root(name)
     program = root / "bin" / name
     root.mkdir(parents=True, exist_ok=True)
     with (root / "lock").open("w") as lock:
