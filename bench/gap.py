@@ -17,7 +17,7 @@ from bench.support import TRASHD, time_command
 from bench.verdicts import Target, times
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_path import swap_path
+from fusefs.store.swap import swap_path
 from tests.support.sshfs_volumes import sshfs_volume
 
 SSHFS = "sshfs"

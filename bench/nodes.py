@@ -34,7 +34,7 @@ from bench.runner import Bed, Benchmark, Case, Turn
 from bench.subjects import Unable
 from bench.support import PYTHON, TRASHD, make_files, program, time_command
 from bench.verdicts import Figure, Round, Target, times, times_best
-from fusefs.engine.rank_slices import PLANNING_S
+from fusefs.engine.mpi_ranks import PLANNING_S
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.mpi_jobs import give_to_user, is_gone, start_job, store_of_user, swap_by_user, why_no_mpi
 from tests.support.proc_stat import stat_of

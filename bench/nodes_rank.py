@@ -21,17 +21,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.threads import CountsSlices
-from fusefs.core.report import Reaped
-from fusefs.core.slice_budget import SliceBudget
+from fusefs.core.pacing import SliceBudget
+from fusefs.core.results import Reaped
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork, UnfinishedDirectory
 from fusefs.engine.mpi_ranks import MpiJob, joined
+from fusefs.engine.pace import FULL_SPEED, SlicePace
 from fusefs.engine.run_slices import SliceRunner
-from fusefs.engine.slice_pace import FULL_SPEED, SlicePace
 from fusefs.engine.strategy import Strategy, choose_for_rank
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.remove_by_ranks import RemovalByRanks, SharedRemoval
-from fusefs.store.find_orphans import act_on, find_container
+from fusefs.store.orphans import act_on, find_container
 
 _THREADS = 8
 _NAMES, _NAMES_A_SLICE = 400, 40

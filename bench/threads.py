@@ -16,7 +16,7 @@ from types import MappingProxyType
 from bench.runner import Bed, Benchmark, Case
 from bench.support import FILES_PER_DIRECTORY, make_files, make_flat
 from bench.verdicts import Target, times
-from fusefs.core.slice_budget import AT_ONCE, Speed
+from fusefs.core.pacing import AT_ONCE, Speed
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes
 from tests.support.fuse_slow import slow_volume

@@ -14,23 +14,20 @@ import msgspec
 
 from fusefs.cli import json_objects as told
 from fusefs.cli.init import RefusedFolders
-from fusefs.cli.service_files import FileReport, ServiceInstalled
+from fusefs.cli.service import FileReport, ServiceInstalled
 from fusefs.core.config import Config
 from fusefs.core.errors import ConfigProblem
 from fusefs.core.orphan_sums import OrphanSum, SumKey
 from fusefs.core.policy import VolumePolicy
-from fusefs.core.report import Reaped, Waited
+from fusefs.core.results import Reaped, Swept, Waited
 from fusefs.core.service_status import Status
-from fusefs.core.sweep_result import Swept
 from fusefs.store.adopt import AdoptionProblem
+from fusefs.store.check_swap import HeldTree, Preflight
 from fusefs.store.init_store import Initialised
-from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.look_inside import Difference, EntryInside
-from fusefs.store.pin import PinnedOrphan
-from fusefs.store.preflight import Preflight
+from fusefs.store.orphans import ListedContainer, PinnedOrphan
 from fusefs.store.restore import Restored
 from fusefs.store.swap import Swapped
-from fusefs.store.tree_holders import HeldTree
 
 JSON_VERSION = 2
 """Raised when a key goes, when a key that is there means something else, or when its value may be of another kind."""
@@ -60,7 +57,7 @@ def _one(*parts: type, without: str = "") -> PrintedObject:
 @cache
 def printed() -> dict[str, tuple[PrintedObject, ...]]:
     """What each command prints, by its name."""
-    from fusefs.service.pause_files import Pause
+    from fusefs.service.state_files import Pause
 
     restorable = _one(ListedContainer, told.RestorableFor)
     swapped, reaped, held, restored = _one(Swapped, told.UndoCommand), _one(Reaped), _one(HeldTree), _one(Restored)

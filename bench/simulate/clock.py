@@ -19,7 +19,7 @@ Steps = Generator[Wait, None, Any]
 
 
 class SimulatedClock:
-    """Seconds since the beginning, and what is to happen when (engine.slice_pace.KeepsTime)."""
+    """Seconds since the beginning, and what is to happen when (engine.pace.KeepsTime)."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

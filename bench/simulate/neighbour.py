@@ -10,10 +10,8 @@ from bench.simulate.ranks import Crew, SimulatedReap
 from bench.simulate.server import MetadataServer, Model
 from bench.simulate.tree import Tree, project_tree
 from bench.support import percentile
-from fusefs.core.pacing import Backlog, RateCaps, WorkDone
-from fusefs.core.slice_budget import Speed
-from fusefs.engine.pressure_pacer import PressurePacer
-from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed
+from fusefs.core.pacing import Backlog, RateCaps, Speed, WorkDone
+from fusefs.engine.pace import FULL_SPEED, PressurePacer, SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Psi, StallTimes

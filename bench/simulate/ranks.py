@@ -9,12 +9,11 @@ from bench.simulate.clock import Signal, SimulatedClock
 from bench.simulate.remover import SimulatedRemover
 from bench.simulate.server import MetadataServer
 from bench.simulate.tree import Tree
-from fusefs.core.slice_budget import SliceBudget
+from fusefs.core.pacing import SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
-from fusefs.engine.rank_slices import GivenSlice, LeftSlice, SlicesOfRanks, SlicesOfThreads, ToldSlice
-from fusefs.engine.run_slices import SliceRunner
-from fusefs.engine.slice_pace import FULL_SPEED, KeepsTime, SetsSpeed, SlicePace
-from fusefs.engine.slice_runners import EndedSlice
+from fusefs.engine.mpi_ranks import GivenSlice, LeftSlice, SlicesOfRanks, SlicesOfThreads, ToldSlice
+from fusefs.engine.pace import FULL_SPEED, KeepsTime, SetsSpeed, SlicePace
+from fusefs.engine.run_slices import EndedSlice, SliceRunner
 from fusefs.engine.strategy import Strategy, Workers, ranks_window
 from fusefs.reaper.remove_by_ranks import SharedRemoval
 from fusefs.store.layout import HOISTED, TREE
@@ -129,7 +128,7 @@ _LONG_S = 1e6
 
 
 class _PoolOfThreads:
-    """See SlicePool; as engine/worker_threads.py has it."""
+    """See SlicePool; as engine/run_slices.py has it."""
 
     def __init__(self, reap: SimulatedReap) -> None:
         self.n_workers = reap.crew.strategy().n_workers

@@ -10,12 +10,12 @@ from bench.simulate.clock import Steps
 from bench.simulate.server import MetadataServer
 from bench.simulate.tree import Directory, Tree
 from fusefs.core.names import join
-from fusefs.core.slice_budget import NamesPerLook, SliceBudget
+from fusefs.core.pacing import NamesPerLook, SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SliceWork, UnfinishedDirectory, pack, raw, unpack
 
 
 class SimulatedRemover(NamedTuple):
-    """Runs slices of one tree (engine.slice_runners.RunsSlices, but in steps).
+    """Runs slices of one tree (engine.run_slices.RunsSlices, but in steps).
 
     window  entries of a directory that are listed together
     """

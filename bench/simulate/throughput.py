@@ -10,9 +10,9 @@ from bench.simulate.clock import SimulatedClock
 from bench.simulate.ranks import Crew, SimulatedReap
 from bench.simulate.server import MetadataServer, Model
 from bench.simulate.tree import Tree, project_tree
-from fusefs.core.slice_budget import SLICE_S
+from fusefs.core.pacing import SLICE_S
 from fusefs.core.slices import FinishedDirectory, RemovalSliceResult, Slice, SlicePlan
-from fusefs.engine.rank_slices import least_slice_s
+from fusefs.engine.mpi_ranks import least_slice_s
 
 _BEGINS, _LASTS = 2, 1
 """Slices, one after the other, before which a reap is not at its full rate; and in which what is told is measured."""

@@ -11,8 +11,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 
 from fusefs.browse.command_app import CommandApp
-from fusefs.browse.dialogs import Notice, YesOrNo
-from fusefs.browse.orphans_screen import OrphansScreen
+from fusefs.browse.orphans_screen import Notice, OrphansScreen, YesOrNo
 from fusefs.browse.table_screen import TableScreen
 from fusefs.core.errors import Exit
 

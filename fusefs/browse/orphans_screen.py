@@ -1,25 +1,304 @@
-"""All orphans, looked at again and again."""
+"""The screens of `trashd browse`: all orphans, a directory in one, and the questions and commands on it."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
 
-from fusefs.browse import verbs
 from fusefs.browse.command_app import CommandApp
-from fusefs.browse.inside_screen import InsideScreen
-from fusefs.browse.table_rows import ORDERS, ORPHAN_COLUMNS, OrphanRow, orphan_row
-from fusefs.browse.table_screen import TableScreen
+from fusefs.browse.table_screen import (
+    INSIDE_COLUMNS,
+    ORDERS,
+    ORPHAN_COLUMNS,
+    InsideRow,
+    OrphanRow,
+    TableScreen,
+    inside_row,
+    orphan_row,
+)
+from fusefs.core.human_units import format_size
 from fusefs.core.printable_names import printable, show
-from fusefs.core.sizes import format_size
+
+T = TypeVar("T")
+
+
+class _Dialog(ModalScreen[T]):
+    """A heading, what is told, and which keys answer it."""
+
+    AUTO_FOCUS = ""
+
+    def __init__(self, heading: str, lines: list[str], keys: str) -> None:
+        super().__init__()
+        self._heading, self._lines, self._keys = heading, lines, keys
+
+    def compose(self) -> ComposeResult:
+        """See Screen."""
+        with VerticalScroll(classes="dialog"):
+            yield Static(Content(self._heading).stylize("bold"))
+            yield Static(Content("\n".join(["", *self._lines, ""])))
+            yield from self.compose_answer()
+            yield Static(Content(self._keys))
+
+    def compose_answer(self) -> ComposeResult:
+        """Where it is typed, if it is."""
+        yield from ()
+
+    def action_scroll(self, n_lines: int) -> None:
+        """Read on, where there is more than fits."""
+        self.query_one(VerticalScroll).scroll_relative(y=n_lines, animate=False)
+
+
+class Notice(_Dialog[None]):
+    """Something to be read."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,enter,space,q", "dismiss", show=False),
+        Binding("up", "scroll(-1)", show=False),
+        Binding("down", "scroll(1)", show=False),
+    ]
+
+    def __init__(self, heading: str, lines: list[str]) -> None:
+        super().__init__(heading, lines, "Enter: go on")
+
+
+class YesOrNo(_Dialog[bool]):
+    """A question that only `y` answers with yes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", show=False),
+        Binding("n,escape,enter,q", "dismiss(False)", show=False),
+        Binding("up", "scroll(-1)", show=False),
+        Binding("down", "scroll(1)", show=False),
+    ]
+
+    def __init__(self, question: str, lines: list[str], yes: str) -> None:
+        """yes: what `y` does"""
+        super().__init__(question, lines, f"y: {yes}   n, Esc: no")
+
+
+class LineTyped(_Dialog[str | None]):
+    """What is typed on a line; None: nothing is to be done."""
+
+    AUTO_FOCUS = "Input"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", show=False)]
+
+    def __init__(self, heading: str, lines: list[str], nothing: str, enter: str) -> None:
+        """nothing: what it means to type nothing; enter: what Enter does"""
+        super().__init__(heading, lines, f"Enter: {enter}   Esc: no")
+        self._nothing = nothing
+
+    def compose_answer(self) -> ComposeResult:
+        """See _Dialog."""
+        yield Input(compact=True, select_on_focus=False, placeholder=f"({self._nothing})")
+        yield Static("")
+
+    def on_input_submitted(self, typed: Input.Submitted) -> None:
+        """It is typed."""
+        self.dismiss(typed.value.strip())
+
+
+async def restore(app: CommandApp, row: OrphanRow, inside: bytes | None = None) -> None:
+    """Take it back, or a part of it, where a person says."""
+    part = [] if inside is None else [printable(inside), "of"]
+    lines = [*part, row.path(), "", "To which path, on the same filesystem?"]
+    to = await app.push_screen_wait(LineTyped("Restore", lines, "where it came from", "restore"))
+    if to is None:
+        return
+    place = ("--to", os.path.expanduser(to)) if to else ()
+    which = () if inside is None else (inside,)
+    await _act(app, f"restoring {' '.join(lines[:-2])}", row, "restore", *place, "--", row.entry.id, *which)
+
+
+async def keep(app: CommandApp, row: OrphanRow) -> None:
+    """Keep it, for as long as a person says."""
+    lines = [row.path(), "", "For how long: 12h, 7d, 2w?"]
+    term = await app.push_screen_wait(LineTyped("Keep", lines, "until you release it: u", "keep"))
+    if term is not None:
+        await _act(app, f"keeping {row.path()}", row, "keep", *(("--for", term) if term else ()), "--", row.entry.id)
+
+
+async def release(app: CommandApp, row: OrphanRow) -> None:
+    """Keep it no longer than usual."""
+    lines = [row.path(), "", "It goes after the usual time then, counted from when it was taken away: perhaps at once."]
+    if await app.push_screen_wait(YesOrNo("Keep it no longer?", lines, "release it")):
+        await _act(app, f"releasing {row.path()}", row, "keep", "--release", "--", row.entry.id)
+
+
+async def reap(app: CommandApp, row: OrphanRow) -> None:
+    """Delete it."""
+    now_ns = time.time_ns()
+    term = {"kept": "It is kept: nothing else would delete it.", "expired": "Its time is over."}.get(
+        row.left(now_ns), f"Left: {row.left(now_ns)}."
+    )
+    size = "of unknown size" if row.n_bytes < 0 else row.size
+    lines = [row.path(), f"{row.owner}'s, {size}, {row.age(now_ns)} old.", term, "It can't be restored after that."]
+    if await app.push_screen_wait(YesOrNo("Delete it for good?", lines, "delete")):
+        await _act(app, f"deleting {row.path()}", row, "reap", "--now", "--", row.entry.id)
+
+
+async def count(app: CommandApp, row: OrphanRow) -> None:
+    """Find out what it takes; the list has it afterwards."""
+    app.tell(f"counting {row.path()}...")
+    volume = row.entry.base_path()
+    answer = await app.commands.ask(dict, "du", "--json", "--volume", volume, "--", row.entry.id)
+    for told in answer.objects:
+        known = told["n_bytes"] is not None
+        size = format_size(told["n_bytes"]) if known else "nobody knows how much"
+        bound = "at least " if known and told["is_at_least"] else ""
+        app.tell(f"{row.path()} takes {bound}{size}")
+    if answer.err:
+        app.push_screen(Notice(f"counting {row.path()}", answer.err))
+    app.look()
+
+
+async def _act(app: CommandApp, doing: str, row: OrphanRow, command: str, *words: str | bytes) -> None:
+    """Run a command, and say what it said: on the status line if all is well."""
+    app.tell(f"{doing}...")
+    answer = await app.commands.act(doing, command, "--volume", row.entry.base_path(), *words)
+    app.tell(*answer.out)
+    if answer.code or answer.err:
+        app.push_screen(Notice(f"{doing}:", [*answer.out, *answer.err]))
+    app.look()
+
+
+_MOST = 5000
+
+"""Nobody reads more, and a look at so many takes a moment on any disk."""
+
+
+_REST_S = 0.3
+
+"""For so long nothing is typed before a large directory is asked."""
+
+
+class InsideScreen(TableScreen):
+    """What it holds."""
+
+    COLUMNS = INSIDE_COLUMNS
+    KEYS = "Enter open  Left back  r restore  / find  ? help  q quit"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter,right", "enter", show=False),
+        Binding("left,backspace", "up", show=False),
+        Binding("r", "restore", show=False),
+    ]
+
+    def __init__(self, orphan: OrphanRow) -> None:
+        super().__init__()
+        self._orphan = orphan
+        self._path = b""
+        self._rows: list[InsideRow] | None = None
+        self._is_cut = False
+        self._came_from = ""
+
+    def on_mount(self) -> None:
+        """Begin."""
+        self.look()
+
+    def look(self) -> None:
+        """See TableScreen."""
+        self.run_worker(self._look(), exclusive=True, group="look")
+
+    async def _look(self, rest_s: float = 0.0) -> None:
+        await asyncio.sleep(rest_s)
+        place = f"{self._orphan.entry.id}:".encode() + self._path
+        if self._rows is None:
+            self.refilter()
+        glob = ("--iname", _glob_for(self.wanted)) if self._is_cut and self.wanted else ()
+        volume = self._orphan.entry.base_path()
+        answer = await self.browser.commands.ask(
+            inside_row, "ls", "--json", "--first", str(_MOST + 1), *glob, "--volume", volume, "--", place
+        )
+        if self.is_left():
+            return
+        self.tell_trouble(answer.err)
+        if not answer.code:
+            self._is_cut = bool(glob) or len(answer.objects) > _MOST
+            self._rows = answer.objects[:_MOST]
+        self.refilter_here()
+        self.table.move_to_key(self._came_from)
+        self._came_from = ""
+        self.redraw()
+
+    def refilter(self) -> None:
+        """See TableScreen."""
+        if self._is_cut and self._rows is not None:
+            self.run_worker(self._look(_REST_S), exclusive=True, group="look")
+        else:
+            self.refilter_here()
+
+    def refilter_here(self) -> None:
+        """Show what is looked for among the entries that are known."""
+        rows = self._rows
+        found = "no such entries" if rows or self._is_cut else "nothing in it"
+        nothing = self.waiting() if rows is None else found
+        self.fill(self.picked(rows or []), nothing)
+
+    def title_text(self) -> str:
+        """See TableScreen."""
+        cut = f"  (the first {_MOST:,}: / finds others)" if self._is_cut else ""
+        return f"{self._orphan.path()}: /{printable(self._path)}{cut}"
+
+    def detail_text(self) -> Sequence[str]:
+        """See TableScreen."""
+        row = self._chosen()
+        return "" if row is None else row.text(), self._orphan.entry.id
+
+    def _chosen(self) -> InsideRow | None:
+        row = self.table.chosen()
+        return row if isinstance(row, InsideRow) else None
+
+    def _go(self, path: bytes, came_from: str) -> None:
+        self._path, self._came_from = path, came_from
+        self._rows, self._is_cut = None, False
+        self.clear_filter()
+        self.look()
+
+    def action_enter(self) -> None:
+        """Open a directory."""
+        row = self._chosen()
+        if row is not None and row.is_directory():
+            self._go(os.path.join(self._path, row.name), "")
+
+    def action_up(self) -> None:
+        """Go to the directory above, or back to the orphans."""
+        if self._path:
+            above, _slash, name = self._path.rpartition(b"/")
+            self._go(above, os.fsdecode(name))
+        else:
+            self.dismiss()
+
+    def leave(self) -> None:
+        """See TableScreen."""
+        self.action_up()
+
+    def action_restore(self) -> None:
+        """Take this back alone."""
+        if row := self._chosen():
+            self.browser.run_worker(restore(self.browser, self._orphan, os.path.join(self._path, row.name) or None))
+
+
+def _glob_for(wanted: str) -> str:
+    """What `trashd ls --iname` is asked for."""
+    return "*" + re.sub(r"([*?\[\]\\])", r"\\\1", wanted) + "*"
+
 
 _LEAST_S, _MOST_S = 3.0, 60.0
+
+
 _SHARE = 10
+
 """Looks take at most one part of so many of the time."""
 
 
@@ -118,23 +397,23 @@ class OrphansScreen(TableScreen):
 
     def action_restore(self) -> None:
         """Take it back."""
-        self._act(verbs.restore)
+        self._act(restore)
 
     def action_keep(self) -> None:
         """Have it kept."""
-        self._act(verbs.keep)
+        self._act(keep)
 
     def action_release(self) -> None:
         """Have it kept no longer."""
-        self._act(verbs.release)
+        self._act(release)
 
     def action_reap(self) -> None:
         """Have it deleted."""
-        self._act(verbs.reap)
+        self._act(reap)
 
     def action_count(self) -> None:
         """Find out what it takes."""
-        self._act(verbs.count)
+        self._act(count)
 
     def _act(self, verb: Callable[[CommandApp, OrphanRow], Coroutine[None, None, None]]) -> None:
         if row := self._chosen():

@@ -15,8 +15,7 @@ from fusefs.core.config import Config, tell_config, tell_volume
 from fusefs.core.errors import BadConfig, ConfigProblem, UsageError
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.printable_names import printable
-from fusefs.linux.config_dirs import SYSTEM_DIR, config_dir
-from fusefs.linux.config_files import Loaded, check_files, load_config, load_system_config
+from fusefs.linux.config_files import SYSTEM_DIR, Loaded, check_files, config_dir, load_config, load_system_config
 from fusefs.linux.mountinfo import is_inside, read_mounts
 
 _system_option: Decorator = click.option(

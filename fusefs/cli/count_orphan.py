@@ -8,18 +8,17 @@ from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 from fusefs.cli import output
+from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError, from_os
-from fusefs.core.freed_space import AskedSize
-from fusefs.core.lifecycle import State
+from fusefs.core.human_units import format_size
+from fusefs.core.orphan_sums import AskedSize
+from fusefs.core.pacing import Speed
 from fusefs.core.record import TreeSize
-from fusefs.core.report import Stops
-from fusefs.core.sizes import format_size
-from fusefs.core.slice_budget import Speed
+from fusefs.core.results import Stops
 from fusefs.linux.kernel import Kernel
-from fusefs.store.claim import keep_size
-from fusefs.store.find_orphans import act_on
+from fusefs.store.container import keep_size
 from fusefs.store.layout import UserFolder
-from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.orphans import ListedContainer, act_on
 from fusefs.store.victim_rename import VisibleRename
 
 
@@ -87,7 +86,7 @@ def count_orphan(
 
 @contextmanager
 def _pace(kernel: Kernel, folder: UserFolder, stops: Stops) -> Iterator[Callable[[], None]]:
-    from fusefs.engine.pressure_pacer import (
+    from fusefs.engine.pace import (
         PacedLooks,
         pacer_in,  # a restore counts for a moment, at full speed
     )

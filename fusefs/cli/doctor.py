@@ -20,11 +20,9 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.config import problems_in_force
-from fusefs.cli.options import PathBytes, json_option
+from fusefs.cli.options import PathBytes, json_option, tended
 from fusefs.cli.plan import has_plans, problems_in_plans
-from fusefs.cli.service import MOUNTS, PREFIX, REAPER, SWEEP, TIMER, InstallPlace
-from fusefs.cli.service_files import FileOutcome, brought_by_package
-from fusefs.cli.settle_first import tended
+from fusefs.cli.service import MOUNTS, PREFIX, REAPER, SWEEP, TIMER, FileOutcome, InstallPlace, brought_by_package
 from fusefs.cli.status import unwell
 from fusefs.core.errors import (
     BrokenStore,
@@ -38,21 +36,21 @@ from fusefs.core.errors import (
 )
 from fusefs.core.printable_names import printable
 from fusefs.core.service_status import SeenStatus
-from fusefs.core.uring_reasons import why_not
+from fusefs.core.uring_choice import why_not
 from fusefs.linux import systemd
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyMask, open_inotify, watch
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mount_lines import MountLine, mount_lines
+from fusefs.linux.mount_calls import MountLine, mount_lines
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.pressure import PRESSURE, Psi, StallTimes
 from fusefs.linux.runtime_directories import runtime_dir
 from fusefs.linux.uring_offer import read_facts
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.check import check_folder, check_registry, check_store, check_vouched
-from fusefs.store.discover import discover, stores_at
-from fusefs.store.find_orphans import each_folder
+from fusefs.store.find_stores import discover, stores_at
 from fusefs.store.layout import Store, UserFolder
+from fusefs.store.orphans import each_folder
 from fusefs.store.root_squash import SQUASHED, refuse_squashed
 from fusefs.store.take_over import Waits
 
@@ -212,7 +210,7 @@ def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Adopti
     has_rules   there is something for the timer
     Raises      TrashdError: the service's status can't be read
     """
-    from fusefs.service.status_file import read_status
+    from fusefs.service.state_files import read_status
 
     for_user = os.geteuid() != 0
     place = InstallPlace(for_user, "/", PREFIX)

@@ -13,19 +13,15 @@ from fusefs.cli import output
 from fusefs.cli.count_orphan import CountedOrphan, CountOptions, count_orphan, in_column
 from fusefs.cli.json_objects import CountEnd, KnownSize, WhoseCount
 from fusefs.cli.list import OrphanFilter, filter_options
-from fusefs.cli.options import OrphanId, json_option, volume_option
-from fusefs.cli.settle_first import tended
+from fusefs.cli.options import OrphanId, json_option, tended, volume_option, watched
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.cli.wall_clock import watched
-from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, NotFound, TrashdError
+from fusefs.core.human_units import format_duration, format_size
 from fusefs.core.names import ID_RANDOM_CHARS
 from fusefs.core.record import TreeSize
-from fusefs.core.sizes import format_size
-from fusefs.linux.act_as_user import user_name
-from fusefs.linux.low_priority import be_idle
-from fusefs.store.find_orphans import all_entries, the_one_called
-from fusefs.store.list_orphans import ListedContainer
+from fusefs.linux.children import user_name
+from fusefs.linux.pressure import be_idle
+from fusefs.store.orphans import ListedContainer, all_entries, the_one_called
 
 
 @click.command("du", short_help="Tell what orphans take.")

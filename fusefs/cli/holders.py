@@ -10,10 +10,10 @@ from fusefs.cli import output
 from fusefs.cli.options import OrphanIdOrPath, json_option, volume_option
 from fusefs.core.names import is_container_id
 from fusefs.core.printable_names import printable
-from fusefs.linux.act_as_user import user_name
+from fusefs.linux.children import user_name
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import find_container
-from fusefs.store.tree_holders import holders_of, holders_of_path
+from fusefs.store.check_swap import holders_of, holders_of_path
+from fusefs.store.orphans import find_container
 
 
 @click.command("holders", short_help="List the processes that work in a tree.", no_args_is_help=True)

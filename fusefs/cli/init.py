@@ -14,12 +14,11 @@ from fusefs.core.printable_names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import runtime_dir
 from fusefs.store.adopt import AdoptionProblem
-from fusefs.store.chosen_disks import choose_among_copies
-from fusefs.store.init_store import initialise
+from fusefs.store.init_store import choose_among_copies, initialise
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.root_squash import squash_told
 from fusefs.store.store_maker import UNNOTED
-from fusefs.store.swap_path import own_folder
+from fusefs.store.swap import own_folder
 from fusefs.store.tidy_folder import passed_over, told
 
 
@@ -52,7 +51,7 @@ def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int
       trashd init --known /mnt/shared
       trashd init --replace /scratch
     """
-    from fusefs.service.pause_files import nudge
+    from fusefs.service.state_files import nudge
 
     kernel = Kernel()
     path = os.path.realpath(volume)

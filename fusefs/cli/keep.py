@@ -7,12 +7,10 @@ import time
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import DURATION, OrphanId, json_option, volume_option
-from fusefs.cli.settle_first import tended
-from fusefs.core.durations import format_duration
+from fusefs.cli.options import DURATION, OrphanId, json_option, tended, volume_option
 from fusefs.core.errors import UsageError, errors_about
-from fusefs.store.find_orphans import find_container
-from fusefs.store.pin import KeepFor, PinnedOrphan, Term, UsualTerm, keep_by_id
+from fusefs.core.human_units import format_duration
+from fusefs.store.orphans import KeepFor, PinnedOrphan, Term, UsualTerm, find_container, keep_by_id
 
 
 @click.command("keep", short_help="Keep an orphan longer, or until you release it.", no_args_is_help=True)

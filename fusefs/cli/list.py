@@ -12,22 +12,18 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.count_orphan import in_column
-from fusefs.cli.options import DURATION, ParsedValue, json_option, together, volume_option
-from fusefs.cli.settle_first import tended
-from fusefs.cli.wall_clock import watched
-from fusefs.core.durations import format_duration
+from fusefs.cli.options import DURATION, ParsedValue, json_option, tended, together, volume_option, watched
+from fusefs.core.container_states import State
 from fusefs.core.errors import WAY_OUT, TrashdError
-from fusefs.core.lifecycle import State
+from fusefs.core.human_units import format_duration, format_size, parse_size
 from fusefs.core.names import ID_RANDOM_CHARS
 from fusefs.core.orphan_sums import OrphanSum, OrphanSums, SumBy, SumKey
 from fusefs.core.printable_names import printable
 from fusefs.core.record import MAX_FAILURES, Method
-from fusefs.core.sizes import format_size, parse_size
-from fusefs.linux.act_as_user import user_name
+from fusefs.linux.children import user_name
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.user_names import uid_of
-from fusefs.store.find_orphans import all_entries, sum_entries
-from fusefs.store.list_orphans import ListedContainer, explain_failure
+from fusefs.linux.user_ids import uid_of
+from fusefs.store.orphans import ListedContainer, all_entries, explain_failure, sum_entries
 
 _PAST = (State.REAPING, State.QUARANTINE)
 """Where the retention says nothing any more: it goes when the reaper comes to it, or when a person decides."""

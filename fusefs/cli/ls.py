@@ -11,21 +11,20 @@ from typing import Any, TypeVar
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import OrphanIdOrPath, json_option, volume_option, whose_option
+from fusefs.cli.options import OrphanIdOrPath, json_option, tended, volume_option, whose_option
 from fusefs.cli.restore import chosen
-from fusefs.cli.settle_first import tended
 from fusefs.core.errors import Refused, UsageError
 from fusefs.core.glob import compile_glob
+from fusefs.core.human_units import in_calendar
 from fusefs.core.names import RelPath
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
-from fusefs.core.timestamps import in_calendar
-from fusefs.linux.act_as_user import user_name
+from fusefs.linux.children import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import UserFolder
-from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.look_inside import EntryInside, content_of, differences, entries_inside, inside, there_now
+from fusefs.store.orphans import ListedContainer
 
 _DIFFERENCES = {"gone": "in the orphan only", "new": "there now only", "changed": "changed", "unreadable": "unreadable"}
 T = TypeVar("T")

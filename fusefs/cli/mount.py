@@ -1,10 +1,8 @@
-"""trashd mount, and --explain: what makes a mount fast, and why it lacks the rest.
-
-It daemonises, but not before the mount works: the command's terminal gets the daemon's error and exit code.
-"""
+"""trashd mount, its --explain, and mount.fuse.trashd, which mount(8) calls for fstab's lines."""
 
 from __future__ import annotations
 
+import getopt
 import logging
 import logging.handlers
 import os
@@ -19,8 +17,9 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.json_objects import FastPathReason, MountExplained, UnmountedPath
+from fusefs.cli.main import settle_streams
 from fusefs.cli.options import Decorator, PathBytes, json_option, together
-from fusefs.core.errors import DaemonGone, Exit, NotFound, Refused, UsageError
+from fusefs.core.errors import DaemonGone, Exit, NotFound, NotPermitted, Refused, TrashdError, UsageError, from_os
 from fusefs.core.mount_counters import SeenMount
 from fusefs.core.mount_options import (
     LISTED,
@@ -32,16 +31,21 @@ from fusefs.core.mount_options import (
     parse_options,
 )
 from fusefs.core.printable_names import printable, show
-from fusefs.core.uring_reasons import why_not_trusted
-from fusefs.linux.mountinfo import read_mounts
+from fusefs.core.uring_choice import why_not_trusted
+from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.linux.runtime_directories import HOME, make_dir
 from fusefs.linux.systemd import SystemdNotifier, make_handler
 from fusefs.linux.uring_offer import read_facts
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
+
 """Of a daemon's; systemd gives a service as many as the latter, and one program may have thousands."""
+
+
 _OPEN_FILES = re.compile(r"^Max open files +[0-9]+ +([0-9]+) ", re.MULTILINE)
+
 """The hard limit, to which a daemon raises its soft one. Source  proc_pid_limits(5)"""
+
 
 _HELP = f"""Serve the directory SRC at MNT, or over itself: all passes through, and a swap reaches every client at once.
 
@@ -62,7 +66,11 @@ Examples:
   trashd mount --replace /scratch
   trashd mount --explain /scratch/job
 """
+
+
 Ready = Callable[[], None]
+
+
 _SYSLOG = "/dev/log"
 
 
@@ -328,3 +336,88 @@ def umount_command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -
     if not done.is_ended:
         output.warn(f"{where}: unmounted, but its daemon goes on: another mount namespace has it too, or it hangs")
     return 0
+
+
+_USAGE, _INTERRUPTED, _FAILED = 1, 8, 32  # mount(8), EXIT STATUS
+
+
+_HINT = "mount.fuse.trashd SRC MNT [-sfnv] [-o OPTIONS]; people use: trashd mount"
+
+
+def main() -> None:
+    """Run the helper of this process and exit with its code."""
+    settle_streams()
+    code = run(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of a command line, as mount(8) understands it."""
+    try:
+        code = _run(arguments)  # of this very function in the daemon, if that could tell one
+        return code if code in (0, _USAGE) else _FAILED
+    except (UsageError, NotPermitted) as error:
+        output.failed(error)
+        return _USAGE
+    except TrashdError as error:
+        output.failed(error)
+        return _FAILED
+    except OSError as error:
+        output.failed(from_os(error, str(error.filename or "a system call")))
+        return _FAILED
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
+    from fusefs.mount.places.attach import remount
+    from fusefs.mount.places.mount_points import real_path
+
+    try:
+        given, paths = getopt.gnu_getopt(arguments, "sfnvN:o:t:")
+    except getopt.GetoptError as error:
+        raise UsageError(str(error), _HINT) from error
+    if len(paths) != 2:
+        raise UsageError("SRC and MNT are needed", _HINT)
+    letters = {letter for letter, _value in given}
+    if "-N" in letters:
+        raise UsageError("-N: other namespaces", "run it in there: nsenter --mount=…")
+    if "-f" in letters:
+        return 0  # a dry run
+    source, target = map(os.fsencode, paths)
+    words = [value for letter, value in given if letter == "-o"]
+    is_sloppy = "-s" in letters
+    if remount(real_path(target), words, is_sloppy=is_sloppy):
+        return 0
+    if _stands(source, target, words, is_sloppy=is_sloppy):
+        return 0  # `mount -a` asks for what stands, too: it knows those alone that show a filesystem's own root
+    return serve(source, target, words, is_sloppy=is_sloppy)
+
+
+def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) -> bool:
+    """Whether this very mount, of this user, is there and works.
+
+    Raises  UsageError: for what can't be asked; Refused: it does not answer
+    """
+    from fusefs.core.mount_options import Coherence, parse_options
+    from fusefs.mount.places.mount_points import Health, health, real_path, silent, top_mount
+
+    uid = os.geteuid()
+    options = parse_options(words, as_root=uid == 0, is_sloppy=is_sloppy, usual=Coherence.SHARED)
+    source, target = real_path(source), real_path(target)
+    mount = top_mount(target, read_mounts())
+    if mount is None or not mount.is_ours() or mount.owner != uid or mount.root != b"/":
+        return False
+    is_it = mount.source == source or (source == target and is_inside(mount.source, HOME))
+    is_alike = "ro" not in options.flags or b"ro" in mount.options.split(b",")
+    if not (is_it and is_alike):
+        return False
+    found = health(target)
+    if found is Health.SILENT:
+        raise silent(target)
+    return found is Health.ALIVE
+
+
+if __name__ == "__main__":
+    main()

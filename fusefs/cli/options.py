@@ -1,4 +1,4 @@
-"""Options that several commands have, and how their values are read."""
+"""What several commands share: options and their values, clocks, and recovery before a list."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 
 from fusefs.cli.plain_line import read_note
-from fusefs.core.durations import parse_duration
 from fusefs.core.errors import Refused, errors_about
+from fusefs.core.human_units import parse_duration, parse_rate
 from fusefs.core.names import ID_RANDOM_CHARS
-from fusefs.core.sizes import parse_rate
-from fusefs.linux.user_names import uid_of
+from fusefs.linux.user_ids import uid_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -29,7 +28,21 @@ else:
             return cls
 
 
+from collections.abc import Collection
+from contextlib import suppress
+
+from fusefs.cli import output
+from fusefs.core.human_units import format_duration
+from fusefs.core.orphan_age import STEP_NS, Clock
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import moment
+from fusefs.linux.runtime_directories import state_dir
+from fusefs.store.orphans import tend_all
+from fusefs.store.take_over import Waits
+
 T = TypeVar("T")
+
+
 _COMPLETION_LIMIT_S = 0.15
 
 
@@ -52,11 +65,20 @@ class ParsedValue(ParamType[T], Generic[T]):
 
 
 DURATION = ParsedValue("duration", parse_duration)
+
 """Seconds, typed as 90s, 15m, 24h, 3d, 2w."""
+
+
 RATE = ParsedValue("rate", parse_rate)
+
 """An amount a second."""
+
+
 NOTE = ParsedValue("text", read_note)
+
 """A sentence that lists show."""
+
+
 _MOST_WORKERS = 64
 
 
@@ -77,6 +99,7 @@ class PathBytes(ParamType[bytes]):
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
 
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
 
@@ -99,10 +122,16 @@ volume_option: Decorator = click.option(
     help="Look only in the store in DIR, or else in the nearest above it on the same filesystem (may be repeated); "
     "default: all that are known.",
 )
+
+
 paths_argument: Decorator = click.argument("paths", type=PathBytes(), nargs=-1, metavar="PATH…")
+
+
 whose_option: Decorator = click.option(
     "--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="Whose orphan, for root."
 )
+
+
 null_option: Decorator = click.option(
     "-0", "--null", is_flag=True, help="Read more paths from standard input, separated by NUL (find -print0)."
 )
@@ -120,6 +149,8 @@ threads_option: Decorator = click.option(
     metavar="N",
     help="Work on so many directories at a time; default: what is fastest on the filesystem.",
 )
+
+
 tempo_options = together(
     (
         click.option("--max-rate", type=RATE, metavar="N/s", help="At most N entries a second."),
@@ -131,6 +162,7 @@ tempo_options = together(
         ),
     )
 )
+
 """How fast it may go: `max_rate`, `max_bytes` and `paced`."""
 
 
@@ -209,9 +241,9 @@ def _own() -> list[tuple[str, str]]:
     nothing of ours open, or a shell would wait for it that reads what we say to the end.
     """
     from fusefs.cli.output import origin
-    from fusefs.linux.answer_timeout import ask_each
+    from fusefs.linux.children import ask_each
     from fusefs.linux.kernel import Kernel
-    from fusefs.store.find_orphans import all_entries
+    from fusefs.store.orphans import all_entries
 
     own = os.geteuid()
 
@@ -222,3 +254,49 @@ def _own() -> list[tuple[str, str]]:
     ((_asked, answer),) = ask_each((None,), tell, set(), lambda _asked: None, limit_s=_COMPLETION_LIMIT_S)
     pairs = [line.split(b"\t", 1) for line in (answer or b"").split(b"\n")[:-1]]
     return [(identifier.decode(), origin.decode()) for identifier, origin in reversed(pairs)]
+
+
+def watched(*, notes: bool = True) -> tuple[Clock, ...]:
+    """What this user's service and commands remember of the wall clock; nothing for a user without a home.
+
+    notes  have the next command know what the clock is now
+    """
+    from fusefs.service.state_files import watched_clocks
+
+    with suppress(FileNotFoundError):
+        return watched_clocks(state_dir(), notes=notes)
+    return ()
+
+
+class AgeCutoffs:
+    """The moments before which files are so old, however the wall clock was set since it was noted last."""
+
+    def __init__(self, kernel: Kernel, *, notes: bool) -> None:
+        """notes: have the next command know what the clock is now."""
+        self.now = moment(kernel, watched(notes=notes))
+        self._set_ns = 0
+
+    def ago(self, span_ns: int) -> int:
+        """The one for so many nanoseconds."""
+        cutoff_ns = self.now.cutoff_ns(span_ns)
+        self._set_ns = max(self._set_ns, self.now.wall_ns - span_ns - cutoff_ns)
+        return cutoff_ns
+
+    def tell(self) -> None:
+        """Say so if files were called older than they are."""
+        if self._set_ns >= STEP_NS:
+            ahead = format_duration(round(self._set_ns / 1e9))
+            output.warn(f"the wall clock was set forward by {ahead}: what only seems to be old because of it stays")
+
+
+def tended(
+    volumes: Sequence[bytes], kernel: Kernel | None = None, ended: Collection[str] = (), waits: Waits | None = None
+) -> Kernel:
+    """Recover, adopt drops and stock reserves as the caller may, and warn of what could not be settled.
+
+    ended, waits  as for `recover`
+    """
+    kernel = kernel or Kernel()
+    for problem in tend_all(kernel, volumes, ended, waits):
+        output.warn(problem)
+    return kernel

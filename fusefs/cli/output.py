@@ -152,11 +152,11 @@ def tell_why(why: str) -> None:
 
 
 def tell_outage(number: int | None, limit_s: float) -> None:
-    """Tell, for reaper.server_outage.OutageWishes, that a server is waited for, or (None) that it answers again."""
+    """Tell, for reaper.removal_stops.OutageWishes, that a server is waited for, or (None) that it answers again."""
     if number is None:
         tell_why("the server answers again")
     else:
-        from fusefs.core.durations import format_duration  # a swap is spared it
+        from fusefs.core.human_units import format_duration  # a swap is spared it
 
         limit = format_duration(round(limit_s))
         tell_why(f"the filesystem's server does not answer ({os.strerror(number)}): waiting for it, at most {limit}")

@@ -11,11 +11,11 @@ import click
 from fusefs.cli import output
 from fusefs.cli.json_objects import PausedVolume
 from fusefs.cli.options import DURATION, PathBytes, json_option
-from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotFound, NotPermitted, NotRunning, TrashdError
+from fusefs.core.human_units import format_duration
 from fusefs.core.printable_names import printable
 from fusefs.core.service_status import VolumePhase, VolumeStatus
-from fusefs.linux.act_as_user import user_name
+from fusefs.linux.children import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
@@ -40,7 +40,7 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
       trashd pause --for 2h
       trashd pause /scratch && umount /scratch
     """
-    from fusefs.service.pause_files import Pause, write_pause
+    from fusefs.service.state_files import Pause, write_pause
 
     until = "until it is resumed" if duration_s is None else f"for {format_duration(duration_s)}"
     who = user_name(os.getuid())
@@ -83,7 +83,7 @@ def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
 
 def served_by_root() -> list[VolumeStatus]:
     """The volumes that root's reaper serves for a caller that is another user; none for root."""
-    from fusefs.service.status_file import served_volumes
+    from fusefs.service.state_files import served_volumes
 
     if os.geteuid() == 0:
         return []
@@ -95,7 +95,7 @@ def served_by_root() -> list[VolumeStatus]:
 
 def _stores_at(volume: bytes) -> list[tuple[str, int]]:
     """The ids of the stores in a directory that the caller may use, and their owners."""
-    from fusefs.store.discover import stores_at
+    from fusefs.store.find_stores import stores_at
 
     there = list[tuple[str, int]]()
     with suppress(TrashdError, OSError):
@@ -107,7 +107,7 @@ def _stores_at(volume: bytes) -> list[tuple[str, int]]:
 
 def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
     """Give a running reaper the moment that it needs: a paused volume is often unmounted next."""
-    from fusefs.service.status_file import served_volumes
+    from fusefs.service.state_files import served_volumes
 
     let_go = (VolumePhase.PAUSED, VolumePhase.GONE, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
     ends_at = time.monotonic() + _PATIENCE_S
@@ -135,7 +135,7 @@ def told(volume: bytes | None) -> str:
 
 
 def is_running(runtime: bytes) -> bool:
-    from fusefs.service.status_file import read_status
+    from fusefs.service.state_files import read_status
 
     seen = read_status(runtime)
     return seen is not None and seen.is_running
@@ -152,7 +152,7 @@ def resume_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
       trashd resume
       trashd resume /scratch
     """
-    from fusefs.service.pause_files import read_pauses, remove_pause
+    from fusefs.service.state_files import read_pauses, remove_pause
 
     runtime = runtime_dir()
     paused = named(volumes) if volumes else list(read_pauses(runtime, 0.0))

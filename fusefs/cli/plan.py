@@ -10,13 +10,14 @@ from typing import Any
 
 import click
 
-from fusefs.cli import output, sweep_text
+from fusefs.cli import output, sweep
 from fusefs.cli.group import OrderedGroup
 from fusefs.cli.json_objects import PlannedRule, RuleLeftUndone, SweepAction, WrittenPurgeLists
-from fusefs.cli.options import PathBytes, json_option, tempo_options
+from fusefs.cli.options import AgeCutoffs, PathBytes, json_option, tempo_options
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.cli.wall_clock import AgeCutoffs
 from fusefs.core.errors import BadConfig, ConfigProblem, Incomplete, Refused, TrashdError, Unsettled
+from fusefs.core.human_units import format_size
+from fusefs.core.pacing import Speed
 from fusefs.core.plan_rules import (
     DeleteAction,
     MoveAction,
@@ -28,14 +29,11 @@ from fusefs.core.plan_rules import (
     TrashAction,
 )
 from fusefs.core.printable_names import printable
-from fusefs.core.sizes import format_size
-from fusefs.core.slice_budget import Speed
-from fusefs.core.sweep_result import Swept
-from fusefs.linux.answer_timeout import ask_each
-from fusefs.linux.config_dirs import is_drop_in, plan_dir
+from fusefs.core.results import Swept
+from fusefs.linux.children import ask_each
+from fusefs.linux.config_files import is_drop_in, load_plan, plan_dir
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import covering, read_mounts
-from fusefs.linux.plan_files import load_plan
 
 _NO_DIRECTORY = b"no directory"
 
@@ -166,8 +164,8 @@ def refused_rules(rules: Sequence[Rule], now_ns: int) -> Iterator[ConfigProblem]
 
 def _why_refused(rule: Rule, now_ns: int) -> bytes:
     """A sentence; nothing if the rule is carried out."""
-    from fusefs.store.locate import find_scope
-    from fusefs.sweep.access_times import refuse_stale
+    from fusefs.store.victim import find_scope
+    from fusefs.sweep.request import refuse_stale
 
     if not os.path.isdir(rule.directory):
         return _NO_DIRECTORY
@@ -278,9 +276,9 @@ class _PlanReport:
         self._codes.append(Unsettled.exit_code if swept.warnings else Incomplete.exit_code if is_short else 0)
         action, did = _action(rule)
         if self._as_json:
-            sweep_text.as_json(SweepAction(action, not self._runs), swept, PlannedRule(str(rule.place)))
+            sweep.as_json(SweepAction(action, not self._runs), swept, PlannedRule(str(rule.place)))
         elif sums.n_matched or sums.n_spared or sums.n_mounts or is_short:
-            first, *others = sweep_text.told(swept, did if self._runs else f"would be {did}")
+            first, *others = sweep.told(swept, did if self._runs else f"would be {did}")
             print("\n".join([f"{rule.place}: {first}", *others]))
         for warning in swept.warnings:
             output.warn(warning)

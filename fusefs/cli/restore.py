@@ -11,24 +11,30 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.count_orphan import size_by
-from fusefs.cli.options import OrphanIdOrPath, PathBytes, json_option, volume_option, whose_option
-from fusefs.cli.settle_first import tended
-from fusefs.core.durations import format_duration
+from fusefs.cli.options import OrphanIdOrPath, PathBytes, json_option, tended, volume_option, whose_option
+from fusefs.core.container_states import State
 from fusefs.core.errors import Incomplete, NotFound, NotPermitted, Refused, TrashdError, UsageError
-from fusefs.core.lifecycle import State
+from fusefs.core.human_units import format_duration
 from fusefs.core.names import join
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
-from fusefs.core.sweep_result import NOT_GIVEN
-from fusefs.linux.act_as_user import user_name
-from fusefs.linux.boot_id import session
-from fusefs.linux.config_dirs import are_rules_in_force
+from fusefs.core.results import NOT_GIVEN
+from fusefs.linux.children import user_name
+from fusefs.linux.config_files import are_rules_in_force
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import ID_LEAST_CHARS, CameFrom, all_entries, came_from, not_looked_at, the_one_called
-from fusefs.store.list_orphans import ListedContainer
-from fusefs.store.locate import check_operand
+from fusefs.linux.machine_identity import session
+from fusefs.store.orphans import (
+    ID_LEAST_CHARS,
+    CameFrom,
+    ListedContainer,
+    all_entries,
+    came_from,
+    not_looked_at,
+    the_one_called,
+)
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
+from fusefs.store.victim import check_operand
 
 _MOST_TOLD = 20
 _PATIENCE_S = 0.5

@@ -8,7 +8,7 @@ import click
 
 from fusefs.cli.options import DURATION, NOTE, json_option, null_option, paths_argument
 from fusefs.cli.rm_paths import remove_paths
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.container_states import DEFAULT_RETENTION_S
 
 
 @click.command("rm", short_help="Make files and directories disappear, restorably.", no_args_is_help=True)

@@ -13,19 +13,17 @@ from fusefs.cli.output import is_confirmed
 from fusefs.cli.plain_line import PlainLine, PlainOption, read_note
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.swap_paths import SwapBatch, every_path, swap_all
-from fusefs.core.durations import parse_duration
+from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.errors import Refused, TrashdError, Unsettled, UsageError
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.human_units import parse_duration
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
-from fusefs.core.removal_group import RemovalGroup
-from fusefs.core.sweep_result import Swept
-from fusefs.linux.boot_id import invocation
+from fusefs.core.results import RemovalGroup, Swept
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import invocation
 from fusefs.linux.mountinfo import below
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap import Swapped, base_of
-from fusefs.store.swap_path import remove_path
+from fusefs.store.swap import Swapped, base_of, remove_path
 
 _MOST_TOLD = 10
 
@@ -153,7 +151,7 @@ class _RmCommand:
         return self._reap_one(swapped.base(), swapped.id) if self._now else 0
 
     def _reap_one(self, base: bytes, orphan: str) -> int:
-        from fusefs.cli.reap_foreground import reap_one
+        from fusefs.cli.reap import reap_one
 
         return reap_one(base, orphan, as_json=self._as_json)
 

@@ -13,13 +13,12 @@ from msgspec.structs import replace
 from fusefs.cli import output, status_text
 from fusefs.cli.json_objects import MemoryUse, MountNumbers, MountsSeen, RequestTimes, ServiceLife
 from fusefs.cli.options import json_option
-from fusefs.core.durations import format_duration
 from fusefs.core.errors import DaemonGone, NotRunning, TrashdError, Unwell, UsageError, errors_about, from_os
-from fusefs.core.fast_paths import FastPath
+from fusefs.core.human_units import format_duration, format_size
 from fusefs.core.mount_counters import MountStats, Operation, SeenMount
 from fusefs.core.printable_names import printable, show
 from fusefs.core.service_status import SeenStatus, Status, VolumePhase
-from fusefs.core.sizes import format_size
+from fusefs.core.uring_choice import FastPath
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 
 _HEADS = ("mount", "requests", "errors", "mean", "p99", "max", "nodes", "cache", "daemon")
@@ -92,7 +91,7 @@ def look() -> list[tuple[bytes, SeenStatus]]:
 
     Raises  NotRunning if none ever ran
     """
-    from fusefs.service.status_file import read_held, read_status
+    from fusefs.service.state_files import read_held, read_status
 
     found = []
     for directory in dict.fromkeys((SYSTEM_RUNTIME, runtime_dir())):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 
 from fusefs.cli.output import counted
-from fusefs.core.durations import format_duration
+from fusefs.core.human_units import format_duration, format_size
 from fusefs.core.printable_names import printable, show
 from fusefs.core.service_status import SeenNode, SeenStatus, Status, VolumePhase, VolumeStatus
-from fusefs.core.sizes import format_size
 
 _DAY_S = 86_400
 _HOUR_S = 3600

@@ -10,15 +10,14 @@ import click
 from fusefs.cli import output
 from fusefs.cli.options import DURATION, NOTE, Decorator, ParsedValue, PathBytes, json_option, null_option
 from fusefs.cli.swap_paths import SwapBatch, SwapVerb, every_path, ids_with, swap_all
+from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.errors import NotPermitted, TrashdError, UsageError
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.human_units import parse_size
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.core.sizes import parse_size
 from fusefs.linux.kernel import Kernel
-from fusefs.store.preflight import Preflight, preflight
+from fusefs.store.check_swap import Preflight, preflight
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap import Swapped
-from fusefs.store.swap_path import swap_path
+from fusefs.store.swap import Swapped, swap_path
 
 _WAIT = "--wait"
 _DONE = "done"
@@ -146,7 +145,7 @@ def command(
     def after(swapped: Swapped) -> int:
         if not now:
             return 0
-        from fusefs.cli.reap_foreground import reap_one
+        from fusefs.cli.reap import reap_one
 
         return reap_one(swapped.base(), swapped.id, as_json=as_json, waits=goal_bytes is not None)
 
@@ -167,7 +166,7 @@ def _verb(*, for_owner: bool, now: bool) -> SwapVerb:
         raise NotPermitted("--for-owner", "only root can give an orphan to somebody else")
     if now:
         raise UsageError("--now with --for-owner", "leave one of them out")
-    from fusefs.store.swap_for_owner import swap_for_owner
+    from fusefs.store.as_owner import swap_for_owner
 
     return swap_for_owner
 

@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from fusefs.cli.output import exit_code, failed, tell_swapped
 from fusefs.cli.plain_line import PlainLine, PlainOption, read_note
-from fusefs.core.durations import parse_duration
+from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.errors import Exit, TrashdError, Unsettled, UsageError
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.linux.boot_id import invocation
+from fusefs.core.human_units import parse_duration
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import invocation
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap import Swapped
-from fusefs.store.swap_path import swap_path
+from fusefs.store.swap import Swapped, swap_path
 
 SwapVerb = Callable[[Kernel, bytes, SwapOptions], Swapped]
 _CHUNK = 1 << 16

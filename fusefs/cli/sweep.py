@@ -1,4 +1,4 @@
-"""`trashd sweep`: what is asked for, a question, a bar, and what became of it."""
+"""trashd sweep: the selection, a question, a progress bar, and the result."""
 
 from __future__ import annotations
 
@@ -14,30 +14,252 @@ from typing import Any, NamedTuple
 
 import click
 
-from fusefs.cli import output, sweep_text
-from fusefs.cli.json_objects import SweepAction, SweepMatch
-from fusefs.cli.options import DURATION, NOTE, PathBytes, json_option, mpi_option, tempo_options, threads_option
+from fusefs.cli import output
+from fusefs.cli.json_objects import PlannedRule, SweepAction, SweepMatch, SweepOutcome, ToldSums
+from fusefs.cli.options import (
+    DURATION,
+    NOTE,
+    Decorator,
+    ParamType,
+    ParsedValue,
+    PathBytes,
+    json_option,
+    mpi_option,
+    tempo_options,
+    threads_option,
+    together,
+)
 from fusefs.cli.output import can_be_asked, is_confirmed
-from fusefs.cli.progress_bar import ProgressBar
-from fusefs.cli.selection_options import read_selection, selection_options
+from fusefs.cli.reap import ProgressBar
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.swap_paths import standard_input
+from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.errors import Incomplete, OtherFilesystem, Refused, Unsettled, UsageError, errors_about, from_os
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.listed_names import Listed, ListedName, ListFormat
+from fusefs.core.human_units import format_size, in_calendar, is_path, parse_when
+from fusefs.core.metadata_cache import Listed, ListedName, ListFormat
 from fusefs.core.names import join
+from fusefs.core.pacing import Speed
 from fusefs.core.printable_names import printable
-from fusefs.core.report import Stops
-from fusefs.core.selection import DIRECTORY, Selection, letter_of
-from fusefs.core.sizes import format_size
-from fusefs.core.slice_budget import Speed
-from fusefs.core.sweep_result import SweepSums, Swept
+from fusefs.core.record import Failure
+from fusefs.core.results import (
+    DOTS,
+    KEPT_BY_OTHERS,
+    LOCKED_BY_OTHERS,
+    LOCKED_BY_UNKNOWN,
+    NOT_GIVEN,
+    NOT_TAKEN,
+    OUTSIDE,
+    UNCLEAR,
+    Match,
+    Stops,
+    SweepSums,
+    Swept,
+)
+from fusefs.core.selection import (
+    DIRECTORY,
+    TIMES,
+    Field,
+    Selection,
+    TimeBound,
+    check_exclude,
+    check_name,
+    check_path,
+    check_regex,
+    common_depths,
+    common_types,
+    letter_of,
+    parse_depths,
+    parse_size_bound,
+    parse_types,
+)
 from fusefs.linux.batched_calls import look_at_all
-from fusefs.linux.boot_id import invocation
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import invocation
+from fusefs.linux.user_ids import gid_of, uid_of
 from fusefs.store.stage import SwapOptions
 
+_TOLD = 10
+
+
+_LAST_DAY = "after 9999"
+
+
+def as_json(action: SweepAction, swept: Swept, *first: PlannedRule) -> None:
+    """Print a sweep's result for programs. first: whose sweep it was"""
+    sums = ToldSums(*(getattr(swept.sums, name) for name in ToldSums._fields))
+    if not swept.looks:
+        sums = sums._replace(n_bytes=None)
+    undo = None if swept.orphan is None else output.restore_command(swept.orphan, swept.volume)
+    output.as_json(*first, action, swept, SweepOutcome(sums, undo), without="looks")
+
+
+def told(swept: Swept, did: str) -> Iterator[str]:
+    """What became of the matches. did: `deleted`, `would be deleted`"""
+    yield f"{printable(swept.directory)}: {_sum(swept, did)}"
+    if swept.orphan is not None:
+        yield f"  id    {swept.orphan}"
+        yield f"  undo  {output.restore_command(swept.orphan, swept.volume)}"
+        yield f"  until {output.until(swept.expires_ns)}"
+    for line in (*_matches("largest", swept.largest), *_matches("oldest", swept.oldest), *beside(swept)):
+        yield f"  {line}"
+
+
+def _sum(swept: Swept, did: str) -> str:
+    sums = swept.sums
+    if not (sums.n_matched or sums.n_vanished or swept.is_limited or swept.is_stopped):
+        return "nothing matches"
+    size = f" ({format_size(sums.n_bytes)})" if swept.looks else ""
+    inside = f", with {output.counted(sums.n_inside, 'entry', 'entries')} in them" if sums.n_inside else ""
+    vanished = f"; {output.counted(sums.n_vanished, 'match', 'matches')} vanished meanwhile" if sums.n_vanished else ""
+    return f"{output.counted(sums.n_done, 'match', 'matches')}{size} {did}{inside}{vanished}"
+
+
+def beside(swept: Swept) -> Iterator[str]:
+    """What is to be known beside the count."""
+    yield from _first([_failed(one) for one in swept.failures], swept.sums.n_failed)
+    spared = [f"left: {printable(one.name) or '.'} ({one.why})" for one in swept.spared]
+    yield from _first(spared, swept.sums.n_spared)
+    if swept.sums.n_missing:
+        is_one = swept.sums.n_missing == 1
+        yield f"{output.counted(swept.sums.n_missing, 'path')} of the list {'is' if is_one else 'are'} not there"
+    if swept.sums.n_unmatched:
+        does = "does" if swept.sums.n_unmatched == 1 else "do"
+        yield f"{output.counted(swept.sums.n_unmatched, 'path')} of the list {does} not match the selection"
+        yield "  (directories match only with --type d)"
+    if not swept.sums.n_seen and (swept.sums.n_missing or any(one.call == OUTSIDE for one in swept.failures)):
+        yield "hint: none of the list was found; its paths are relative to where you are, as find tells them from there"
+    if swept.sums.n_mounts:
+        yield f"not entered: {output.counted(swept.sums.n_mounts, 'mount')}"
+    if swept.is_limited:
+        yield "there are more matches: the rest is left"
+    if swept.why:
+        yield f"stopped: {swept.why}"
+    elif swept.is_stopped:
+        yield "stopped; the same command does the rest"
+
+
+def _failed(one: Failure) -> str:
+    if one.call in (OUTSIDE, DOTS, UNCLEAR, KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN):
+        return f"{one.call}: {printable(one.name) or '.'}"
+    if one.call in (NOT_TAKEN, NOT_GIVEN):
+        return f"left: {printable(one.name) or '.'} ({one.call})"
+    return f"{one.call} {printable(one.name) or '.'}: {os.strerror(one.errno)}"
+
+
+def _first(lines: Sequence[str], count: int) -> Iterator[str]:
+    """The first lines of so many."""
+    yield from lines[:_TOLD]
+    n_more = count - min(len(lines), _TOLD)
+    if n_more > 0:
+        yield f"and {n_more:,} more"
+
+
+def _matches(head: str, matches: Sequence[Match]) -> Iterator[str]:
+    for match in matches:
+        day = in_calendar(match.time_ns, "%Y-%m-%d", _LAST_DAY)
+        yield f"{head:<8}{format_size(match.n_bytes):>10}  {day}  {printable(match.path)}"
+        head = ""
+
+
+def _many(name: str, field: str, read: ParamType[Any], metavar: str, told: str) -> Decorator:
+    return click.option(name, field, type=read, multiple=True, metavar=metavar, help=told)
+
+
+selection_options = together((
+    _many("--name", "names", ParsedValue("glob", check_name), "GLOB", "The name matches, as find has it."),
+    _many(
+        "--iname", "inames", ParsedValue("glob", partial(check_name, ignores_case=True)), "GLOB",
+        "The same, ignoring case.",
+    ),
+    _many(
+        "--path", "paths", ParsedValue("glob", check_path), "GLOB", "The path below DIR matches; * takes slashes too."
+    ),
+    _many("--regex", "regexes", ParsedValue("regex", check_regex), "REGEX", "That whole path matches (Python's re)."),
+    _many(
+        "--type", "types", ParsedValue("types", parse_types), "f,d,l,p,s,b,c",
+        "Of one of these types; default: all but d.",
+    ),
+    _many(
+        "--size", "sizes", ParsedValue("size", parse_size_bound), "[+-]N[KMGT]",
+        "Larger, smaller, exactly so many bytes.",
+    ),
+    click.option("--older", multiple=True, metavar="WHEN", help="Before WHEN: 7d, 2026-11-01, @SECONDS, ./FILE."),
+    click.option("--newer", multiple=True, metavar="WHEN", help="After WHEN."),
+    _many("--by", "by", click.Choice(TIMES), "|".join(TIMES), "The time that is meant (mtime)."),
+    _many("--user", "uids", ParsedValue("user", uid_of), "USER", "Owned by that user, a name or number."),
+    _many("--group", "gids", ParsedValue("group", gid_of), "GROUP", "Of that group."),
+    click.option("--empty", is_flag=True, help="Empty files and directories."),
+    _many(
+        "--depth", "depths", ParsedValue("depth", parse_depths), "N|A..B",
+        "At most N levels below DIR, or from A to B; its own entries are at 1.",
+    ),
+    _many(
+        "--exclude", "excludes", ParsedValue("glob", check_exclude), "GLOB",
+        "Neither take nor enter what matches; by path if it has a slash.",
+    ),
+))  # fmt: skip
+
+"""For a command that takes them as keywords; `read_selection` makes one value of them."""
+
+
+def read_selection(kernel: Kernel, options: dict[str, Any]) -> Selection:
+    """The selection of a command's options, out of which it takes them.
+
+    Times are read when it is known which of a file's is meant.
+    Raises  UsageError; NotFound for a file whose time was meant
+    """
+    older, newer = options.pop("older"), options.pop("newer")
+    by = _time_of(options.pop("by"), is_asked=bool(older or newer))
+    times = list[TimeBound]()
+    try:
+        if older or newer:
+            from fusefs.cli.options import AgeCutoffs  # others are spared it
+
+            cutoffs = AgeCutoffs(kernel, notes=bool(older))
+            now_ns = cutoffs.now.wall_ns
+            times += [TimeBound(by, before_ns=_when(kernel, text, by, now_ns, cutoffs.ago)) for text in older]
+            times += [TimeBound(by, after_ns=_when(kernel, text, by, now_ns)) for text in newer]
+            cutoffs.tell()
+        types = common_types(options.pop("types"))
+        least, most = common_depths(options.pop("depths"))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    others = {name: options.pop(name) for name in Selection._fields if name in options}
+    return Selection(types=types, times=tuple(times), min_depth=least, max_depth=most, **others)
+
+
+def _time_of(by: tuple[Field, ...], *, is_asked: bool) -> Field:
+    """The time that is meant. Raises  UsageError if nothing is asked of it, or if several are meant"""
+    if by and not is_asked:
+        raise UsageError("--by without --older or --newer", "it says which time of a file they mean")
+    match tuple(dict.fromkeys(by)):
+        case ():
+            return "mtime"
+        case (field,):
+            return field
+        case fields:
+            hint = "all times of one sweep are the same; of what one prints, the next may choose: --print0, -0"
+            raise UsageError(" with ".join(f"--by {field}" for field in fields), hint)
+
+
+def _when(kernel: Kernel, text: str, field: Field, now_ns: int, cutoff_ns: Callable[[int], int] | None = None) -> int:
+    """A moment. Raises  ValueError, TrashdError"""
+    if not is_path(text):
+        return parse_when(text, now_ns, time.mktime, cutoff_ns)
+    path = os.fsencode(text)
+    with errors_about(path), kernel.open_path(path, os.O_PATH) as fd:
+        if field == "btime":
+            born_ns = kernel.statx(fd, asks=True).btime_ns
+            if not born_ns:
+                raise ValueError(f"{text} has no birth time: its filesystem keeps none")
+            return born_ns
+        found: int = getattr(kernel.fstat(fd), f"st_{field}_ns")
+        return found
+
+
 _STDIN = b"-"
+
+
 _CHUNK = 1 << 20
 
 
@@ -211,8 +433,8 @@ def command(**told: Any) -> int:
 
 def _refuse_stale(kernel: Kernel, asked: SweepOptions) -> None:
     """Refuse a choice by access times that are not kept there. Raises  Refused; what `find_scope` does"""
-    from fusefs.store.locate import find_scope
-    from fusefs.sweep.access_times import refuse_stale
+    from fusefs.store.victim import find_scope
+    from fusefs.sweep.request import refuse_stale
 
     selection = asked.selection
     takes_dirs = selection.empty or bool(selection.types & DIRECTORY)
@@ -221,7 +443,7 @@ def _refuse_stale(kernel: Kernel, asked: SweepOptions) -> None:
 
 
 def _rsync_line(asked: SweepOptions) -> str:
-    from fusefs.sweep.move_destination import rsync_line
+    from fusefs.sweep.actions import rsync_line
     from fusefs.sweep.request import IfExists
 
     more = [b"--null"] if asked.null else []
@@ -243,7 +465,7 @@ def _act_on(kernel: Kernel, asked: SweepOptions) -> int:
         with StopSignals() as stop:
             swept = _run(kernel, asked, read(), stop, counts=asked.dry)
             if asked.prints_any():  # standard output has the matches, and nothing else
-                for line in sweep_text.beside(swept):
+                for line in beside(swept):
                     print(f"trashd: {line}", file=sys.stderr)
             else:
                 _tell(asked, swept)
@@ -276,7 +498,7 @@ def _confirm(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None
 
 
 def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None, stops: Stops, *, counts: bool) -> Swept:
-    from fusefs.engine.pressure_pacer import pacer_in
+    from fusefs.engine.pace import pacer_in
     from fusefs.sweep.request import Request, SweepWishes, ToCount
     from fusefs.sweep.run import run as sweep
 
@@ -321,9 +543,9 @@ def _act(asked: SweepOptions) -> Any:
 def _tell(asked: SweepOptions, swept: Swept) -> None:
     did = f"would be {asked.did()}" if asked.dry else asked.did()
     if asked.as_json:
-        sweep_text.as_json(SweepAction(asked.action(), asked.dry), swept)
+        as_json(SweepAction(asked.action(), asked.dry), swept)
     else:
-        for line in sweep_text.told(swept, did):
+        for line in told(swept, did):
             print(line)
     for warning in swept.warnings:
         output.warn(warning)

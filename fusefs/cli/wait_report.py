@@ -11,11 +11,10 @@ from shutil import get_terminal_size
 from fusefs.cli import output
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.swap_paths import SwapBatch, swap_all
-from fusefs.core.durations import format_duration
 from fusefs.core.errors import Incomplete, TrashdError, from_os
+from fusefs.core.human_units import format_duration, format_size
 from fusefs.core.printable_names import printable
-from fusefs.core.report import Waited
-from fusefs.core.sizes import format_size
+from fusefs.core.results import Waited
 from fusefs.linux.kernel import Kernel
 from fusefs.store.swap import Swapped
 

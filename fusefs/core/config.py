@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fusefs.core import setting_types
+from fusefs.core import toml_reader
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.policy import Authority, Quota, RetentionRules, VolumePolicy, Watermark, is_at_or_below
 from fusefs.core.toml_reader import (
@@ -115,59 +115,59 @@ class Config(NamedTuple):
 
 # Keys in the order of the fields of Rules, and of Hooks.
 RULES: Schema = {
-    "retention": setting_types.or_none(setting_types.DURATION, "never"),
-    "minimum_age": setting_types.DURATION,
-    "keep": setting_types.PATTERNS,
-    "authority": setting_types.AUTHORITY,
-    "users": setting_types.USERS,
-    "clears_flags": setting_types.FLAG,
+    "retention": toml_reader.or_none(toml_reader.DURATION, "never"),
+    "minimum_age": toml_reader.DURATION,
+    "keep": toml_reader.PATTERNS,
+    "authority": toml_reader.AUTHORITY,
+    "users": toml_reader.USERS,
+    "clears_flags": toml_reader.FLAG,
 }
-_FREE: Schema = {"low": setting_types.SHARE, "high": setting_types.SHARE}
+_FREE: Schema = {"low": toml_reader.SHARE, "high": toml_reader.SHARE}
 VOLUME: Schema = {
-    "serve": setting_types.FLAG,
+    "serve": toml_reader.FLAG,
     **RULES,
-    "paced": setting_types.FLAG,
-    "max_rate": setting_types.or_none(setting_types.RATE),
-    "max_bytes": setting_types.or_none(setting_types.RATE),
-    "nodes": setting_types.POSITIVE._replace(fix="write how many nodes serve it, such as 4, without quotes"),
-    "takeover_s": setting_types.or_none(
-        setting_types.POSITIVE._replace(name="a number of seconds above 0", fix="write 300, without quotes"), "auto"
+    "paced": toml_reader.FLAG,
+    "max_rate": toml_reader.or_none(toml_reader.RATE),
+    "max_bytes": toml_reader.or_none(toml_reader.RATE),
+    "nodes": toml_reader.POSITIVE._replace(fix="write how many nodes serve it, such as 4, without quotes"),
+    "takeover_s": toml_reader.or_none(
+        toml_reader.POSITIVE._replace(name="a number of seconds above 0", fix="write 300, without quotes"), "auto"
     ),
-    "windows": setting_types.WINDOWS,
-    "horizon": setting_types.or_none(setting_types.TIME_LIMIT),
+    "windows": toml_reader.WINDOWS,
+    "horizon": toml_reader.or_none(toml_reader.TIME_LIMIT),
     "quota": {
-        "bytes": setting_types.or_none(setting_types.SIZE),
-        "inodes": setting_types.or_none(setting_types.COUNT),
-        "share": setting_types.or_none(setting_types.SHARE),
+        "bytes": toml_reader.or_none(toml_reader.SIZE),
+        "inodes": toml_reader.or_none(toml_reader.COUNT),
+        "share": toml_reader.or_none(toml_reader.SHARE),
     },
     "free_space": _FREE,
     "free_inodes": _FREE,
 }
 HOOKS: Schema = {
-    "on_reaped": setting_types.COMMAND,
-    "on_quarantine": setting_types.COMMAND,
-    "on_low_space": setting_types.COMMAND,
-    "on_swap": setting_types.COMMAND,
-    "on_expires_soon": setting_types.COMMAND,
-    "warn_before": setting_types.TIME_LIMIT,
-    "timeout": setting_types.TIME_LIMIT,
-    "user": setting_types.USER,
+    "on_reaped": toml_reader.COMMAND,
+    "on_quarantine": toml_reader.COMMAND,
+    "on_low_space": toml_reader.COMMAND,
+    "on_swap": toml_reader.COMMAND,
+    "on_expires_soon": toml_reader.COMMAND,
+    "warn_before": toml_reader.TIME_LIMIT,
+    "timeout": toml_reader.TIME_LIMIT,
+    "user": toml_reader.USER,
 }
 METRICS: Schema = {
-    "textfile": setting_types.or_none(setting_types.FILE),
-    "http": setting_types.or_none(setting_types.ADDRESS),
-    "allow_remote": setting_types.FLAG,
+    "textfile": toml_reader.or_none(toml_reader.FILE),
+    "http": toml_reader.or_none(toml_reader.ADDRESS),
+    "allow_remote": toml_reader.FLAG,
 }
 _TOP: Schema = {
-    "poll": setting_types.TIME_LIMIT,
-    "grace": setting_types.DURATION,
-    "audit": setting_types.or_none(setting_types.FILE),
+    "poll": toml_reader.TIME_LIMIT,
+    "grace": toml_reader.DURATION,
+    "audit": toml_reader.or_none(toml_reader.FILE),
     "notices": RemovedKey("drop it; trashd list --within 1d shows what expires soon"),
 }
 CONFIG: Schema = {
     **_TOP,
     "defaults": VOLUME,
-    "volume": Tables({"id": setting_types.VOLUME_ID, **VOLUME, "rules": Tables(RULES)}),
+    "volume": Tables({"id": toml_reader.VOLUME_ID, **VOLUME, "rules": Tables(RULES)}),
     "hooks": HOOKS,
     "metrics": METRICS,
 }
@@ -223,7 +223,7 @@ class _ConfigBuilder(SettingsBuilder):
         paths = tuple((path, self._rules((*at, "rules", path), rules)) for path in self._paths(*at, "rules"))
         for path, _rules in paths:
             if not is_at_or_below(path, base.path):
-                what = f"{setting_types.bare(path.decode())} is not inside {setting_types.bare(base.path.decode())}"
+                what = f"{toml_reader.bare(path.decode())} is not inside {toml_reader.bare(base.path.decode())}"
                 self.wrong(what, "rules stand below the volume that they are for", (*at, "rules", path))
         return VolumePolicy(
             path=base.path,
@@ -264,8 +264,8 @@ class _ConfigBuilder(SettingsBuilder):
         if low == 0:
             return None
         if low >= high:
-            what = f"low = {setting_types.SHARE.write(low)} is not below high = {setting_types.SHARE.write(high)}"
-            fix = f"hurrying ends at high, and begins at low; low = {setting_types.quoted('0%')} turns it off"
+            what = f"low = {toml_reader.SHARE.write(low)} is not below high = {toml_reader.SHARE.write(high)}"
+            fix = f"hurrying ends at high, and begins at low; low = {toml_reader.quoted('0%')} turns it off"
             self.wrong(what, fix, (*at, "low"), (*at, "high"))
         return Watermark(low, high)
 
@@ -273,10 +273,10 @@ class _ConfigBuilder(SettingsBuilder):
         metrics = MetricsConfig(*self._each(("metrics",), MetricsConfig._fields, base))
         allowed = self.get("metrics", "allow_remote", otherwise=False)
         if metrics.http is not None and metrics.http[0] not in _LOCAL_HOSTS and not allowed:
-            what = f"http = {setting_types.ADDRESS.write(metrics.http)} is open to other machines"
+            what = f"http = {toml_reader.ADDRESS.write(metrics.http)} is open to other machines"
             self.wrong(what, 'write "127.0.0.1:9817", or add allow_remote = true', ("metrics", "http"))
         if metrics.textfile is not None and not metrics.textfile.endswith(".prom"):
-            what = f"textfile = {setting_types.shown(metrics.textfile)} is none that the node exporter reads"
+            what = f"textfile = {toml_reader.shown(metrics.textfile)} is none that the node exporter reads"
             self.wrong(what, "its name ends with .prom", ("metrics", "textfile"))
         return metrics
 
@@ -311,12 +311,12 @@ def tell_volume(volume: VolumePolicy, settings: Settings, origin: bytes | None =
     above: Key = ("defaults",)
     deepest = volume.deepest(origin)
     places = [at, above] if deepest is None else [(*at, "rules", deepest), at, above]
-    lines = ["[[volume]]", f"path = {setting_types.PATH.write(volume.path)}{_place(at, settings)}"]
-    lines += [f"id = {setting_types.VOLUME_ID.write(volume.id)}{_place((*at, 'id'), settings)}"] if volume.id else []
+    lines = ["[[volume]]", f"path = {toml_reader.PATH.write(volume.path)}{_place(at, settings)}"]
+    lines += [f"id = {toml_reader.VOLUME_ID.write(volume.id)}{_place((*at, 'id'), settings)}"] if volume.id else []
     lines += _table(_volume_values(volume._replace(rules=volume.rules_for(origin))), VOLUME, places, settings)
     for path, rules in volume.paths if origin is None else ():
         here: Key = (*at, "rules", path)
-        lines += ["\n[[volume.rules]]", f"path = {setting_types.PATH.write(path)}{_place(here, settings)}"]
+        lines += ["\n[[volume.rules]]", f"path = {toml_reader.PATH.write(path)}{_place(here, settings)}"]
         lines += _table(_rules_values(rules), RULES, [here, at, above], settings)
     return "\n".join(lines) + "\n"
 
@@ -348,7 +348,7 @@ def _table(values: Mapping[str, Any], schema: Schema, origins: list[Key], settin
     origins  where a value may have been set, the nearest first
     """
     for key, kind in schema.items():
-        if isinstance(kind, setting_types.ValueKind) and key in values:
+        if isinstance(kind, toml_reader.ValueKind) and key in values:
             place = next(filter(None, (_place((*origin, key), settings) for origin in origins)), "")
             yield f"{key} = {kind.write(values[key])}{place}"
         elif isinstance(kind, dict) and key in values:

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import NamedTuple
 
-from fusefs.core.durations import format_duration
+from fusefs.core.human_units import format_duration, format_size
 from fusefs.core.printable_names import printable, show
-from fusefs.core.sizes import format_size
 
 
 class EventKind(Enum):

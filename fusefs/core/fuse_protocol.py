@@ -12,7 +12,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import Attributes
 
 Request = bytes | memoryview
 """As it was read, with its head."""

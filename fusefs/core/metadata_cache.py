@@ -1,44 +1,306 @@
-"""What was seen of a backing filesystem, as long as it may be believed: attributes, extended ones, names, link targets,
-listings.
-
-Pure: the caller hands in what it saw, and the time. The cache may forget anything at any time, and never tells what
-has expired, what has changed since it was seen, or half a listing.
-
-A look at a slow filesystem takes time, and what it finds is as old as its beginning. The changes are numbered; a look
-begins with the number of the newest (its epoch), and what it learns is refused if that has changed since. The number
-of each change is noted while any look is under way.
-"""
+"""The cache of a backing filesystem's metadata: attributes, extended attributes, names, link targets, listings."""
 
 from __future__ import annotations
 
+import enum
+import errno
+import stat
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from itertools import accumulate
 from struct import Struct, error
 from sys import getsizeof
-from typing import NewType
+from typing import Final, NamedTuple, NewType
 
-from fusefs.core.common_xattrs import Answers, Known, pack, unpack
-from fusefs.core.inode_attributes import Attributes
-from fusefs.core.nodeids import SourceKey
-from fusefs.core.packed_entries import PackedEntries
+_S_IFMT = 0o170000
+
+
+class Attributes(NamedTuple):
+    """The fields of statx(2) that a filesystem answers with; btime_ns is 0 where no birth time is kept."""
+
+    dev: int
+    ino: int
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    rdev: int
+    size: int
+    blocks: int
+    blksize: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    btime_ns: int
+
+    def gives_rights(self) -> bool:
+        """Whether it is a program that runs as its owner, or in its group, for every user."""
+        is_set = self.mode & stat.S_ISUID or (self.mode & stat.S_ISGID and self.mode & stat.S_IXGRP)
+        return bool(is_set) and self.mode & _S_IFMT == stat.S_IFREG
+
+    def is_directory(self) -> bool:
+        """Whether it is a directory."""
+        return self.mode & _S_IFMT == stat.S_IFDIR
+
+
+ACCESS_ACL, DEFAULT_ACL = b"system.posix_acl_access", b"system.posix_acl_default"
+
+
+ACLS: Final = frozenset({ACCESS_ACL, DEFAULT_ACL})
+
+
+CAPABILITY, LABEL = b"security.capability", b"security.selinux"
+
+
+NAMES: Final = b""
+
+"""Stands for the list of all names; its value is these, each ended by a zero byte, as listxattr(2) tells them."""
+
+
+Answers = Mapping[bytes, bytes | int]
+
+"""By name what it was answered: the value, or an errno."""
+
+
+UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+
+"""After one of these answers there is no need to ask about the next file."""
+
+
+_ABSENT: Final = UNSUPPORTED | {errno.ENODATA}
+
+"""There is none; any other error may be over the next time."""
+
+
+ASKED_OF_ALL: Final = (NAMES, ACCESS_ACL, DEFAULT_ACL, CAPABILITY, LABEL)
+
+"""Numbered as in mount/native/prefetch.c."""
+
+
+_NUMBERS: Final = {name: number for number, name in enumerate(ASKED_OF_ALL)}
+
+
+_LONGEST_BYTES = 4096
+
+
+_ONE = Struct("=IBi")
+
+"""The uid that was told; the number of the name; and the bytes of the value that follows, or a negative errno."""
+
+
+Known = dict[tuple[int, bytes], bytes | int]
+
+"""Answers by the uid that was told, and the name; uid 0: every user would be told the same, or it is root's."""
+
+
+def is_asked_of_all(name: bytes) -> bool:
+    """Whether it is one of these: of others, some of which change by themselves, nothing is remembered."""
+    return name in _NUMBERS
+
+
+def pack(known: Known) -> bytes:
+    """A few bytes for what may be remembered of some answers: no errors, nothing long, no other names.
+
+    And no file's capabilities: what a program may is asked each time that it is run.
+    ENOSYS is told as EOPNOTSUPP: to the kernel's FUSE it would mean all that there are.
+    """
+    parts = []
+    for (uid, name), answer in known.items():
+        if name not in _NUMBERS:
+            continue
+        if isinstance(answer, int):
+            if answer in _ABSENT:
+                number = errno.EOPNOTSUPP if answer in UNSUPPORTED else answer
+                parts.append(_ONE.pack(uid, _NUMBERS[name], -number))
+        elif name != CAPABILITY and len(answer) <= _LONGEST_BYTES:
+            parts.append(_ONE.pack(uid, _NUMBERS[name], len(answer)) + answer)
+    return b"".join(parts)
+
+
+def unpack(packed: bytes, at: int = 0) -> Known:
+    """What was packed, from an offset on."""
+    known: Known = {}
+    while at < len(packed):
+        uid, number, size = _ONE.unpack_from(packed, at)
+        at += _ONE.size
+        if size < 0:
+            known[uid, ASKED_OF_ALL[number]] = -size
+        else:
+            known[uid, ASKED_OF_ALL[number]] = packed[at : at + size]
+            at += size
+    return known
+
+
+class ListedName(NamedTuple):
+    """What a list says that has more than names.
+
+    path           as it is listed; what can't be understood, if it is that
+    ino            its inode number when the list was made; 0: not told
+    is_understood  whether it is a path
+    """
+
+    path: bytes
+    ino: int = 0
+    is_understood: bool = True
+
+
+NO_NAMES = frozenset((b"", b".", b".."))
+
+"""What may stand behind a path's last slash, and names nothing in the directory before it."""
+
+
+class ListedTogether(NamedTuple):
+    """Several names of one directory, none of them `.`, `..` or with a slash. directory: as of a path"""
+
+    directory: bytes
+    names: list[str]
+
+
+Listed = bytes | ListedName
+
+"""A path alone, or with what else is known of it."""
+
+
+class ListFormat(Enum):
+    """How a list is written; docs/hpc.md says by which program."""
+
+    LINES = "lines"
+    NUL = "nul"
+    MMAPPLYPOLICY = "mmapplypolicy"
+
+
+NodeId = NewType("NodeId", int)
+
+"""The number that the kernel knows a node by: the backing inode's own, unless another live node has it."""
+
+
+SourceKey = tuple[int, bytes] | tuple[int, int, int]
+
+"""One incarnation of one backing inode: (device, file handle), or (device, ino, birth time) without handles."""
+
+
+ROOT = NodeId(1)
+
+
+TOP = NodeId(1 << 62)
+
+"""The root too, where the kernel knows it by another inode than the filesystem's own: see mount/life/root_inode.py."""
+
+
+ROOTS = (ROOT, TOP)
+
+
+def source_key(seen: Attributes, handle: bytes) -> SourceKey:
+    """Which incarnation it is: by its handle, or where there are none by the time of its birth."""
+    return (seen.dev, handle) if handle else (seen.dev, seen.ino, seen.btime_ns)
+
+
+class NodeZone(enum.IntEnum):
+    """Where a node lies: outside of all stores; in one, or it is one; in what a reaper takes from, or it is that."""
+
+    OUTSIDE = 0
+    STORE = 1
+    TRASH = 2
+
+
+Dirent = tuple[bytes, int, int, int]
+
+"""Name, inode number, offset of the next entry, type (DT_DIR and so on; DT_UNKNOWN where the filesystem won't say)."""
+
+
+class PackedEntries:
+    """Entries in the order of their directory; grows at its end only, and no more once a cache has it."""
+
+    __slots__ = ("_following", "_inos", "_kinds", "_names", "_starts")
+
+    def __init__(self, entries: Iterable[Dirent] = ()) -> None:
+        """Begin with some."""
+        self._names = bytearray()
+        self._starts = array("Q", (0,))
+        self._inos = array("Q")
+        self._following = array("q")
+        self._kinds = bytearray()
+        self.extend(entries)
+
+    def extend(self, entries: Iterable[Dirent]) -> None:
+        """Add what comes next."""
+        columns = tuple(zip(*entries, strict=True))
+        if not columns:
+            return
+        names, inos, following, kinds = columns
+        self._starts.extend(accumulate(map(len, names[1:]), initial=len(self._names) + len(names[0])))
+        self._names += b"".join(names)
+        self._inos.extend(inos)
+        self._following.extend(following)
+        self._kinds += bytes(kinds)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._inos)
+
+    def __getitem__(self, index: int) -> Dirent:
+        """The entry at an index from 0 on."""
+        name = bytes(self._names[self._starts[index] : self._starts[index + 1]])
+        return name, self._inos[index], self._following[index], self._kinds[index]
+
+    def after(self, offset: int) -> int | None:
+        """The index of what an offset leads to, which the entry before it has told; None: none has."""
+        try:
+            return self._following.index(offset) + 1
+        except ValueError:
+            return None
+
+    def __iter__(self) -> Iterator[Dirent]:
+        """All, in order."""
+        return map(self.__getitem__, range(len(self)))
+
+    @property
+    def n_bytes(self) -> int:
+        """The memory that they take."""
+        columns = (self._names, self._starts, self._inos, self._following, self._kinds)
+        return getsizeof(self) + sum(map(getsizeof, columns))
+
 
 Epoch = NewType("Epoch", int)
+
 """The number of the newest change when a look began."""
 
+
 _PACKED = Struct("=QQIIIIQQQIqqqqd")
+
 """Attributes, and the time until which they may be believed: a fifth of what the tuple and its numbers take."""
+
+
 _N_FIELDS = len(Attributes._fields)
+
+
 _UNTIL = Struct("=d")
+
 """The time until which it is valid, before packed extended attributes."""
 
+
 _Changed = SourceKey | tuple[SourceKey, bytes | None]
+
 """An inode's attributes; one name in a directory, or its listing; all its names (None)."""
+
+
 _MOST_NOTES = 4096
+
+
 _MOST_XATTRS = 32
+
 """Of one inode: where each user is told something else there may be many."""
+
+
 _LISTING = b""
+
 """For a name: what a change of any name changes."""
+
+
 _LARGEST_SHARE = 4
+
 """A directory that takes more than this part of the cache would push out all else, and itself before it is complete."""
 
 
@@ -48,11 +310,23 @@ def _allocated(size_bytes: int) -> int:
 
 
 _BYTES_BYTES = getsizeof(b"") + 7  # and half a step
+
+
 _TUPLE_BYTES = _allocated(getsizeof((None, None)))
+
+
 _NUMBER_BYTES = _allocated(getsizeof(1 << 59))  # int and float
+
+
 _HANDLE_BYTES = _TUPLE_BYTES + _NUMBER_BYTES + _BYTES_BYTES
+
+
 _BIRTH_BYTES = _allocated(getsizeof((None, None, None))) + 3 * _NUMBER_BYTES
+
+
 _UNTIL_BYTES = _TUPLE_BYTES + _NUMBER_BYTES
+
+
 _LISTING_BYTES = _allocated(getsizeof((None, None, None))) + 2 * _NUMBER_BYTES
 
 

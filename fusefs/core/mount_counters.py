@@ -1,8 +1,4 @@
-"""The counters of a mount's daemon, and their file: numbers that others can read, as it has their names in it.
-
-A head, a table of names in JSON, and 64-bit counters of the machine's own byte order, which the daemon changes in
-place. Readers take the names from the file: numbers of another version's daemon keep their meaning.
-"""
+"""The counters of a mount's daemon, the file in which others read them, and whether its backing answers slowly."""
 
 from __future__ import annotations
 
@@ -15,7 +11,55 @@ from typing import Final, NamedTuple
 import msgspec
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.fast_paths import FastPathState
+from fusefs.core.uring_choice import FastPathState
+
+_SLOW_NS = 300_000
+
+"""A look at an inode from memory takes 2 µs, from a local SSD some 100, over a network or from a turning disk more."""
+
+
+QUICK_NS = 60_000
+
+
+_MOST = 16.0
+
+
+_ENOUGH = 8.0
+
+
+_QUICK_LOCAL, _QUICK_REMOTE = 1 / 4, 1 / 64
+
+"""What a quick answer weighs: a busy machine makes some late; a network's filesystem answers most from memory."""
+
+
+class Latency:
+    """Slow answers weighed against quick ones; one late answer is no sign, since a busy machine gives such too.
+
+    is_slow  the verdict
+    """
+
+    __slots__ = ("_quick", "_score", "is_slow")
+
+    def __init__(self, *, is_slow: bool) -> None:
+        """is_slow: what is believed until the answers tell."""
+        self._quick = _QUICK_REMOTE if is_slow else _QUICK_LOCAL
+        self._score = _MOST if is_slow else 0.0
+        self.is_slow = is_slow
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether an answer quicker than QUICK_NS would tell anything new; of a local filesystem it seldom does."""
+        return self._score > 0
+
+    def took(self, answer_ns: float, n: int = 1) -> None:
+        """Some answers in a row; what made them late may have been one thing. answer_ns: how long each took"""
+        if answer_ns > _SLOW_NS:
+            self._score = min(self._score + 1, _MOST)
+            self.is_slow |= self._score >= _ENOUGH
+        elif answer_ns < QUICK_NS and self._score:
+            self._score = max(self._score - n * self._quick, 0.0)
+            self.is_slow &= self._score > 0
+
 
 OPERATIONS: Final = (
     "lookup", "getattr", "statx", "setattr", "readlink", "access", "getxattr", "setxattr", "listxattr", "removexattr",
@@ -23,17 +67,32 @@ OPERATIONS: Final = (
     "create", "tmpfile", "open", "read", "write", "lseek", "fallocate", "copy_file_range", "flush", "fsync", "release",
     "mkdir", "mknod", "symlink", "link", "unlink", "rmdir", "rename", "statfs", "forget",
 )  # fmt: skip
+
 """The kernel's requests, in the order in which people read them."""
 
+
 _FIRST_BITS, _LAST_BITS = 12, 34
+
+
 BOUNDS_NS: Final = tuple(1 << bits for bits in range(_FIRST_BITS, _LAST_BITS + 1))
+
 """Ends of the histogram's buckets, 4 µs to 17 s; one more holds what took longer."""
+
+
 N_BUCKETS: Final = len(BOUNDS_NS) + 1
 
+
 _MAGIC, _FORMAT = b"\x89trashd\n", 1
+
+
 _HEAD = struct.Struct("=8sQQ")
+
 """Magic, format, and the bytes of the table with what fills it up to whole counters."""
+
+
 _CELL_BYTES = 8
+
+
 _N_MAX = 1 << 14
 
 

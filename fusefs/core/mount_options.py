@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fusefs.core.errors import UsageError
-from fusefs.core.fast_paths import FastPath
-from fusefs.core.sizes import parse_size
+from fusefs.core.human_units import parse_size
+from fusefs.core.uring_choice import FastPath
 
 
 class Coherence(Enum):

@@ -1,62 +1,250 @@
-"""The pace of a reaper beside others: decided from what stalls and waits while it rests, and while it works.
-
-All reapers on a machine rest by the same clock. What stalls or reads or flushes in a rest are others; what they wait
-longer for outside the rests than in them is our doing. So nothing has to be known about the disk, and all is a share:
-of the time in which the kernel works for us, whether an unlink takes ten microseconds or ten milliseconds.
-
-    alone          everything, with a short rest now and then to hear whether that is still so
-    beside others  a share of the time, in small slices with pauses, each begun when the device has nothing to do
-                   (engine.slice_pace). Less if others wait longer while we work, a little more if they don't
-
-Pure: engine/pressure_pacer.py measures.
-"""
+"""The pace of a removal: how much a slice may do, and how fast slices follow each other beside others."""
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from math import exp, floor
 from typing import NamedTuple
 
-from fusefs.core.slice_budget import HOLD, Speed
+SLICE_S = 0.05
+
+"""Of work in one slice: short enough to stop and step back at once, long enough that handing it out costs nothing."""
+
+
+SMALL_SLICE_S = 0.00015
+
+"""A slice where others work on the disk: what they wait for is never behind more than a few of our calls (twice as
+long is felt by one in a hundred of theirs on xfs, measured; half as long is mostly overhead).
+"""
+
+
+NAMES_AT_ONCE = 512
+
+"""Between two looks at the clock, at most: two or three milliseconds' work on a local disk."""
+
+
+_FEW_AT_ONCE = 128
+
+
+_LOOK_S = SLICE_S / 10
+
+"""By so much a slice may be longer than it is to be, if its entries cost what they did so far."""
+
+
+_GROWS = 4
+
+
+_STEP_BACK = 8
+
+"""A slice begins with that part of what the last one came to: its entries may take longer."""
+
+
+CUT_BYTES = 64 << 20
+
+"""A large file is cut by as much at a time when paced (RocksDB and Pebble found the same step)."""
+
+
+class SliceBudget(NamedTuple):
+    """The limits of one slice; whichever is reached first ends it.
+
+    n_entries, n_bytes  None: no limit of that kind. With a limit of either kind the work is paced: files are looked
+                        at before they go, and large ones are cut in steps.
+    """
+
+    seconds: float = SLICE_S
+    n_entries: int | None = None
+    n_bytes: int | None = None
+
+    def is_paced(self) -> bool:
+        """Whether files are looked at."""
+        return self.n_entries is not None or self.n_bytes is not None
+
+
+class NamesPerLook:
+    """How many entries a worker takes between two looks at the clock: few where each is a server's answer.
+
+    It lasts from slice to slice: each begun with one entry would go several times around before it has found its size.
+    """
+
+    def __init__(self) -> None:
+        self.n, self._most = 1, NAMES_AT_ONCE
+
+    def begin(self, slice_s: float) -> None:
+        """A slice of that length begins; in a small one the number of its entries is what ends it."""
+        if slice_s > SMALL_SLICE_S:
+            self.n, self._most = max(1, self.n // _STEP_BACK), NAMES_AT_ONCE
+        else:
+            self.n = self._most = _FEW_AT_ONCE
+
+    def took(self, n: int, seconds: float) -> None:
+        """So many took so long."""
+        fits = int(n * _LOOK_S / max(seconds, 1e-6))
+        self.n = max(1, min(fits, _GROWS * self.n, self._most))
+
+
+class Speed(NamedTuple):
+    """How fast a removal may be at the moment.
+
+    entries_per_s, bytes_per_s  None: as fast as the kernel; 0: wait
+    is_alone  no other process uses the disk: several workers beside each other, and slices as long as they like to be
+    rests     slices end before the common rests (core.pacing), in which that is looked for
+    share     of the time in which the kernel may work for us, whatever a call takes
+    """
+
+    entries_per_s: int | None = None
+    bytes_per_s: int | None = None
+    is_alone: bool = True
+    rests: bool = False
+    share: float = 1.0
+
+    def is_limited(self) -> bool:
+        """Whether entries or bytes are counted."""
+        return self.entries_per_s is not None or self.bytes_per_s is not None
+
+    def holds(self) -> bool:
+        """Whether nothing may be done."""
+        return self.entries_per_s == 0 or self.bytes_per_s == 0
+
+
+AT_ONCE = Speed()
+
+
+HOLD = Speed(entries_per_s=0, is_alone=False)
+
+
+class TokenBucket:
+    """A rate as a bucket: it fills as time goes by, gives out a slice's worth or more, and may be overdrawn.
+
+    Overdrawn, because a file's size is known only when it goes: the debt is waited for before the next slice.
+    """
+
+    def __init__(self, per_s: int, now_s: float, slice_s: float = SLICE_S) -> None:
+        self._at_s = now_s
+        self._set(per_s, slice_s)
+        self._left = self._least
+
+    def _set(self, per_s: int, slice_s: float) -> None:
+        self._per_s = per_s
+        self._least = max(per_s * slice_s, 1.0)
+        self._most = 2 * self._least
+
+    def change(self, per_s: int, now_s: float, slice_s: float = SLICE_S) -> None:
+        """Fill at another rate from now on; what was saved up at the old one, or is owed, stays."""
+        self._fill(now_s)
+        self._set(per_s, slice_s)
+
+    def _fill(self, now_s: float) -> None:
+        self._left = min(self._most, self._left + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+
+    def take(self, now_s: float) -> int:
+        """All that may be spent now; 0 if it is not worth a slice yet. What is not spent comes back by `give_back`."""
+        self._fill(now_s)
+        if self._left < self._least:
+            return 0
+        taken = int(self._left)
+        self._left -= taken
+        return taken
+
+    def give_back(self, n: int) -> None:
+        """Return what was taken and not spent; negative if more was spent."""
+        self._left += n
+
+    def wait_s(self) -> float:
+        """Seconds until something can be taken; 0 if it can now; infinite at a rate of 0."""
+        missing = max(0.0, self._least - self._left)
+        if not self._per_s:
+            return math.inf if missing else 0.0
+        return missing / self._per_s
+
 
 TICK_S = 0.1
+
 """The load is looked at at least so often."""
+
+
 PERIOD_S, REST_S = 0.25, 0.02
+
 """Alone on the disk: a rest in each period. A neighbour is noticed after the second, or the third."""
+
+
 LONG_PERIOD_S, LONG_REST_S = 0.5, 0.06
+
 """Beside others: their pace without us is to be known too."""
+
+
 SETTLE_S = 0.004
+
 """What the kernel still does for us when a rest begins is not listened to."""
+
+
 FIRST_LOOK_S = 0.05
+
 """Nothing is done before the load was measured that long."""
 
+
 LEAST_SHARE, FIRST_SHARE, MOST_SHARE = 0.005, 0.3, 0.4
+
 """Of the time, beside others: never nothing; what we begin with; and never so much that it would be felt before it
 could be measured."""
+
+
 _MOST_DEAF = 0.9
+
 """Where nothing tells whether there are others."""
+
+
 _FAR_BACK, _BACK, _FORTH = 0.5, 0.8, 1.05
+
+
 _DECIDE_S = 2.0
+
+
 _MEMORY_S = 12.0
+
+
 _HARM, _MUCH_HARM = 1.3, 2.0
+
 """The mean of others' requests is so many times as long while we work: too much. Below it is what chance makes of a few
 seconds; and the mean of reads moves a third before their 99th percentile moves by 15 % (measured).
 """
+
+
 _ENOUGH_REQUESTS, _ENOUGH_PROBES = 150, 4
+
+
 _NOTHING_S = 1e-6
+
 """So many requests can't have taken less."""
+
+
 _KEPT_PROBES = 8
 
+
 _STALL_IO, _STALL_MEMORY, _STALL_CPU = 0.02, 0.05, 0.5
+
 """Shares of a rest in which others stalled: then there are others. Processors are shared by the scheduler already,
 so that only a crowd on them counts."""
+
+
 _REQUESTS = 2
+
 """Reads and flushes of others in a rest; one alone may be the journal's own."""
+
+
 _COME, _OF_RESTS = 2, 3
+
 """One rest of three may be the journal's own."""
+
+
 _GONE_RESTS = 4
+
 """So many long rests, at most one of them with others in it: they are gone."""
+
+
 _PLANNED, _LAST_PART = 0.9, 0.01
+
 """Parts of the horizon: when all is to be done, as what comes in between needs time too; and over which that is spread
 which is late already.
 """

@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from fusefs.core import selection_syntax, setting_types
+from fusefs.core import selection, toml_reader
+from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.errors import BadConfig, ConfigProblem, TrashdError
 from fusefs.core.glob import compile_glob
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S
-from fusefs.core.selection import DEVICES, DIRECTORY, KINDS, Selection
-from fusefs.core.setting_types import ValueKind
-from fusefs.core.stat_bounds import Field, SizeBound, TimeBound
-from fusefs.core.sweep_result import Swept
-from fusefs.core.timestamps import SECOND_NS, CivilTime, is_path, parse_when
+from fusefs.core.human_units import SECOND_NS, CivilTime, is_path, parse_when
+from fusefs.core.results import Swept
+from fusefs.core.selection import DEVICES, DIRECTORY, KINDS, Field, Selection, SizeBound, TimeBound
 from fusefs.core.toml_reader import (
     ConfigKey,
     Document,
@@ -24,6 +22,7 @@ from fusefs.core.toml_reader import (
     SettingsBuilder,
     SettingsTable,
     Source,
+    ValueKind,
     read_document,
     read_tables,
 )
@@ -139,7 +138,7 @@ class PlanContext(NamedTuple):
     """What a plan is read by.
 
     now_ns            wall time, from which ages are counted
-    local_s           see timestamps.parse_when
+    local_s           see human_units.parse_when
     cutoff_ns         the same, for what has to be older
     uid_of, gid_of    numbers for names; ValueError with a message for a name that no user or group has
     warn              called with each key that has no effect any more
@@ -154,14 +153,14 @@ class PlanContext(NamedTuple):
 
 
 def _fields(found: Any) -> tuple[str, ...]:
-    fields = setting_types.read_texts(found)
+    fields = toml_reader.read_texts(found)
     if not fields or not set(fields) <= set(_FIELDS):
         raise ValueError(found)
     return fields
 
 
 def _directories(found: Any) -> bytes:
-    path = setting_types.read_path(found)
+    path = toml_reader.read_path(found)
     if path == b"/":
         raise ValueError(found)
     for name in path.decode().split("/")[1:]:
@@ -175,32 +174,32 @@ DIRECTORIES: Final = ValueKind(
 )  # fmt: skip
 RULE: Schema = {
     "directory": DIRECTORIES,
-    "name": setting_types.TEXT,
-    "iname": setting_types.TEXT,
-    "path": setting_types.TEXT,
-    "regex": setting_types.TEXT,
-    "exclude": setting_types.TEXTS,
-    "type": setting_types.TEXTS,
-    "size": setting_types.TEXTS,
-    "older": setting_types.TEXT,
-    "newer": setting_types.TEXT,
+    "name": toml_reader.TEXT,
+    "iname": toml_reader.TEXT,
+    "path": toml_reader.TEXT,
+    "regex": toml_reader.TEXT,
+    "exclude": toml_reader.TEXTS,
+    "type": toml_reader.TEXTS,
+    "size": toml_reader.TEXTS,
+    "older": toml_reader.TEXT,
+    "newer": toml_reader.TEXT,
     "by": ValueKind(
         "a time, or a list of times", 'write "mtime", "atime", "ctime" or "btime", or ["atime", "mtime"]', _fields, str
     ),
-    "trusts_atime": setting_types.FLAG,
-    "user": setting_types.NUMBER_OR_TEXT,
-    "group": setting_types.NUMBER_OR_TEXT,
-    "empty": setting_types.FLAG,
-    "depth": setting_types.NUMBER_OR_TEXT._replace(name="a depth", fix='write 2 for at most two levels, or "2..3"'),
-    "unit": setting_types.one_of("top"),
-    "action": setting_types.one_of("trash", "delete", "move"),
-    "keep_for": setting_types.DURATION,
-    "move_to": setting_types.PATH,
-    "if_exists": setting_types.one_of("skip", "number", "replace"),
+    "trusts_atime": toml_reader.FLAG,
+    "user": toml_reader.NUMBER_OR_TEXT,
+    "group": toml_reader.NUMBER_OR_TEXT,
+    "empty": toml_reader.FLAG,
+    "depth": toml_reader.NUMBER_OR_TEXT._replace(name="a depth", fix='write 2 for at most two levels, or "2..3"'),
+    "unit": toml_reader.one_of("top"),
+    "action": toml_reader.one_of("trash", "delete", "move"),
+    "keep_for": toml_reader.DURATION,
+    "move_to": toml_reader.PATH,
+    "if_exists": toml_reader.one_of("skip", "number", "replace"),
     "flat": RemovedKey("drop it; what a rule moves keeps its tree"),
     "copy": RemovedKey("drop it; a move to another filesystem is refused, with an rsync command as the hint"),
-    "max_delete": setting_types.POSITIVE,
-    "purgelist": {"directory": setting_types.PATH, "ahead": setting_types.TIME_LIMIT},
+    "max_delete": toml_reader.POSITIVE,
+    "purgelist": {"directory": toml_reader.PATH, "ahead": toml_reader.TIME_LIMIT},
 }
 _OF_MOVE = ("move_to", "if_exists")
 _NOT_OF_UNITS = ("size", "newer", "empty", "depth")
@@ -314,16 +313,16 @@ class _RuleBuilder(SettingsBuilder):
             return () if found is None else (found,)
 
         def sizes(texts: tuple[str, ...]) -> tuple[SizeBound, ...]:
-            return tuple(map(selection_syntax.parse_size_bound, texts))
+            return tuple(map(selection.parse_size_bound, texts))
 
-        least, most = self._read("depth", selection_syntax.parse_depths, (1, None))
-        types = self._read("type", lambda texts: selection_syntax.parse_types(",".join(texts)), frozenset())
+        least, most = self._read("depth", selection.parse_depths, (1, None))
+        types = self._read("type", lambda texts: selection.parse_types(",".join(texts)), frozenset())
         return Selection(
-            names=one("name", selection_syntax.check_name),
-            inames=one("iname", lambda text: selection_syntax.check_name(text, ignores_case=True)),
-            paths=one("path", selection_syntax.check_path),
-            regexes=one("regex", selection_syntax.check_regex),
-            excludes=self._read("exclude", lambda texts: tuple(map(selection_syntax.check_exclude, texts)), ()),
+            names=one("name", selection.check_name),
+            inames=one("iname", lambda text: selection.check_name(text, ignores_case=True)),
+            paths=one("path", selection.check_path),
+            regexes=one("regex", selection.check_regex),
+            excludes=self._read("exclude", lambda texts: tuple(map(selection.check_exclude, texts)), ()),
             types=types or (frozenset(KINDS) if is_unit else frozenset()),
             sizes=self._read("size", sizes, ()),
             times=self._times(None if is_unit else age),

@@ -8,7 +8,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.names import ContainerId
 from fusefs.core.orphan_age import Clock, FirstSight, age_ns, see
 

@@ -9,10 +9,10 @@ import json
 from enum import Enum
 from typing import Any, NamedTuple
 
-from fusefs.core.escaped_bytes import unescape
 from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId
 from fusefs.core.orphan_age import Now
+from fusefs.core.printable_names import unescape
 
 FORMAT = 1
 RECORD_MAX_BYTES = 64 * 1024
@@ -156,7 +156,7 @@ class Record(NamedTuple):
     kept         directories that stay in view (`swap --keep`), while files do so by a link; None if nothing was kept
     moved_ns     the filesystem's own clock just before the tree came: what was moved later was not given (security.md);
                  of a sweep, when all had come; None in records made before, where the container's birth tells
-    taken_from   uid of the user whose container the tree is (store/seize.py): what only they can move is not in doubt
+    taken_from   uid of the user whose container the tree is (store/as_owner.py): what only they can move is no doubt
     entered      directories of others in which a reap stopped or failed
     partial      the reaper had begun: the tree is not whole any more
     failures     why it is in quarantine

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
-from fusefs.core.report import Report, add_failures
+from fusefs.core.results import Report, add_failures
 
 MAX_FDS = 100
 """Directories that a plan and its running slices hold open together, about; each worker has as many at most."""

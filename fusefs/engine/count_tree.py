@@ -17,14 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from heapq import nsmallest
 
-from fusefs.core.freed_space import INLINE_MAX_BYTES, AskedSize, Survey, taken_bytes
 from fusefs.core.names import Name
+from fusefs.core.orphan_sums import INLINE_MAX_BYTES, AskedSize, Survey, taken_bytes
 from fusefs.core.record import TreeSize
-from fusefs.core.report import Progress, Stops
+from fusefs.core.results import Progress, Stops
+from fusefs.linux.disk_usage import known_size, may_share, never_shares, shared_bytes, tells_sharing
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
-from fusefs.linux.known_sizes import known_size
-from fusefs.linux.shared_extents import may_share, never_shares, shared_bytes, tells_sharing
 from fusefs.store.deep_path import Descent
 from fusefs.store.layout import HOISTED, TREE
 

@@ -1,16 +1,308 @@
-"""Work in slices, done alone or by workers, at a pace, until none is left or it is stopped."""
+"""Running slices of work at a pace, alone or by worker processes or threads, until none is left or it is stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Generic, NamedTuple, Protocol
+import gc
+import os
+import select
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pickle import dumps, loads
+from queue import Empty, SimpleQueue
+from signal import SIG_IGN, SIGINT, SIGKILL, signal
+from socket import socket, socketpair
+from threading import Thread
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
-from fusefs.core.report import Stops
-from fusefs.core.slice_budget import SliceBudget
-from fusefs.engine.slice_pace import GLANCE_S, SlicePace
-from fusefs.engine.slice_runners import Done, RunsSlices, SlicePool, Work
+from fusefs.core.pacing import SliceBudget
+from fusefs.core.results import Stops
+from fusefs.engine.pace import GLANCE_S, SliceDone, SlicePace
 from fusefs.engine.strategy import Strategy, Workers
+from fusefs.linux.children import ChildLost, die_with_parent, is_stopped, receive, send, watch
+from fusefs.linux.fd import closed_on_error
+from fusefs.linux.kernel import Kernel
+
+
+class HasFds(Protocol):
+    """A value that pickles, but for the fds in it."""
+
+    def fds(self) -> Sequence[int]:
+        """They."""
+
+    def with_fds(self, fds: Sequence[int]) -> Self:
+        """The value in the process that they came to, where they have these numbers."""
+
+
+class SliceOutcome(HasFds, SliceDone, Protocol):
+    """What comes back of a slice."""
+
+    @property
+    def goes_on(self) -> bool:
+        """It is not over: this is what it did since it was told of last."""
+
+
+Work = TypeVar("Work", bound=HasFds)
+
+
+Done = TypeVar("Done", bound=SliceOutcome)
+
+
+_Work_contra = TypeVar("_Work_contra", bound=HasFds, contravariant=True)
+
+
+_Done_co = TypeVar("_Done_co", bound=SliceOutcome, covariant=True)
+
+
+class RunsSlices(Protocol[_Work_contra, _Done_co]):
+    """What runs a slice; a worker gets its own copy by fork."""
+
+    def run(self, work: _Work_contra, budget: SliceBudget) -> _Done_co:
+        """Do it. Its fds stay their owner's; those that come back with it may be the same."""
+
+
+class EndedSlice(NamedTuple, Generic[Work, Done]):
+    """A slice that no worker has any more. outcome: None: it was lost with its worker, not known how far it came"""
+
+    work: Work
+    budget: SliceBudget
+    outcome: Done | None
+
+
+class SlicePool(Protocol[Work, Done]):
+    """What runs slices beside each other: the one place that knows where.
+
+    n_workers  how many slices may run at a time; fewer than were asked for where the system refuses more
+    """
+
+    n_workers: int
+
+    def submit(self, work: Work, budget: SliceBudget) -> None:
+        """Have a slice done; no more of them at a time than there are workers."""
+
+    def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
+        """Those that have ended since; waits for the first, but no longer than that. Raises  mistakes of ours"""
+
+    def hasten(self) -> None:
+        """Have those end soon that are longer than others; what is left of them comes back."""
+
+
+class SharedSlice(Protocol[Work, Done]):
+    """A slice that several threads do: the plan of what is in it."""
+
+    def is_dry(self) -> bool:
+        """See SliceSource."""
+
+    def is_crowded(self) -> bool:
+        """Whether what `next` gives is in a directory where others are at work, who are slower for it."""
+
+    def next(self) -> Work | None:
+        """See SliceSource."""
+
+    def lost(self, lost: Work) -> None:
+        """See SliceSource."""
+
+    def done(self, part: Work, outcome: Done) -> None:
+        """Take in what a part of it did."""
+
+    def told(self, *, goes_on: bool) -> Done:
+        """What was done since it was told of last; unless it goes on, with what is left of it."""
+
+
+class SharesSlices(Protocol[Work, Done]):
+    """A rank of an MPI job whose threads share slices. strategy: the rank's own, so many threads"""
+
+    @property
+    def strategy(self) -> Strategy: ...
+
+    def shared(self, work: Work) -> SharedSlice[Work, Done]:
+        """A slice as all of them do it."""
+
+
+class RankRunner(SharesSlices[Work, Done], RunsSlices[Work, Done], Protocol[Work, Done]):
+    """What runs slices in a rank of an MPI job."""
+
+    def may_share(self, work: Work) -> bool:
+        """Whether a slice is for all threads of a rank, and not for one of them; of the first rank."""
+
+
+class Recipe(Protocol[Work, Done]):
+    """What a rank makes its runner of; it pickles."""
+
+    def opened(self, kernel: Kernel, n_ranks: int) -> AbstractContextManager[RankRunner[Work, Done]]:
+        """The runner. Raises  TrashdError, OSError: the rank does not see what is to be worked on"""
+
+
+@contextmanager
+def worker_threads(n_workers: int, runner: RunsSlices[Work, Done]) -> Iterator[WorkerThreads[Work, Done]]:
+    """So many for the block, or fewer where a limit on threads is reached; what they have begun is ended first."""
+    workers = WorkerThreads(runner)
+    try:
+        try:
+            for _ in range(n_workers):
+                workers.start()
+        except RuntimeError:  # what Python makes of pthread_create's EAGAIN
+            pass
+        yield workers
+    finally:
+        workers.end()
+
+
+class WorkerThreads(Generic[Work, Done]):
+    """See SlicePool."""
+
+    def __init__(self, runner: RunsSlices[Work, Done]) -> None:
+        self.n_workers = 0
+        self._runner = runner
+        self._threads: list[Thread] = []
+        self._submitted: SimpleQueue[tuple[Work, SliceBudget] | None] = SimpleQueue()
+        self._ended: SimpleQueue[EndedSlice[Work, Done]] = SimpleQueue()
+
+    def start(self) -> None:
+        """One more. Raises  RuntimeError"""
+        thread = Thread(target=self._work)
+        thread.start()
+        self._threads.append(thread)
+        self.n_workers += 1
+
+    def submit(self, work: Work, budget: SliceBudget) -> None:
+        """See SlicePool."""
+        self._submitted.put((work, budget))
+
+    def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
+        """See SlicePool."""
+        slices = []
+        try:
+            ended = self._ended.get(timeout=most_s)
+            while True:
+                slices.append(ended)
+                ended = self._ended.get_nowait()
+        except Empty:
+            return slices
+
+    def hasten(self) -> None:
+        """See SlicePool: none is."""
+
+    def end(self) -> None:
+        """End the threads, each after its slice."""
+        for _thread in self._threads:
+            self._submitted.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (submitted := self._submitted.get()) is not None:
+            outcome = None
+            try:
+                outcome = self._runner.run(*submitted)
+            finally:  # after a mistake of ours the slice is lost with this thread; run alone it raises again
+                self._ended.put(EndedSlice(*submitted, outcome))
+
+
+@contextmanager
+def worker_processes(n_workers: int, runner: RunsSlices[Work, Done]) -> Iterator[WorkerProcesses[Work, Done]]:
+    """So many for the block, or fewer where a limit on processes is reached; all are gone in the end."""
+    workers = WorkerProcesses(runner)
+    try:
+        gc.freeze()  # what is here already is not copied by the children's collectors
+        try:
+            for _ in range(n_workers):
+                workers.fork()
+        except BlockingIOError:  # fork(2): EAGAIN
+            pass
+        finally:
+            gc.unfreeze()
+        yield workers
+    finally:
+        workers.end()
+
+
+class WorkerProcesses(Generic[Work, Done]):
+    """See SlicePool: a slice is run by whichever worker is free."""
+
+    def __init__(self, runner: RunsSlices[Work, Done]) -> None:
+        self.n_workers = 0
+        self._runner = runner
+        self._channels: dict[int, socket] = {}  # by their pids
+        self._free: list[int] = []
+        self._running: dict[int, tuple[int, Work, SliceBudget]] = {}  # by their channels' fds
+        self._heard = select.poll()
+
+    def fork(self) -> None:
+        """One more. Raises  OSError"""
+        ours, theirs = socketpair()
+        with theirs, closed_on_error(ours):
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    for channel in (ours, *self._channels.values()):
+                        channel.close()
+                    _work(parent, theirs, self._runner)
+                finally:
+                    os._exit(0)
+        self.n_workers += 1
+        self._channels[pid] = ours
+        self._free.append(pid)
+
+    def submit(self, work: Work, budget: SliceBudget) -> None:
+        """See SlicePool."""
+        pid = self._free.pop()
+        channel = self._channels[pid]
+        self._running[channel.fileno()] = pid, work, budget
+        self._heard.register(channel, select.POLLIN)
+        try:
+            send(channel, dumps((work, budget)), work.fds())
+        except OSError:
+            os.kill(pid, SIGKILL)  # it is lost, which is heard
+
+    def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
+        """See SlicePool."""
+        heard = [fd for fd, _events in self._heard.poll(most_s * 1000)]
+        return [self._end_slice(fd) for fd in heard or self._stopped()]
+
+    def hasten(self) -> None:
+        """See SlicePool: none is."""
+
+    def _stopped(self) -> list[int]:
+        return [fd for fd, (pid, _work, _budget) in self._running.items() if is_stopped(pid)]
+
+    def _end_slice(self, fd: int) -> EndedSlice[Work, Done]:
+        pid, work, budget = self._running.pop(fd)
+        channel = self._channels[pid]
+        self._heard.unregister(fd)
+        self._free.append(pid)
+        try:
+            message, fds = receive(channel, watch(pid, channel))
+        except (EOFError, OSError, ChildLost):
+            # Its user may have stopped it, which must not hold up an administrator; and it must not go on later.
+            os.kill(pid, SIGKILL)
+            return EndedSlice(work, budget, None)
+        done: Done = loads(message)
+        return EndedSlice(work, budget, done.with_fds(fds))
+
+    def end(self) -> None:
+        """End all workers; they have nothing to do any more."""
+        for pid, channel in self._channels.items():
+            channel.close()
+            os.kill(pid, SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _work(parent: int, channel: socket, runner: RunsSlices[Work, Done]) -> None:
+    """A worker's life: it dies with its parent, and leaves Ctrl-C to it."""
+    signal(SIGINT, SIG_IGN)
+    if not die_with_parent(parent):
+        return
+    while True:
+        try:
+            message, fds = receive(channel)
+        except EOFError:
+            return
+        work, budget = loads(message)
+        done = runner.run(work.with_fds(fds), budget)
+        send(channel, dumps(done), done.fds())
+        for fd in {*fds, *done.fds()}:
+            os.close(fd)
 
 
 class SliceSource(Protocol[Work]):
@@ -56,13 +348,8 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
                 self._run_alone(once=is_whole)
 
     def _workers(self) -> AbstractContextManager[SlicePool[Work, Done]]:
-        # Most of what is asked for is small, and needs none.
         if self.strategy.workers is Workers.THREADS:
-            from fusefs.engine.worker_threads import worker_threads
-
             return worker_threads(self.strategy.n_workers, self.runner)
-        from fusefs.engine.worker_processes import worker_processes
-
         return worker_processes(self.strategy.n_workers, self.runner)
 
     def _uses_workers(self) -> bool:

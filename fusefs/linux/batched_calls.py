@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fusefs.linux import getdents, syscalls
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import NO_NOREPLACE, Kernel, Refused
+from fusefs.linux.kernel import NO_NOREPLACE, Kernel, RefusedNames
 
 _statx = syscalls.statx_held
 """With Python's lock: a local filesystem answers sooner than that is had back."""
@@ -141,20 +141,20 @@ def read_window(kernel: Kernel, fd: int, most: int, most_bytes: int, *, by_inode
     return DirectoryWindow(*_bulk.window(fd, most, most_bytes, by_inode))
 
 
-def unlink_all(kernel: Kernel, dir_fd: int, names: Sequence[str]) -> Refused:
+def unlink_all(kernel: Kernel, dir_fd: int, names: Sequence[str]) -> RefusedNames:
     """unlinkat of each name, one call a name; those that it refused, with the errno."""
     return _remove_all(kernel, "unlink", dir_fd, names)
 
 
-def rmdir_all(kernel: Kernel, dir_fd: int, names: Sequence[str]) -> Refused:
+def rmdir_all(kernel: Kernel, dir_fd: int, names: Sequence[str]) -> RefusedNames:
     """`rmdir` of each name, one call a name; those that it refused, with the errno."""
     return _remove_all(kernel, "rmdir", dir_fd, names)
 
 
-def _remove_all(kernel: Kernel, call: str, dir_fd: int, names: Sequence[str]) -> Refused:
+def _remove_all(kernel: Kernel, call: str, dir_fd: int, names: Sequence[str]) -> RefusedNames:
     is_dir = call == "rmdir"
     if _bulk is not None and not kernel.is_watched:
-        refused: Refused = _bulk.unlink(dir_fd, list(names), syscalls.AT_REMOVEDIR if is_dir else 0)
+        refused: RefusedNames = _bulk.unlink(dir_fd, list(names), syscalls.AT_REMOVEDIR if is_dir else 0)
         return refused
     remove: Callable[..., None] = os.rmdir if is_dir else os.unlink
     reach = kernel.reach
@@ -168,12 +168,12 @@ def _remove_all(kernel: Kernel, call: str, dir_fd: int, names: Sequence[str]) ->
     return refused
 
 
-def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[str]) -> Refused:
+def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[str]) -> RefusedNames:
     """`Kernel.rename_free` of each name to the same name in another directory; those refused, with the errno."""
-    refused: Refused = []
+    refused: RefusedNames = []
     again: Iterable[str] = names
     if _bulk is not None and not kernel.is_watched:
-        told: Refused = _bulk.rename(old_dir, new_dir, list(names), syscalls.RENAME_NOREPLACE)
+        told: RefusedNames = _bulk.rename(old_dir, new_dir, list(names), syscalls.RENAME_NOREPLACE)
         refused = [one for one in told if one[1] not in _HELPED]
         again = (name for name, number in told if number in _HELPED)
     for name in again:
@@ -227,7 +227,7 @@ class UnlinkedByStat(NamedTuple):
     n_gone: int
     n_bytes: int
     taken_bytes: int
-    refused: Refused
+    refused: RefusedNames
     unsure: list[str]
 
 
@@ -244,7 +244,7 @@ def unlink_chosen(kernel: Kernel, look_fd: int, unlink_fd: int, names: list[str]
 
 def look_at_all(
     kernel: Kernel, dir_fd: int, names: Iterable[str], *, asks_birth: bool = False, at_once: bool | None = None
-) -> tuple[list[StatxResult], Refused]:
+) -> tuple[list[StatxResult], RefusedNames]:
     """lstat of each name, but never of what is mounted there (EXDEV): see `Kernel.stat`.
 
     asks_birth  for birth times too, where each costs a request to the filesystem's server
@@ -252,7 +252,7 @@ def look_at_all(
                 names do, and lets xfs do at once what it has put off
     """
     looked: list[StatxResult] = []
-    refused: Refused = []
+    refused: RefusedNames = []
     wanted = _BASIC | _BTIME if asks_birth else _BASIC
     if at_once is None:
         at_once = kernel.answers_at_once(dir_fd)

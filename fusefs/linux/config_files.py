@@ -1,20 +1,57 @@
-"""The configuration's files: found, checked for owners and modes that can't be trusted, read."""
+"""The files of the configuration and of plans: found, checked for owners and modes that cannot be trusted, and read."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from fusefs.core.config import Config, read_with_places
 from fusefs.core.errors import BadConfig, ConfigProblem
+from fusefs.core.plan_rules import PlanContext, Rule, read_plan
 from fusefs.core.printable_names import printable
 from fusefs.core.toml_reader import TEXT_MAX_BYTES, Settings, Source, decode_source
-from fusefs.linux import config_dirs
-from fusefs.linux.config_dirs import config_dir, is_drop_in
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE
+from fusefs.linux.user_ids import gid_of, uid_of
+
+SYSTEM_DIR = b"/etc/trashd"
+
+
+_PLANS, _ENDING = b"plan.d", b".toml"
+
+
+def config_dir() -> bytes | None:
+    """Where this user's configuration is: the system's for root; None for a user without a home."""
+    if os.geteuid() == 0:
+        return SYSTEM_DIR
+    given = os.environb.get(b"XDG_CONFIG_HOME", b"")
+    home = given if given.startswith(b"/") else os.path.expanduser(b"~/.config")
+    return home + b"/trashd" if home.startswith(b"/") else None
+
+
+def is_drop_in(name: bytes) -> bool:
+    """Whether a file of that name in a directory of drop-ins is one."""
+    return name.endswith(_ENDING) and not name.startswith(b".")
+
+
+def plan_dir() -> bytes | None:
+    """Where this user's rules are: /etc/trashd/plan.d for root; None for a user without a home."""
+    above = config_dir()
+    return None if above is None else os.path.join(above, _PLANS)
+
+
+def are_rules_in_force() -> bool:
+    """Whether root has rules, or the caller."""
+    for place in {os.path.join(SYSTEM_DIR, _PLANS), plan_dir() or b""}:
+        with suppress(OSError):
+            if any(map(is_drop_in, os.listdir(place))):
+                return True
+    return False
+
 
 _FILE, _DROP_INS = b"config.toml", b"config.d"
 
@@ -48,7 +85,7 @@ def load_config(directory: bytes | None = None) -> Loaded:
 
 def load_system_config() -> Loaded:
     """The configuration in force for root's service, as far as this process may read it; errors as `load_config`."""
-    found, problems = _find(config_dirs.SYSTEM_DIR)
+    found, problems = _find(SYSTEM_DIR)
     return _load(found, problems, base_config(of_root=True), is_trusting=False)
 
 
@@ -143,3 +180,52 @@ def unreadable(path: bytes, error: OSError) -> ConfigProblem:
     """What the kernel said, as a problem of that file."""
     fix = {PermissionError: "run it as root, or chmod it", FileNotFoundError: "name a file that exists"}
     return ConfigProblem(printable(path), "", f"can't be read: {error.strerror}", fix.get(type(error), ""))
+
+
+def load_plan(
+    paths: Sequence[bytes],
+    now_ns: int,
+    cutoff_ns: Callable[[int], int],
+    warn: Callable[[ConfigProblem], None],
+    *,
+    is_trusting: bool,
+) -> tuple[Rule, ...]:
+    """The rules in files, and in the drop-ins in directories, sorted by name.
+
+    now_ns       from when ages are counted
+    cutoff_ns    the moment before which all is so many nanoseconds old
+    warn         called with each key that has no effect any more
+    is_trusting  whatever owns the files: a draft is looked at before it is installed
+    Raises       BadConfig with all that is wrong in any of them
+    """
+    sources: list[Source] = []
+    problems: list[ConfigProblem] = []
+    for path in paths:
+        try:
+            files = _files(path, is_trusting=is_trusting)
+        except OSError as error:
+            problems.append(unreadable(path, error))
+            continue
+        except BadConfig as error:
+            problems += error.problems
+            continue
+        sources += read_sources(files, problems, is_trusting=is_trusting)
+    rules: tuple[Rule, ...] = ()
+    try:
+        rules = read_plan(sources, PlanContext(now_ns, time.mktime, uid_of, gid_of, cutoff_ns, warn))
+    except BadConfig as error:
+        problems += error.problems
+    if problems:
+        raise BadConfig(problems=tuple(problems))
+    return rules
+
+
+def _files(path: bytes, *, is_trusting: bool) -> list[bytes]:
+    """A file itself, or the drop-ins in a directory. Raises  OSError, BadConfig"""
+    try:
+        names = sorted(os.listdir(path))
+    except NotADirectoryError:
+        return [path]
+    if not is_trusting and (problems := tuple(distrust(path, os.stat(path)))):
+        raise BadConfig(problems=problems)
+    return [os.path.join(path, name) for name in names if is_drop_in(name)]

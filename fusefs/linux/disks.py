@@ -7,8 +7,8 @@ import stat
 from contextlib import suppress
 from typing import NamedTuple
 
-from fusefs.core.escaped_bytes import unescape
-from fusefs.linux.boot_id import boot_id
+from fusefs.core.printable_names import unescape
+from fusefs.linux.machine_identity import boot_id
 from fusefs.linux.mountinfo import Mount
 
 _UTAB = "/run/mount/utab"

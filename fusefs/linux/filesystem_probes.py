@@ -1,30 +1,41 @@
-"""What a store rests on and not every filesystem that says so holds: tried, not believed.
-
-That a file keeps its first name, if it got that late; that others are refused what a folder's safety rests on.
-
-Whatever a killed trial left in the directory where it was tried has one beginning of a name. Who may write above it
-could give its name to any directory of ours: nothing else in it is removed, and it stays then.
-"""
+"""Probes of a filesystem: what a store relies on, case-insensitive directories, and mergerfs's branches."""
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Final, NamedTuple
 
 from fusefs.core.names import Name
+from fusefs.linux import syscalls
+from fusefs.linux.credentials import ThreadCredentials, call_as
 from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.getdents import Dirents
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import NO_TMPFILE
-from fusefs.linux.thread_credentials import ThreadCredentials, call_as
 
 _NO_LINK = NO_TMPFILE | {errno.ENOENT, errno.EPERM, errno.EXDEV, errno.EMLINK}
+
+
 _CONTENT = b"trashd\n"
+
+
 _NOBODY = 65534
+
+
 _ONE, _OTHER, _MOVED, _CLOSED = (Name(name) for name in (b"one", b"other", b"moved", b"closed"))
+
+
 _OPEN_TO_ALL, _READ_ONLY = 0o777, 0o755
+
+
 TRIAL = b"trial-"
+
+
 _MAX_DEPTH = 4
 
 
@@ -173,3 +184,184 @@ def _discard(kernel: Kernel, dir_fd: int, name: bytes, depth: int) -> None:
                         with suppress(FileNotFoundError):
                             _discard(kernel, fd, inner, depth - 1)
         kernel.rmdir(dir_fd, name)
+
+
+_EXT, _F2FS, _TMPFS, _OVERLAY, _XFS = 0xEF53, 0xF2F52010, 0x01021994, 0x794C7630, 0x58465342
+
+
+_BTRFS, _RAMFS, _GFS2, _OCFS2, _LUSTRE = 0x9123683E, 0x858458F6, 0x01161970, 0x7461636F, 0x0BD00BD0
+
+
+_FAT, _EXFAT, _NTFS, _NTFS3, _HFS, _HFS_PLUS = 0x4D44, 0x2011BAB0, 0x5346544E, 0x7366746E, 0x4244, 0x482B
+
+
+_SMB, _CIFS, _SMB2, _NCP, _VBOX = 0x517B, 0xFF534D42, 0xFE534D42, 0x564C, 0x786F4256
+
+
+_AFFS, _ADFS, _HPFS = 0xADFF, 0xADF5, 0xF995E849
+
+
+_EXACT = frozenset({_BTRFS, _RAMFS, _GFS2, _OCFS2, _LUSTRE})
+
+
+_FOLDING = frozenset(
+    {_FAT, _EXFAT, _NTFS, _NTFS3, _HFS, _HFS_PLUS, _SMB, _CIFS, _SMB2, _NCP, _VBOX, _AFFS, _ADFS, _HPFS}
+)
+
+
+_FLAGGED = frozenset({_EXT, _F2FS, _TMPFS, _OVERLAY})
+
+"""A directory of these has a flag for it. All others are tried."""
+
+
+_INCOMPATIBLE, _INCOMPATIBLE_AT, _EXT4_CASEFOLD = struct.Struct("<I"), 1024 + 0x60, 0x20000
+
+"""s_feature_incompat of an ext4 superblock."""
+
+
+_TMPFS_FEATURE: Final = "/sys/fs/tmpfs/features/casefold"
+
+"""Of a kernel since Linux 6.13 that has it."""
+
+
+_FS_IOC_GETFLAGS = 0x80086601
+
+
+_FLAGS = struct.Struct("=I4x")
+
+
+_FS_CASEFOLD_FL = 0x40000000
+
+
+_XFS_IOC_FSGEOMETRY_V1 = 0x80705864
+
+
+_XFS_GEOMETRY = struct.Struct("=92xI16x")
+
+"""struct xfs_fsop_geom_v1: its flags alone."""
+
+
+_XFS_FSOP_GEOM_FLAGS_DIRV2CI = 1 << 12
+
+
+_N_TRIED = 256
+
+
+class CaseFolding(NamedTuple):
+    """Whether names in a directory have other spellings.
+
+    folds      None: the directory can't tell
+    is_common  all directories of its filesystem are alike
+    """
+
+    folds: bool | None
+    is_common: bool
+
+
+def case_folding(dir_fd: int) -> CaseFolding:
+    """Find out whether a directory, and others of its filesystem, find a name by other spellings too.
+
+    dir_fd  of a directory; O_PATH will do
+    Cost    a few calls that don't wait; where nothing tells, a part of the directory is read, and two names looked up
+    """
+    is_flagged = False
+    try:
+        kind = syscalls.statfs_type(dir_fd)
+        if kind in _EXACT or kind in _FOLDING:
+            return CaseFolding(kind in _FOLDING, is_common=True)
+        is_flagged = kind in _FLAGGED
+        if is_flagged and not _may_have_flag(kind, dir_fd):
+            return CaseFolding(folds=False, is_common=True)
+        with Fd(os.open(b"/proc/self/fd/%d" % dir_fd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            if is_flagged:
+                flags = _asked(fd, _FS_IOC_GETFLAGS, _FLAGS)
+                return CaseFolding(bool(flags & _FS_CASEFOLD_FL), is_common=False)
+            if kind == _XFS:
+                flags = _asked(fd, _XFS_IOC_FSGEOMETRY_V1, _XFS_GEOMETRY)
+                return CaseFolding(bool(flags & _XFS_FSOP_GEOM_FLAGS_DIRV2CI), is_common=True)
+            return CaseFolding(_finds_another_spelling(fd), is_common=True)
+    except OSError as error:
+        # A kernel without flags here (tmpfs until 6.6) has no folding here either; else it may only be searched.
+        return CaseFolding(False if is_flagged and error.errno == errno.ENOTTY else None, is_common=False)
+
+
+def _may_have_flag(kind: int, dir_fd: int) -> bool:
+    """Whether a directory of a filesystem can have the flag. The superblock of an ext4 filesystem is root's to read."""
+    if kind == _TMPFS:
+        return os.path.exists(_TMPFS_FEATURE)
+    if kind == _EXT:
+        with suppress(OSError):
+            return has_feature(_device_of(dir_fd))
+    return True
+
+
+def _device_of(dir_fd: int) -> str:
+    device = os.fstat(dir_fd).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    return os.path.join("/dev", os.path.basename(os.readlink(f"/sys/dev/block/{number}")))
+
+
+def has_feature(path: str) -> bool:
+    """Whether directories of an ext4 filesystem may fold. path: of its block device, or of an image"""
+    with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
+        (features,) = _INCOMPATIBLE.unpack(os.pread(fd, _INCOMPATIBLE.size, _INCOMPATIBLE_AT))
+        return bool(features & _EXT4_CASEFOLD)
+
+
+def _asked(fd: Fd, request: int, answer: struct.Struct) -> int:
+    buffer = bytearray(answer.size)
+    syscalls.ioctl(fd, request, buffer)
+    flags: int = answer.unpack(buffer)[0]
+    return flags
+
+
+def _finds_another_spelling(fd: Fd) -> bool | None:
+    """Whether the first name that has letters is there in the other case too, as the same inode; None: no such name."""
+    for name, *_ in itertools.islice(Dirents(fd).read_from(0), _N_TRIED):
+        other = name.swapcase()
+        if other != name:
+            try:
+                found = os.stat(other, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                return False
+            return os.path.samestat(found, os.stat(name, dir_fd=fd, follow_symlinks=False))
+    return None
+
+
+_CONTROL = b".mergerfs"
+
+
+_KEEPS_PATHS = (b"ep", b"msp")
+
+
+def branches_with(fd: Fd) -> frozenset[bytes]:
+    """The branches that have what an fd holds; none where that is not told."""
+    paths, below = _told(fd, b"allpaths"), _told(fd, b"relpath")
+    return frozenset(path.removesuffix(below) for path in paths.split(b"\0") if path)
+
+
+def check_rename(root: Fd, source: Fd, directory: Fd) -> None:
+    """Ask whether the policies have a rename of one directory into another one, which is on other branches, perhaps.
+
+    root    of the mount, for what holds for all of it; without it nothing is known
+    Raises  OSError: EXDEV, EROFS
+    """
+    here, there = branches_with(source), branches_with(directory)
+    try:
+        control = Fd(os.open(_CONTROL, os.O_PATH, dir_fd=root))
+    except OSError:
+        return
+    with control:
+        modes = dict(branch.rpartition(b"=")[::2] for branch in _told(control, b"branches").split(b":"))
+        creates, ignores = _told(control, b"func.create"), _told(control, b"ignorepponrename")
+    if here and all(modes.get(branch, b"").startswith(b"RO") for branch in here):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    if creates.startswith(_KEEPS_PATHS) and ignores != b"true" and not here <= there:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+
+def _told(fd: Fd, name: bytes) -> bytes:
+    from fusefs.linux.xattrs import get_of  # late: pathlib
+
+    value = get_of(fd, b"user.mergerfs." + name)
+    return b"" if isinstance(value, int) else value

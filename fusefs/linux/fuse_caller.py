@@ -7,7 +7,7 @@ import signal
 from typing import NamedTuple, Protocol
 
 from fusefs.linux import syscalls
-from fusefs.linux.capabilities import Capability
+from fusefs.linux.credentials import Capability
 
 _CLONE_FS = 0x200
 _STATUS_BYTES = 1 << 12

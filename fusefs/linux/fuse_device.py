@@ -1,7 +1,4 @@
-"""What a FUSE daemon and the kernel have to do beside requests.
-
-Files that the kernel reads itself, what it is to forget, the end of the connection, and the processes that serve it.
-"""
+"""The FUSE device beside requests: mounting as root or with fusermount3, notifications, and the connection's end."""
 
 from __future__ import annotations
 
@@ -9,25 +6,44 @@ import fcntl
 import os
 import select
 import signal
+import socket
 import struct
+import subprocess
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import new_mount
 
 _DEVICE = "/dev/fuse"
+
+
 _BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
+
+
 _MAP = struct.Struct("=iIQ")
+
+
 _ID = struct.Struct("=I")
+
+
 _NOTIFY_INVAL_INODE, _NOTIFY_INVAL_ENTRY, _NOTIFY_PRUNE = 2, 3, 9
+
+
 _INVAL_INODE = struct.Struct("=IiQQqq")
+
 """fuse_out_header (length, code, 0: no answer to a request) and fuse_notify_inval_inode_out (nodeid, first byte, number
 of bytes; 0: all): a first byte below 0 means the attributes alone."""
+
+
 _INVAL_ENTRY, _EXPIRE_ONLY = struct.Struct("=IiQQII"), 1
+
 """fuse_out_header and fuse_notify_inval_entry_out (nodeid of the directory, length of the name that follows, flags)."""
+
+
 _PRUNE = struct.Struct("=IiQIIQ")
+
 """fuse_out_header and fuse_notify_prune_out (how many nodeids follow)."""
 
 
@@ -158,3 +174,56 @@ def _has_ended(pid_fd: int, limit_s: float) -> bool:
     poll = select.poll()
     poll.register(pid_fd, select.POLLIN)
     return bool(poll.poll(limit_s * 1000))
+
+
+_PROGRAM = "fusermount3"
+
+
+_CHANNEL = "_FUSE_COMMFD"
+
+
+class FusermountFailed(Exception):
+    """It said no; the text is its own."""
+
+
+def mount(target: bytes, options: bytes) -> Fd:
+    """The /dev/fuse fd of a new mount.
+
+    options  as in `-o`; see `escaped` for a value with commas
+    Raises   FusermountFailed, FileNotFoundError without the program
+    Source   libfuse's lib/mount.c, fuse_mount_fusermount()
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        _run([b"-o", options, b"--", target], {_CHANNEL: str(theirs.fileno())}, [theirs.fileno()])
+        theirs.close()
+        _byte, fds, _flags, _address = socket.recv_fds(ours, 1, 1)
+    if not fds:
+        raise FusermountFailed(f"{_PROGRAM} mounted nothing")
+    return Fd(fds[0])
+
+
+def unmount(target: bytes, *, lazily: bool) -> None:
+    """Unmount a mount of this user.
+
+    Raises  FusermountFailed, FileNotFoundError without the program
+    """
+    _run([b"-u", *([b"-z"] if lazily else []), b"--", target], {}, [])
+
+
+def escaped(value: bytes) -> bytes:
+    """The value of fsname or subtype, as `mount` wants it."""
+    return value.replace(b"\\", b"\\\\").replace(b",", b"\\,")
+
+
+def _run(arguments: list[bytes], variables: dict[str, str], pass_fds: Sequence[int]) -> None:
+    done = subprocess.run(
+        [_PROGRAM, *arguments],
+        env={**os.environ, **variables, "LC_ALL": "C"},
+        pass_fds=pass_fds,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        raise FusermountFailed(os.fsdecode(done.stderr).strip() or f"{_PROGRAM}: exit code {done.returncode}")

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from fusefs.core.packed_entries import Dirent  # which needs arrays
+from fusefs.core.metadata_cache import Dirent  # which needs arrays
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import getdents64
 

@@ -20,7 +20,7 @@ from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 
 CallHook = Callable[[str], None]
-Refused = list[tuple[str, int]]
+RefusedNames = list[tuple[str, int]]
 """Names, and why not."""
 
 EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, FUSE_MAGIC = 0xEF53, 0x58465342, 0x9123683E, syscalls.FUSE_MAGIC
@@ -73,7 +73,7 @@ class Kernel:
         self.silent: set[Hashable] = set()
         """The mounts that have not answered (by their id): they are asked nothing again."""
         self.discovered: object = None
-        """What store.discover found last: it believes that for a moment."""
+        """What store.find_stores found last: it believes that for a moment."""
 
     @property
     def is_watched(self) -> bool:

@@ -1,39 +1,84 @@
-"""Mounts made and unmade: one thin function for each call, OSError only."""
+"""Making and unmaking mounts: system calls, claims on mount points in /run/trashd, lines for fstab and units."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import NamedTuple
 
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
+from fusefs.linux.file_locks import flock_holders
+from fusefs.linux.mountinfo import OURS
+from fusefs.linux.runtime_directories import HOME
 from fusefs.linux.syscalls import AT_EMPTY_PATH
 
 MS_RDONLY = 1
+
+
 MS_NOSUID = 2
+
+
 MS_NODEV = 4
+
+
 MS_NOEXEC = 8
+
+
 MS_SYNCHRONOUS = 16
+
+
 MS_DIRSYNC = 128
+
+
 MS_NOSYMFOLLOW = 256
+
+
 MS_POSIXACL = 1 << 16
+
+
 MNT_FORCE = 1
+
+
 MNT_DETACH = 2
+
+
 UMOUNT_NOFOLLOW = 8
 
+
 _OPEN_TREE_CLONE = 1
+
+
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
+
+
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
+
+
 _CLOEXEC = 1
+
+
 _MS_REMOUNT, _MS_PRIVATE, _MS_RELATIME = 1 << 5, 1 << 18, 1 << 21
+
+
 _NO_FD = -1
+
+
 _OF_A_FILESYSTEM = {MS_RDONLY: b"ro", MS_SYNCHRONOUS: b"sync", MS_DIRSYNC: b"dirsync"}
+
+
 _OF_A_MOUNT = {
     MS_RDONLY: 1, MS_NOSUID: 2, MS_NODEV: 4, MS_NOEXEC: 8, MS_NOSYMFOLLOW: 0x200000,
 }  # fmt: skip
+
 """What mount(2) takes as a flag, in fsconfig(2) and as an attribute in fsmount(2)."""
+
+
 _FUSE_DEVICE = b"/dev/fuse"
 
 
@@ -126,3 +171,79 @@ def remount(point_fd: int, flags: int) -> None:
 def unmount(point: bytes, flags: int = 0) -> None:
     """umount2(2), not following a link; the topmost mount at that point."""
     syscalls.umount2(point, flags | UMOUNT_NOFOLLOW)
+
+
+_SLUG_MAX_BYTES = 60
+
+
+_NAMESPACES = ("/proc/self/ns/mnt", "/proc/1/ns/mnt")
+
+"""Ours, and the machine's: systemd gives a service its own, a slave of that."""
+
+
+def directory_of(target: bytes) -> bytes:
+    """The directory of a mount point of this mount namespace: the same at each mount, another for any other."""
+    return HOME + b"/" + name_of(target)
+
+
+def name_of(target: bytes, namespace: str = _NAMESPACES[0]) -> bytes:
+    """A name for a mount point.
+
+    With the namespace in its name: /run may be shared with others, and removing a directory that is a mount point in
+    another namespace takes that mount away.
+    """
+    number = os.stat(namespace).st_ino
+    digest = hashlib.sha256(b"%d:%s" % (number, target)).hexdigest()[:16]
+    slug = re.sub(rb"[^A-Za-z0-9._-]", b"_", os.path.basename(target))[:_SLUG_MAX_BYTES]
+    return slug + b"-" + digest.encode()
+
+
+def is_claimed(target: bytes) -> bool:
+    """Whether a daemon of root's has a mount point for itself: it serves there, or is about to. Its lock is let be."""
+    for namespace in _NAMESPACES:
+        with suppress(OSError):  # there is no claim, or we may not look
+            if flock_holders(os.stat(HOME + b"/" + name_of(target, namespace))):
+                return True
+    return False
+
+
+_FSTAB, _OF_UNITS = b"/etc/fstab", b"/etc/trashd/mounts"
+
+
+_OPTIONS = b"OPTIONS="
+
+
+class MountLine(NamedTuple):
+    """The options of one mount. place: file and line"""
+
+    place: str
+    options: frozenset[str]
+
+
+def mount_lines() -> Iterator[MountLine]:
+    """All that may be read. Source  fstab(5), systemd.exec(5) for EnvironmentFile="""
+    for number, line in _lines(_FSTAB):
+        fields = line.split()
+        if len(fields) > 3 and fields[2] == OURS:
+            yield _line(_FSTAB, number, fields[3])
+    names = list[bytes]()
+    with suppress(OSError):
+        names = sorted(os.listdir(_OF_UNITS))
+    for name in names:
+        path = os.path.join(_OF_UNITS, name)
+        for number, line in _lines(path):
+            if name.endswith(b".conf") and line.startswith(_OPTIONS):
+                yield _line(path, number, line.removeprefix(_OPTIONS).strip(b"\"' "))
+
+
+def _line(path: bytes, number: int, options: bytes) -> MountLine:
+    return MountLine(f"{os.fsdecode(path)}:{number}", frozenset(os.fsdecode(options).split(",")))
+
+
+def _lines(path: bytes) -> list[tuple[int, bytes]]:
+    """Those that say something, numbered; none of what can't be read."""
+    try:
+        with open(path, "rb") as file:
+            return [(number, line.strip()) for number, line in enumerate(file, 1) if not line.lstrip().startswith(b"#")]
+    except OSError:
+        return []

@@ -1,24 +1,40 @@
-"""Mounts: which one a file is on, and which lie inside a directory, in this namespace or in others."""
+"""Mounts as /proc/PID/mountinfo lists them: the mount of a file, mounts inside a directory, and changes."""
 
 from __future__ import annotations
 
 import errno
 import os
+import select
 from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from fusefs.core.escaped_bytes import unescape
+from fusefs.core.printable_names import unescape
+from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
 OURS = b"fuse.trashd"
+
 """The type of our own mounts; their source is the path of the backing tree."""
+
+
 TOP = b".trashd@"
+
 """The name of that tree's top in such a filesystem, if its own root is not mounted (mount/life/root_inode.py)."""
+
+
 MERGERFS = b"fuse.mergerfs"
+
+
 DAEMON_GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
+
 """What is said in a FUSE mount without its daemon; the last to who asked over io_uring while it ended."""
+
+
 _USER_ID = b"user_id="
+
+
 _FUSE = (b"fuse", b"fuseblk")
 
 
@@ -248,3 +264,50 @@ def other_namespaces() -> Iterator[tuple[str, list[Mount]]]:
                 yield pid, read_mounts(pid)
         except OSError:
             continue  # it ended meanwhile, or it is not ours to look at: `docs/security.md` says so
+
+
+_MOUNTINFO = "/proc/self/mountinfo"
+
+
+class MountWatch:
+    """Readable when the mounts of our namespace have changed since the last `seen`.
+
+    A thread waits for the kernel's word, which the first poll takes away: an event loop asks once when it begins
+    to wait and again when it wakes, and an epoll in between does the same, so that changes were lost.
+    Source  proc_pid_mounts(5): poll(2) tells a change by POLLPRI
+    """
+
+    def __init__(self) -> None:
+        self._file = Fd(os.open(_MOUNTINFO, os.O_RDONLY | os.O_CLOEXEC))
+        self._changed = Fd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._end = Fd(os.eventfd(0, os.EFD_CLOEXEC))
+        self._poll = select.poll()
+        self._poll.register(self._file, select.POLLPRI)
+        self._poll.register(self._end, select.POLLIN)
+        self._poll.poll(0)  # what was mounted until now
+        from threading import Thread  # late: a plain swap reads mounts without it
+
+        self._thread = Thread(target=self._watch, name="mountwatch", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """What to wait for."""
+        return int(self._changed)
+
+    def seen(self) -> None:
+        """Wait for the next change from now on."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._changed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        os.eventfd_write(self._end, 1)
+        self._thread.join()
+        for fd in (self._file, self._changed, self._end):
+            fd.close()
+
+    def _watch(self) -> None:
+        while all(fd != self._end for fd, _event in self._poll.poll()):
+            os.eventfd_write(self._changed, 1)

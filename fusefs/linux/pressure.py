@@ -1,4 +1,4 @@
-"""What others wait for: the kernel's pressure stall information, and the counters of a block device."""
+"""Pressure stall information and block device counters, and the lowest priority for our own processes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from typing import NamedTuple, Self
 
 from fusefs.core.pacing import Requests
 from fusefs.linux.fd import Fd
+from fusefs.linux.syscalls import ioprio_set
 
 PRESSURE = "/proc/pressure"
+
+
 _PSI = ("io", "memory", "cpu")
+
+
 _PAGE = 4096
+
+
 # Columns of /sys/block/*/stat (Documentation/block/stat.rst).
 _N_READS, _READS_MS, _IN_FLIGHT, _N_FLUSHES, _FLUSHES_MS = 0, 3, 8, 15, 16
 
@@ -119,3 +126,22 @@ def _open(path: str) -> Fd | None:
     with suppress(OSError):
         return Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     return None
+
+
+_IOPRIO_WHO_PROCESS = 1
+
+
+_IOPRIO_CLASS_IDLE = 3 << 13
+
+
+_NICEST = 19
+
+
+def be_idle() -> None:
+    """Run only when no other process wants a processor or the disk, with all that is forked from now on."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, _NICEST)
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError):
+        ioprio_set(_IOPRIO_WHO_PROCESS, 0, _IOPRIO_CLASS_IDLE)

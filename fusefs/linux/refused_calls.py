@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fusefs.linux import syscalls
-from fusefs.linux.capabilities import Capability, may_use
+from fusefs.linux.credentials import Capability, may_use
 
 _NO_FD = -1
 _NO_FLAGS = 0xFFFFFFFF

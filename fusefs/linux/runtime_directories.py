@@ -1,17 +1,143 @@
-"""The directories of a service and of mounts, root's or a user's own: runtime files, and state that outlives a boot."""
+"""Runtime and state directories, files replaced as a whole, and directories that are made in private first."""
 
 from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+import stat
+from contextlib import ExitStack, suppress
+from typing import Self
+
+from fusefs.core.names import Name
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+
+NEW = b".new"
+
+"""What the name of an unfinished one ends with."""
+
+
+def replace_file(
+    path: bytes,
+    text: bytes,
+    mode: int,
+    *,
+    whatever_umask: bool = False,
+    is_durable: bool = False,
+    owner: int | None = None,
+    dir_fd: int | None = None,
+) -> None:
+    """Put a text into a file of that name, at once or not at all.
+
+    whatever_umask  others are to read it though our umask is strict
+    is_durable      before it has the name, so that a power failure leaves no empty file
+    owner           uid of whom it is to be, by root
+    dir_fd          the directory that the path is relative to
+    Raises          OSError; an unfinished file beside it is replaced by the next one
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(path + NEW, dir_fd=dir_fd)
+    # Only a new file: what another put there meanwhile may be a pipe, which nobody ever opens for reading.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path + NEW, flags, mode, dir_fd=dir_fd)
+    with open(fd, "wb") as file:
+        if owner is not None:
+            os.fchown(fd, owner, -1)
+        if whatever_umask:
+            os.fchmod(fd, mode)
+        file.write(text)
+        if is_durable:
+            file.flush()
+            os.fsync(fd)
+    os.rename(path + NEW, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+
+_ATTEMPTS = 8
+
+
+def nameless() -> bytes:
+    """What something is called that has no name yet."""
+    return os.urandom(8).hex().encode()
+
+
+def is_nameless(name: bytes) -> bool:
+    """Whether a name is one of these."""
+    return len(name) == 16 and not name.strip(b"0123456789abcdef")
+
+
+class PrivateDirectory:
+    """A directory in another that only we can enter (and root); made when it is first needed, gone in the end.
+
+    What a killed one leaves is empty, or holds what was not complete.
+    """
+
+    def __init__(self, kernel: Kernel, parent: Fd, prefix: bytes) -> None:
+        """parent: where it will be; what is made in it is renamed to there. prefix: what its name begins with."""
+        self._kernel = kernel
+        self._parent = parent
+        self._prefix = prefix
+        self._made: tuple[Name, Fd] | None = None
+
+    def __enter__(self) -> Self:
+        """Own it for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Remove it, if nothing was left in it."""
+        if self._made is not None:
+            name, fd = self._made
+            fd.close()
+            self._remove(name)
+
+    def open(self) -> Fd:
+        """Itself. Raises  OSError: EPERM if another one has taken its place"""
+        for _attempt in range(_ATTEMPTS):
+            if self._made is None:
+                self._made = self._make()
+        if self._made is None:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return self._made[1]
+
+    def _make(self) -> tuple[Name, Fd] | None:
+        """One, locked, so that it is not abandoned; None if another process took it as such before that."""
+        name = Name(self._prefix + nameless())
+        self._kernel.mkdir(self._parent, name)
+        with ExitStack() as owned:
+            owned.callback(self._remove, name)
+            try:
+                fd = owned.enter_context(self._kernel.open_dir(self._parent, name))
+            except FileNotFoundError:
+                return None
+            st = self._kernel.fstat(fd)
+            if st.st_uid != os.geteuid() or stat.S_IMODE(st.st_mode) & 0o077:
+                raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+            with suppress(OSError):  # a network filesystem may lock files alone
+                if not self._kernel.lock(fd) or not self._kernel.is_named(fd, self._parent, name):
+                    return None
+            owned.pop_all()
+        return name, fd
+
+    def _remove(self, name: Name) -> None:
+        with suppress(OSError):  # moved away by the owner of the place
+            self._kernel.rmdir(self._parent, name)
+
 
 HOME = b"/run/trashd"
+
 """Of root's: the directory of the directories of its mounts and its service."""
+
+
 SYSTEM_RUNTIME = HOME + b"/reaper"
+
+
 _SYSTEM_STATE = b"/var/lib/trashd"
+
+
 _STATE_HOME, _OURS = b".local/state", b"trashd"
+
+
 STATE_BELOW_HOME = _STATE_HOME + b"/" + _OURS
+
 """Where a user's state is without $XDG_STATE_HOME."""
 
 

@@ -11,7 +11,7 @@ import os
 import struct
 import threading
 
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import Attributes
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 

@@ -17,7 +17,7 @@ from glob import glob
 from pathlib import Path
 from typing import NamedTuple
 
-from fusefs.core.freed_space import STAT_BLOCK_BYTES
+from fusefs.core.orphan_sums import STAT_BLOCK_BYTES
 from fusefs.linux.fd import Fd, told_of
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_place, read_mounts
 

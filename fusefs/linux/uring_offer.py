@@ -10,7 +10,7 @@ import logging
 import os
 from contextlib import suppress
 
-from fusefs.core.uring_reasons import SWITCH, UringFacts
+from fusefs.core.uring_choice import SWITCH, UringFacts
 from fusefs.linux import syscalls
 
 _DISABLED = "/proc/sys/kernel/io_uring_disabled"

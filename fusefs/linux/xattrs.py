@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from fusefs.core.common_xattrs import NAMES
+from fusefs.core.metadata_cache import NAMES
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import read_mounts

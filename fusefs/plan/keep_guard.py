@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from fusefs.core.names import Name
-from fusefs.core.sweep_result import KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN, ReportedMark
+from fusefs.core.results import KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN, ReportedMark
 from fusefs.linux.fd import Fd
 from fusefs.linux.file_locks import flock_holders, uids_of
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from fusefs.core.errors import Incomplete, NotFound, Refused, from_os
+from fusefs.core.human_units import in_calendar
 from fusefs.core.names import Name
 from fusefs.core.printable_names import printable
-from fusefs.core.timestamps import in_calendar
-from fusefs.linux.act_as_user import user_name
+from fusefs.linux.children import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
-from fusefs.linux.subuid import read_subordinates
+from fusefs.linux.user_ids import read_subordinates
 from fusefs.sweep.open_directories import MeantDirectory, found_directory
 from fusefs.sweep.request import Identified, identify
 

@@ -8,27 +8,31 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import BadRecord
-from fusefs.core.freed_space import Survey
-from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, join
+from fusefs.core.orphan_sums import Survey
+from fusefs.core.pacing import NamesPerLook
 from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote
-from fusefs.core.report import Progress, Reaped, Report, Stops, ours_first
-from fusefs.core.slice_budget import NamesPerLook
+from fusefs.core.results import Progress, Reaped, Report, Stops, ours_first
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
-from fusefs.engine.run_slices import SliceRunner
-from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed, SlicePace
-from fusefs.engine.slice_runners import RunsSlices, SlicePool
+from fusefs.engine.pace import FULL_SPEED, SetsSpeed, SlicePace
+from fusefs.engine.run_slices import RunsSlices, SlicePool, SliceRunner
 from fusefs.engine.strategy import AllocationGroups, choose
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import DeviceQueue
-from fusefs.reaper.inner_store_stop import InnerStores
-from fusefs.reaper.late_arrivals import LateArrivals
+from fusefs.reaper.removal_stops import (
+    CUT_OFF,
+    InnerStores,
+    LateArrivals,
+    OutageWishes,
+    ServerOutage,
+    ServerWasAway,
+    may_be_away,
+)
 from fusefs.reaper.remove_slice import SliceRemover
-from fusefs.reaper.server_outage import CUT_OFF, OutageWishes, ServerOutage, ServerWasAway, may_be_away
-from fusefs.store.claim import ClaimLost, claim, resume
-from fusefs.store.container import HeldContainer, dissolve, move, rewrite
+from fusefs.store.container import ClaimLost, HeldContainer, claim, dissolve, move, resume, rewrite
 from fusefs.store.layout import HOISTED, TREE, UserFolder
 from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.origin import Origin
@@ -63,7 +67,7 @@ class RemovalWishes(NamedTuple):
     stops      asked between slices
     parks      the same, where there is time: not while a large file is being cut, whose rest would go at once
     by_force   immutable and append-only flags are taken off where they forbid something
-    without_doubt  what came in after the swap goes too (reaper/late_arrivals.py): a person says so now
+    without_doubt  what came in after the swap goes too (reaper/removal_stops.py): a person says so now
     with_stores  stores in it that hold something go too, but for what is pinned in them
     counted    told what there is before anything is removed; None: it is not counted, which costs a stat a file
     counting   told how the counting goes

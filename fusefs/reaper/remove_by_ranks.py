@@ -9,29 +9,24 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import NotFound
-from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, VolumeId, join
+from fusefs.core.pacing import NamesPerLook, SliceBudget
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure, Record
-from fusefs.core.report import CAME_IN
-from fusefs.core.slice_budget import NamesPerLook, SliceBudget
+from fusefs.core.results import CAME_IN
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork, raw
-from fusefs.engine.mpi_ranks import Look, MpiJob, RankCrew
-from fusefs.engine.open_by_path import DirectoriesByPath, seen_in_time
-from fusefs.engine.rank_slices import UnseenHere
+from fusefs.engine.mpi_ranks import DirectoriesByPath, Look, MpiJob, RankCrew, UnseenHere, seen_in_time
 from fusefs.engine.strategy import AllocationGroups, Strategy, choose_for_rank
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.reaper.inner_store_stop import InnerStores
-from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.reap import RemovalWishes
+from fusefs.reaper.removal_stops import CUT_OFF, DOUBTFUL, InnerStores, LateArrivals, asked, may_be_away
 from fusefs.reaper.remove_slice import SliceRemover
-from fusefs.reaper.server_outage import CUT_OFF, DOUBTFUL, asked, may_be_away
-from fusefs.store.claim import open_record, read_record
-from fusefs.store.container import HeldContainer
-from fusefs.store.discover import open_at
+from fusefs.store.container import HeldContainer, open_record, read_record
+from fusefs.store.find_stores import open_at
 from fusefs.store.layout import UserFolder
 from fusefs.store.user_folders import open_user
 
@@ -149,7 +144,7 @@ def _folder(kernel: Kernel, path: bytes, uid: int) -> Iterator[UserFolder]:
 
 
 class PathRemover(NamedTuple):
-    """Runs slices by their paths (engine.slice_runners.RankRunner).
+    """Runs slices by their paths (engine.run_slices.RankRunner).
 
     is_first  what is not seen here is not there
     """
@@ -208,7 +203,7 @@ class PathRemover(NamedTuple):
 
 
 class SharedRemoval:
-    """Directories that all threads of a rank empty: a plan within the first rank's (slice_runners.SharedSlice)."""
+    """Directories that all threads of a rank empty: a plan within the first rank's (run_slices.SharedSlice)."""
 
     def __init__(self, work: Slice, strategy: Strategy) -> None:
         """Begin with that. strategy: of the rank"""

@@ -31,7 +31,7 @@ from fusefs.core.policy import (
 )
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
-from fusefs.linux.act_as_user import user_name
+from fusefs.linux.children import user_name
 from fusefs.linux.mountinfo import DAEMON_GONE, is_inside
 from fusefs.service import timers
 from fusefs.service.known_volumes import NO_GRACE, Grace
@@ -53,8 +53,8 @@ from fusefs.service.open_volume import OpenVolume, VolumeSpace
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.user_state import FolderPart, ReapProgress, UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
-from fusefs.store.claim import ClaimLost
-from fusefs.store.list_orphans import explain_first
+from fusefs.store.container import ClaimLost
+from fusefs.store.orphans import explain_first
 
 _LOG = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Trouble(Exception):
 
 
 class ForRoot(NamedTuple):
-    """What its owner could not delete, and root shall: it is taken over first (store.seize).
+    """What its owner could not delete, and root shall: it is taken over first (store.as_owner).
 
     by_force  flags are taken off
     """

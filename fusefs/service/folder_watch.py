@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
+from fusefs.core.container_states import State
 from fusefs.core.events import EventKind
-from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import below
-from fusefs.linux.subuid import read_subordinates
+from fusefs.linux.user_ids import read_subordinates
 from fusefs.service import timers
 from fusefs.service.shared_context import ServiceContext, boot_s
 from fusefs.service.user_state import FolderPart, UserState

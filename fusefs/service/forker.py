@@ -9,68 +9,538 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import socket
 import sys
+import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import NamedTuple, NoReturn, Self, assert_never
 
 import msgspec
 import trio
 
-from fusefs.core.names import Name
-from fusefs.core.slice_budget import HOLD, Speed
-from fusefs.linux.act_as_user import UserCredentials, become, person
-from fusefs.linux.child_channel import die_with_parent
+from fusefs.core.container_states import State
+from fusefs.core.errors import BadRecord, ServerAway, TrashdError
+from fusefs.core.names import ContainerId, Name, is_container_id
+from fusefs.core.pacing import HOLD, Speed
+from fusefs.core.results import Reaped, keeps_for_its_owner
+from fusefs.engine.count_tree import ask_size, size_of, survey
+from fusefs.engine.pace import PacedLooks
+from fusefs.linux.children import UserCredentials, become, die_with_parent, person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.low_priority import be_idle
+from fusefs.linux.machine_identity import boot_id
 from fusefs.linux.mountinfo import read_mounts
+from fusefs.linux.pressure import be_idle
 from fusefs.linux.runtime_directories import STATE_BELOW_HOME
 from fusefs.linux.untrusted_path import open_way
+from fusefs.reaper.reap import RemovalWishes, reap
+from fusefs.reaper.removal_stops import OutageWishes
 from fusefs.service import timers
-from fusefs.service.child import Child
 from fusefs.service.messages import (
     FROM_CHILD,
     MESSAGE_MAX,
+    PAGE,
+    TO_CHILD,
     Answer,
+    DueContainer,
     Forked,
+    FromChild,
     Heartbeat,
+    Measure,
+    Measured,
     Order,
     OrderDone,
+    OrphanEnded,
     Page,
     Park,
+    ReadRecords,
     ReadRegistries,
+    Reap,
+    SeenContainer,
     SetTempo,
     Spawn,
+    Tend,
     Tended,
     ToChild,
     UserRegistry,
     fits,
 )
 from fusefs.service.open_volume import ROOTS, is_own
+from fusefs.store.as_owner import give_what_is_left
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.discover import mount_points
-from fusefs.store.layout import Areas, Store, UserFolder
-from fusefs.store.registry_targets import LineOf, stores_at_roots, stores_of_users
+from fusefs.store.container import keep_size, look_at_record
+from fusefs.store.find_stores import mount_points, with_lower
+from fusefs.store.layout import FOLDERS, Areas, Store, UserFolder, open_areas, read_volume
+from fusefs.store.store_registry import LineOf, stores_at_roots, stores_of_users
+from fusefs.store.tidy_folder import tend
+
+_PAGE_BYTES = MESSAGE_MAX // 4
+
+
+_MOST_QUARANTINED, _LONG = 50, 1500
+
+"""Told at a start, for root to take over, if they fit into the message; the rest is left for an administrator."""
+
+
+_TOLD_PROBLEMS, _TOLD_CHARS = 20, 300
+
+
+class ServiceGone(Exception):
+    """The service has ended."""
+
+
+class Child:
+    """The life of a child."""
+
+    def __init__(self, channel: socket.socket, folder: UserFolder) -> None:
+        self._channel = channel
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
+        self._folder = folder
+        self._orders: deque[Order] = deque()
+        self._tempo = HOLD
+        self._is_parked = False
+        self._is_stopped = False
+        self._sums = Heartbeat(0, 0, 0.0)
+        self._told_at = 0.0
+        self._away_since_s: float | None = None
+        self._listing = _NOTHING
+
+    def serve(self) -> None:
+        """Do what is ordered until the service is gone."""
+        try:
+            while True:
+                while not self._orders:
+                    self._hear(None)
+                self._is_parked = self._is_stopped = False
+                self._do(self._orders.popleft())
+        except ServiceGone:
+            return
+
+    def _do(self, order: Order) -> None:
+        """Carry out an order. What goes wrong with the folder or the volume is told, not raised."""
+        try:
+            self._folder = _as_it_is(self._folder)
+            match order:
+                case Tend():
+                    self._say(self._tend(order.takeover_s))
+                case ReadRecords():
+                    self._say(self._look(order))
+                case Reap():
+                    for chosen in order.chosen:
+                        if not self._is_parked:
+                            self._say(self._reap(order, chosen))
+                    self._say(OrderDone())
+                case Measure():
+                    for identifier in order.ids:
+                        if not self._is_parked:
+                            measure = self._measure_when_idle if order.when_idle else self._measure
+                            measured = measure(order.base, ContainerId(identifier))
+                            if measured is not None:
+                                self._say(measured)
+                    self._say(OrderDone())
+                case _:
+                    assert_never(order)
+        except TrashdError as error:
+            self._say(OrderDone(error.message(), error.errno))
+        except OSError as error:
+            self._say(OrderDone(os.strerror(error.errno or errno.EIO), error.errno or errno.EIO))
+
+    def _tend(self, takeover_s: int) -> Tended:
+        bases, problems = [], []
+        for folder in self._served():
+            bases.append(folder.store.path())
+            for part in FOLDERS:
+                folder.open(part).close()  # what is missing could not be watched
+            store = folder.store._replace(takeover_s=takeover_s)
+            problems += [*tend(folder._replace(store=store)), *_given(folder)]
+        return Tended(bases, [problem[:_TOLD_CHARS] for problem in problems[:_TOLD_PROBLEMS]])
+
+    def _served(self) -> Iterator[UserFolder]:
+        """This user's folders in all stores, as far as they are proven; in a user's own service all of them."""
+        return (one for one in with_lower(self._folder) if one.is_proven or not self._folder.is_proven)
+
+    @contextmanager
+    def _in(self, base: bytes) -> Iterator[UserFolder]:
+        """This user's folder in a store, which still is what it was."""
+        for folder in self._served():
+            if folder.store.path() == base:
+                yield _as_it_is(folder)
+                return
+        raise FileNotFoundError(errno.ENOENT, "no such store any more")
+
+    def _look(self, order: ReadRecords) -> Page:
+        with self._in(order.base) as folder:
+            if order.ids is None:
+                return self._look_on(folder, order)
+            claimed = set(_ids(folder, State.REAPING))
+            seen = [self._read(folder, name, State.REAPING if name in claimed else State.ORPHANS) for name in order.ids]
+            return Page(order.base, [*filter(None, seen)], "", _count(folder), len(_ids(folder, State.QUARANTINE)))
+
+    def _look_on(self, folder: UserFolder, order: ReadRecords) -> Page:
+        """The next page of all containers."""
+        if not order.after or self._listing.base != order.base or self._listing.last != order.after:
+            self._listing = _list(folder, order)
+        names = self._listing.names
+        seen: list[SeenContainer] = []
+        size, at, last = 0, self._listing.at, ""
+        while at < len(names) and len(seen) < PAGE and size < _PAGE_BYTES:
+            end = names.index(b"\n", at)
+            last = names[at:end].decode()
+            at = end + 1
+            state = State.REAPING if last in self._listing.claimed else State.ORPHANS
+            found = self._read(folder, last, state)
+            if found is not None:
+                seen.append(found)
+                size += _size(found)
+            self._listen()
+        is_last = at >= len(names)
+        self._listing = _NOTHING if is_last else self._listing._replace(at=at, last=last)
+        in_quarantine = _ids(folder, State.QUARANTINE)
+        told = in_quarantine[:_MOST_QUARANTINED] if order.and_quarantined else []
+        quarantined = [
+            one for name in told if (one := self._read(folder, name, State.QUARANTINE)) and _size(one) < _LONG
+        ]
+        # In the end the count is of now: others came while we read.
+        n_orphans = _count(folder) if is_last else names.count(b"\n")
+        return Page(order.base, seen, "" if is_last else last, n_orphans, len(in_quarantine), quarantined)
+
+    def _read(self, folder: UserFolder, name: str, state: State) -> SeenContainer | None:
+        """What a record says; None if it is gone meanwhile."""
+        is_claimed = state is State.REAPING
+        try:
+            record = look_at_record(folder, state, ContainerId(name))
+        except FileNotFoundError:
+            return None
+        except (BadRecord, OSError) as error:
+            problem = error.message() if isinstance(error, BadRecord) else str(error.strerror)
+            return SeenContainer(name, is_claimed, 0, None, None, None, problem[:_TOLD_CHARS])
+        origin = None if record.origin is None else os.path.join(folder.store.base_path, record.origin)
+        told = SeenContainer(name, is_claimed, record.created_ns, record.retention_s, origin, record.method)
+        boot_ns = record.boot_ns if record.boot == boot_id() else None
+        # On a full volume the reasons found no room: it is not known that it is root's to take.
+        is_reasonless = state is State.QUARANTINE and not record.failures
+        is_kept = is_reasonless or keeps_for_its_owner(record.failures)
+        told = told._replace(is_kept=is_kept, boot_ns=boot_ns)
+        size = record.size
+        if size is None or size.is_at_least or record.partial or is_claimed:
+            return told
+        return told._replace(n_bytes=size.n_bytes)
+
+    def _reap(self, order: Reap, chosen: DueContainer) -> OrphanEnded:
+        container = ContainerId(chosen.id)
+        began = time.monotonic()
+        origin = None
+        try:
+            with self._in(order.base) as folder:
+                seen = self._read(folder, container, State.ORPHANS) or self._read(folder, container, State.REAPING)
+                origin = seen.origin if seen is not None else None
+                wishes = RemovalWishes(
+                    pace=self,
+                    stops=self._stops,
+                    parks=lambda: self._is_parked,
+                    by_force=order.by_force,
+                    outage=self._outage(),
+                )
+                ended = _ended(reap(folder, container, wishes, lambda record: record.retention_s == chosen.retention_s))
+        except (BadRecord, ServerAway) as error:
+            ended = OrphanEnded(container, error=error.message()[:_TOLD_CHARS], errno=error.errno)
+        except OSError as error:
+            ended = OrphanEnded(container, error=str(error.strerror), errno=error.errno or errno.EIO)
+        if not ended.stopped:
+            self._is_away(None)
+        self._say(self._sums)  # what it did is known before it is told
+        return msgspec.structs.replace(ended, origin=origin, seconds=time.monotonic() - began)
+
+    def _outage(self) -> OutageWishes:
+        """How long a server is waited for: no longer because others had their turns meanwhile."""
+        since_s, limit_s = self._away_since_s, timers.current.outage_limit_s
+        left_s = limit_s if since_s is None else max(since_s + limit_s - time.monotonic(), 0.0)
+        return OutageWishes(left_s, self._is_away, self.wait, timers.current.doubt_pauses_s)
+
+    def _is_away(self, number: int | None) -> None:
+        if number is None:
+            self._away_since_s = None
+        elif self._away_since_s is None:
+            self._away_since_s = time.monotonic()
+        self._sums = msgspec.structs.replace(self._sums, away=number or 0)
+
+    def _measure(self, base: bytes, container: ContainerId) -> Measured:
+        with self._in(base) as folder:
+            for state in (State.ORPHANS, State.REAPING):
+                with folder.open(state) as state_fd:
+                    try:
+                        fd = folder.store.kernel.open_dir(state_fd, container.encode())
+                    except FileNotFoundError:
+                        continue
+                with fd:
+                    kernel = folder.store.kernel
+                    found = survey(
+                        kernel, fd, lambda _entries, _bytes: self._listen(), with_shared=True, stops=self._stops
+                    )
+                    if state is State.ORPHANS and not self._is_stopped:
+                        keep_size(folder, container, size_of(kernel, fd, found))
+                    return Measured(container, *found.goes())
+        return Measured(container, 0, 0)
+
+    def _measure_when_idle(self, base: bytes, container: ContainerId) -> Measured | None:
+        """Note in an orphan's record what it takes; None if that was stopped. It is slow: nobody waits for it."""
+        with self._in(base) as folder:
+            kernel = folder.store.kernel
+            try:
+                record = look_at_record(folder, State.ORPHANS, container)
+                with folder.open(State.ORPHANS) as state_fd:
+                    fd = kernel.open_dir(state_fd, container.encode())
+            except FileNotFoundError:
+                return Measured(container, 0, 0)
+            with fd:
+                if record.partial or record.size is not None:
+                    return Measured(container, 0, 0)
+                idle = _WhenIdle(self)
+                looks = PacedLooks(idle, idle.stops)
+                asked = ask_size(kernel, fd, walks=True, pauses=looks, stops=idle.stops)
+                looks()
+                if asked.is_stopped or idle.stops():
+                    return None
+                if asked.size is not None:
+                    keep_size(folder, container, asked.size)
+                return Measured(container, 0, 0)
+
+    def is_told_to_stop(self) -> bool:
+        """Whether what is done should be left where it is."""
+        self._listen()
+        return self._is_parked or self._is_stopped
+
+    # What the engine asks (engine.pace.SetsSpeed)
+
+    def tempo(self) -> Speed:
+        """The service's last word."""
+        self._listen()
+        return self._tempo
+
+    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+        """Sum up for the next beat."""
+        sums = self._sums
+        self._sums = msgspec.structs.replace(
+            sums,
+            n_entries=sums.n_entries + n_entries,
+            n_bytes=sums.n_bytes + n_bytes,
+            busy_s=sums.busy_s + busy_s,
+        )
+
+    def wait(self, seconds: float) -> None:
+        """Wait that long, or until the service says something."""
+        self._hear(seconds)
+        self._beat()
+
+    def _stops(self) -> bool:
+        self._listen()
+        return self._is_stopped
+
+    # Talking
+
+    def _listen(self) -> None:
+        """Hear what has come, and beat if it is time."""
+        while self._poll.poll(0):
+            self._take()
+        self._beat()
+
+    def _hear(self, seconds: float | None) -> None:
+        """Wait for something to come, at most that long."""
+        if self._poll.poll(None if seconds is None else seconds * 1e3):
+            self._take()
+
+    def _take(self) -> None:
+        packet = self._channel.recv(MESSAGE_MAX)
+        if not packet:
+            raise ServiceGone
+        message = TO_CHILD.decode(packet)
+        match message:
+            case SetTempo():
+                self._tempo = message.tempo
+            case Park():
+                self._is_parked = True
+                self._is_stopped |= message.now
+            case Tend() | ReadRecords() | Reap() | Measure():
+                self._orders.append(message)
+            case _:
+                assert_never(message)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        every_s = timers.current.held_heartbeat_s if self._tempo == HOLD else timers.current.heartbeat_s
+        if now - self._told_at >= every_s:
+            self._say(self._sums)
+
+    def _say(self, message: FromChild) -> None:
+        self._told_at = time.monotonic()
+        try:
+            self._channel.send(msgspec.json.encode(message))
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ServiceGone from error
+
+
+class _WhenIdle:
+    """The pace of what is only done while nobody else uses the disk (engine.pace.SetsSpeed)."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._beside_others_since_s: float | None = None
+
+    def tempo(self) -> Speed:
+        """The service's word, as long as we are alone."""
+        tempo = self._child.tempo()
+        if tempo.is_alone:
+            self._beside_others_since_s = None
+            return tempo
+        if self._beside_others_since_s is None and tempo != HOLD:  # held, another user's turn is awaited
+            self._beside_others_since_s = time.monotonic()
+        return HOLD
+
+    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+        """Nothing was removed, which is what the service sums up."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait that long, or until the service says something."""
+        self._child.wait(seconds)
+
+    def stops(self) -> bool:
+        """Whether to leave it: told so, or others have used the disk for too long to wait for them."""
+        since_s = self._beside_others_since_s
+        is_late = since_s is not None and time.monotonic() - since_s >= timers.current.beside_others_limit_s
+        return is_late or self._child.is_told_to_stop()
+
+
+def _given(folder: UserFolder) -> list[str]:
+    """What a killed root had under way for other users and can't be handed over; only root's folder has any."""
+    if folder.uid or not folder.is_proven or not folder.list(State.STAGE):
+        return []
+    with open_areas(folder.store.kernel, folder.store.fd, folder.store.name) as areas:
+        return give_what_is_left(folder._replace(store=folder.store._replace(areas=areas)))
+
+
+def _as_it_is(folder: UserFolder) -> UserFolder:
+    """A folder, with what the volume.json of its store says now: of a store of our own root's process has not read it.
+
+    Raises  OSError: ESTALE if it is another volume's; Untrusted
+    """
+    store = folder.store
+    volume = read_volume(store.kernel, store.fd, store.base_path, name=store.name)
+    if volume.id != store.volume.id:
+        raise OSError(errno.ESTALE, "another volume.json")
+    return folder._replace(store=store._replace(volume=volume))
+
+
+def _size(seen: SeenContainer) -> int:
+    """About what it takes in a message."""
+    return 200 + len(seen.id) + 2 * len(seen.origin or b"") + 6 * len(seen.problem)
+
+
+class _ContainerListing(NamedTuple):
+    """The containers of a store, oldest first, each id followed by a newline: as a list a million takes 100 MiB.
+
+    at    where the next page begins, after the id `last`
+    """
+
+    base: bytes
+    names: bytes
+    claimed: frozenset[str]
+    at: int = 0
+    last: str = ""
+
+
+_NOTHING = _ContainerListing(b"", b"", frozenset())
+
+
+def _list(folder: UserFolder, order: ReadRecords) -> _ContainerListing:
+    claimed = frozenset(_ids(folder, State.REAPING))
+    found = [*_ids(folder, State.ORPHANS), *claimed]
+    found.sort()
+    names = b"".join(name.encode() + b"\n" for name in found)
+    return _ContainerListing(order.base, names, claimed, last=order.after)._replace(at=_place(names, order.after))
+
+
+def _place(names: bytes, after: str) -> int:
+    """Where the first id after one begins: they are sorted."""
+    if not after:
+        return 0
+    key = after.encode() + b"\n"
+    low, high = 0, len(names)
+    while low < high:
+        begin = names.rfind(b"\n", 0, (low + high) // 2) + 1
+        if begin < low:
+            begin = low
+        end = names.index(b"\n", begin) + 1
+        if names[begin:end] <= key:
+            low = end
+        else:
+            high = begin
+    return low
+
+
+def _count(folder: UserFolder) -> int:
+    """How many containers there are to reap, now or later."""
+    return len(_ids(folder, State.ORPHANS)) + len(_ids(folder, State.REAPING))
+
+
+def _ids(folder: UserFolder, state: State) -> list[str]:
+    with folder.open(state) as state_fd:
+        names = [name.decode("ascii", "replace") for name in folder.store.kernel.list(state_fd)]
+    return [name for name in names if is_container_id(name)]
+
+
+def _ended(reaped: Reaped) -> OrphanEnded:
+    report = reaped.report
+    return OrphanEnded(
+        id=reaped.id,
+        lost=reaped.lost or "",
+        n_removed=report.removed,
+        n_bytes=report.n_bytes,
+        n_failed=report.n_failed,
+        stopped=report.stopped,
+        failure=report.failures[0] if report.failures else None,
+        is_kept=keeps_for_its_owner(report.failures),
+    )
+
 
 _PACKET_MAX = 1 << 16
+
+
 _MAX_FDS = 8
+
+
 _GO = b"go"
+
 """To a child that might have ended, and been buried, before the service has its pidfd."""
+
+
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+
 """The service decides when its processes end."""
+
+
 _ANSWERS = 64
+
+
 _MOST_STORES = 100
+
 """Of one user's own that are served."""
 
+
 TakesRegistry = Callable[[UserRegistry, Fd | None], None]
+
 """Gets what a user's registry names, and its directory (O_PATH), which is open for that long."""
+
+
 _MOST_BYTES, _LINE_BYTES = MESSAGE_MAX * 3 // 4, 700
+
 """Of a message, and what a line has besides its path: a user with very long paths has fewer stores served."""
 
 

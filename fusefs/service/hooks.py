@@ -22,9 +22,9 @@ import trio
 from fusefs.core.config import HooksConfig
 from fusefs.core.events import TAKEN, Event, EventKind, encode, variables
 from fusefs.core.printable_names import show
-from fusefs.linux.act_as_user import person
+from fusefs.linux.children import person
 from fusefs.linux.fd import Fd
-from fusefs.linux.subuid import read_subordinates
+from fusefs.linux.user_ids import read_subordinates
 from fusefs.service import timers
 
 _LOG = logging.getLogger(__name__)

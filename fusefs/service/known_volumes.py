@@ -18,11 +18,10 @@ import msgspec
 from fusefs.core.config import Config
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import quote, unquote
-from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.disks import Disk
-from fusefs.linux.runtime_directories import make_dir
+from fusefs.linux.runtime_directories import make_dir, replace_file
 from fusefs.service.open_volume import Unproven
-from fusefs.store.chosen_disks import read_chosen
+from fusefs.store.init_store import read_chosen
 
 _LOG = logging.getLogger(__name__)
 _FILE = b"volumes.json"

@@ -6,11 +6,11 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from fusefs.core.pacing import Speed
 from fusefs.core.record import Failure, Method
-from fusefs.core.slice_budget import Speed
-from fusefs.linux.act_as_user import UserCredentials
+from fusefs.linux.children import UserCredentials
 from fusefs.store.layout import Volume
-from fusefs.store.registry_targets import LineOf
+from fusefs.store.store_registry import LineOf
 
 MESSAGE_MAX = 128 * 1024
 """A packet: a page of records, the largest that is sent, is cut to fit."""

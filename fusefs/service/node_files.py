@@ -18,9 +18,9 @@ from typing import Self
 
 from fusefs.core.errors import Untrusted
 from fusefs.core.node_beats import BEAT_BYTES, NodeBeat, beat_name, decode_beat, encode_beat, is_beat_name
-from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
+from fusefs.linux.machine_identity import boot_id
 from fusefs.store.backing_and_mount import FILE_TO_LOCK, FILE_TO_READ, READABLE
 from fusefs.store.layout import NODES, is_regular, trusted_owners
 

@@ -22,14 +22,14 @@ from fusefs.core.service_status import UNSEEN, VolumePhase, VolumeStatus
 from fusefs.linux.disks import Disk, disk_of
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
-from fusefs.linux.mount_claims import is_claimed
+from fusefs.linux.mount_calls import is_claimed
 from fusefs.linux.mountinfo import Mount, MountView, find_mount, find_place, read_mounts, views
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.linux.untrusted_path import open_way
 from fusefs.service.node_files import HeldBeat, hold_beat
-from fusefs.service.status_file import served_volumes
+from fusefs.service.state_files import served_volumes
 from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, READABLE, BackingAndMount
-from fusefs.store.discover import mount_points
+from fusefs.store.find_stores import mount_points
 from fusefs.store.layout import (
     FOLDER_MODE,
     REAPER_LOCK,
@@ -46,12 +46,11 @@ from fusefs.store.layout import (
 from fusefs.store.make_folder import look_first
 from fusefs.store.mounted_paths import open_shown, refuse_mounted
 from fusefs.store.registry_lines import RegistryLine
-from fusefs.store.registry_targets import LineOf
 from fusefs.store.root_squash import refuse_squashed
 from fusefs.store.set_aside import discard_emptied
 from fusefs.store.store_maker import way_out
-from fusefs.store.store_registry import is_remembered, is_vouched
-from fusefs.store.swap_path import own_folder
+from fusefs.store.store_registry import LineOf, is_remembered, is_vouched
+from fusefs.store.swap import own_folder
 from fusefs.store.user_folders import NOT_MADE, FolderCensus, FolderRefusal, open_user, plain_name, take_census, why_not
 
 _LET_GO = (VolumePhase.ELSEWHERE, VolumePhase.GONE)
@@ -400,7 +399,7 @@ def _open_vouched(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount], owned
         raise Untrusted(wanted.line.path, f"its mode is not {FOLDER_MODE:04o}")
     if compare(kernel.identify(fd), wanted.line.identity) is Likelihood.OTHER:
         raise NoStore(wanted.line.path, "another store is there now than the one that its owner registered")
-    # What else its volume.json says his process reads (service/child.py).
+    # What else its volume.json says his process reads (service/forker.py).
     volume = Volume(wanted.line.volume, False, 0)
     kind = kernel.filesystem(fd)
     sides, name = BackingAndMount(base), wanted.line.name

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import trio
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, is_container_id
 from fusefs.core.node_beats import BeatWatch, NodeBeat, PollInterval
 from fusefs.core.service_status import SeenNode

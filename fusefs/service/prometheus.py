@@ -25,9 +25,9 @@ from prometheus_client.registry import Collector
 from fusefs.core.events import Event
 from fusefs.core.printable_names import printable
 from fusefs.core.service_status import Status, VolumePhase, VolumeStatus
-from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import OTHERS_WRITE
+from fusefs.linux.runtime_directories import replace_file
 from fusefs.service import timers
 from fusefs.service.hooks import HookCounts
 

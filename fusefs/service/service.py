@@ -20,38 +20,42 @@ from fusefs.core.printable_names import printable
 from fusefs.core.record import quote
 from fusefs.core.service_status import IDLE_TELL_S, PassedOver, Status, VolumePhase
 from fusefs.linux import file_locks
-from fusefs.linux.boot_id import boot_id
 from fusefs.linux.config_files import Loaded
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent as Noticed
 from fusefs.linux.inotify import InotifyMask
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.low_priority import be_idle
-from fusefs.linux.mount_changes import MountWatch
-from fusefs.linux.mountinfo import Mount, MountView, covering, find_rule_path, is_inside, mount_of, read_mounts
+from fusefs.linux.machine_identity import boot_id
+from fusefs.linux.mountinfo import (
+    Mount,
+    MountView,
+    MountWatch,
+    covering,
+    find_rule_path,
+    is_inside,
+    mount_of,
+    read_mounts,
+)
+from fusefs.linux.pressure import be_idle
 from fusefs.linux.runtime_directories import lasting_dir, make_dir, runtime_dir, state_dir
 from fusefs.linux.systemd import SystemdNotifier
 from fusefs.service import timers
-from fusefs.service.clock_file import load_clock, save_clock
 from fusefs.service.event_outlets import EventOutlets
 from fusefs.service.forker import Forker, ForkerLost
 from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.known_volumes import KnownVolumes
 from fusefs.service.open_volume import all_views, find_id, registered_paths, split_place, volume_paths
-from fusefs.service.pause_files import Pause, pause_dir, read_pauses
 from fusefs.service.served_stores import Key, MountPointStores, OwnStoreLimits, RegisteredStores
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
-from fusefs.service.status_file import HeldFiles, write_status
+from fusefs.service.state_files import HeldFiles, Pause, load_clock, pause_dir, read_pauses, save_clock, write_status
 from fusefs.service.volume_loop import OwnStore, VolumeLoop
 from fusefs.store.registry_lines import STORES, registered
 
 _LOG = logging.getLogger(__name__)
 _IMPORTED_LATE = (
-    "fusefs.core.glob", "fusefs.engine.worker_processes", "fusefs.engine.worker_threads",
-    "fusefs.linux.backing_fd_socket", "fusefs.linux.getdents", "fusefs.linux.mergerfs", "fusefs.linux.refused_calls",
-    "fusefs.linux.tree_users", "fusefs.store.make_store", "fusefs.store.rename_probes",
-    "fusefs.store.subordinate_folders",
-    "hashlib", "statistics",
+    "fusefs.core.glob", "fusefs.engine.run_slices", "fusefs.linux.backing_fd_socket",
+    "fusefs.linux.filesystem_probes", "fusefs.linux.getdents", "fusefs.linux.refused_calls",
+    "fusefs.linux.tree_users", "fusefs.store.make_store", "hashlib", "statistics",
 )  # fmt: skip
 """By functions that commands share, or that not everybody needs. After an upgrade they would be the new version's."""
 _WITHOUT_STORE = (VolumePhase.UNPROVEN, VolumePhase.GONE, VolumePhase.BROKEN)

@@ -14,9 +14,9 @@ import trio
 from fusefs.core.config import Config
 from fusefs.core.events import Event, EventKind
 from fusefs.core.orphan_age import Clock, jumped
-from fusefs.linux.clocks import clocks_ns
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.subuid import read_subordinates
+from fusefs.linux.machine_identity import clocks_ns
+from fusefs.linux.user_ids import read_subordinates
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.known_volumes import KnownVolumes

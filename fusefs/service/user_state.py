@@ -12,17 +12,33 @@ from fusefs.core.policy import KnownOrphan
 from fusefs.core.service_status import HeldBytes
 from fusefs.service import timers
 from fusefs.service.messages import DueContainer, Measure, Order, ReadRecords, Reap, SeenContainer, Tend
+from fusefs.store.user_folders import FolderRefusal
 
 BATCH = 20
+
 """Orphans in one order: most are small, and each order costs a round trip."""
+
+
 _ENOUGH_DUE = 500
+
 """With so many due it is time to reap, and to look on later."""
+
+
 _MOST_REMEMBERED = 1000
+
+
 _LEAST_OF_PART = 20
+
 """Orphans that are remembered of each store of a user who has folders in many."""
+
+
 _MOST_MEASURED = 5
+
 """Attempts to measure an orphan while the disk is idle."""
+
+
 _SLACK_NS = 5_000_000_000
+
 """What was made while a page was read may be on it or not."""
 
 
@@ -576,3 +592,41 @@ def _bound(remembered: dict[Any, Any], most: int = _MOST_REMEMBERED) -> None:
 
 def _or_never(at_s: float | None) -> float:
     return math.inf if at_s is None else at_s
+
+
+class UnreadUsers:
+    """Those users, and why."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[int, RetryClock] = {}
+        self._refused: dict[int, list[FolderRefusal]] = {}
+
+    def __contains__(self, uid: int) -> bool:
+        return uid in self._refused
+
+    def resting(self, now_s: float) -> set[int]:
+        """Those who are not looked at now."""
+        return {uid for uid, clock in self._clocks.items() if clock.at_s > now_s}
+
+    def note(self, unread: Iterable[FolderRefusal], resting: set[int], now_s: float) -> None:
+        """Take in what a look could not read, of those who did not rest."""
+        failed: dict[int, list[FolderRefusal]] = {}
+        for refusal in unread:
+            failed.setdefault(refusal.uid, []).append(refusal)
+        for uid in self._clocks.keys() - failed.keys() - resting:
+            del self._clocks[uid], self._refused[uid]
+        for uid, refused in failed.items():
+            clock = self._clocks.setdefault(
+                uid, RetryClock(timers.current.unread_pause_s, timers.current.last_unread_pause_s)
+            )
+            if uid not in resting:
+                clock.failed(now_s)
+            self._refused[uid] = refused
+
+    def refused(self) -> list[FolderRefusal]:
+        """What could not be read of them."""
+        return [refusal for refused in self._refused.values() for refusal in refused]
+
+    def next_at_s(self) -> float:
+        """When one of them is looked at again; infinity if there are none."""
+        return min((clock.at_s for clock in self._clocks.values()), default=math.inf)

@@ -39,16 +39,15 @@ from fusefs.service.open_volume import (
     unseen,
 )
 from fusefs.service.other_nodes import OtherNodes
-from fusefs.service.pause_files import Pause
 from fusefs.service.served_stores import Key, OwnStoreLimit
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread, in_time
-from fusefs.service.unread_users import UnreadUsers
-from fusefs.service.user_state import UserState
+from fusefs.service.state_files import Pause
+from fusefs.service.user_state import UnreadUsers, UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
 from fusefs.service.volume_status import status_of
 from fusefs.service.work_session import WorkSession
 from fusefs.store.layout import Store
-from fusefs.store.registry_targets import LineOf
+from fusefs.store.store_registry import LineOf
 from fusefs.store.tidy_folder import tell
 from fusefs.store.user_folders import FolderCensus
 

@@ -6,27 +6,26 @@ import errno
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import ExitStack, aclosing
 from functools import partial
+from hashlib import blake2b
 
 import trio
 
-from fusefs.core.durations import format_duration
 from fusefs.core.errors import NotFound, TrashdError, from_os
 from fusefs.core.events import EventKind
+from fusefs.core.human_units import format_duration
 from fusefs.core.names import ContainerId, Name
-from fusefs.core.pacing import Backlog, Pressure, RateCaps, WorkDone
+from fusefs.core.pacing import HOLD, Backlog, Pressure, RateCaps, Speed, WorkDone
 from fusefs.core.policy import VolumePolicy
-from fusefs.core.slice_budget import HOLD, Speed
-from fusefs.engine.pressure_pacer import PressurePacer
-from fusefs.linux.act_as_user import person, user_name
+from fusefs.engine.pace import PressurePacer
+from fusefs.linux.children import person, user_name
 from fusefs.linux.mountinfo import below
-from fusefs.linux.subuid import read_subordinates
-from fusefs.reaper.server_outage import CUT_OFF
+from fusefs.linux.user_ids import read_subordinates
+from fusefs.reaper.removal_stops import CUT_OFF
 from fusefs.service import timers
 from fusefs.service.child_answers import ChildAnswers, ForRoot
-from fusefs.service.fair_turns import FairTurns, by_number, order_of_node
 from fusefs.service.forker import ChildGone, ChildHandle, ForkerLost
 from fusefs.service.known_volumes import Grace
 from fusefs.service.messages import Heartbeat, Measure, Order, ReadRecords, Reap, Tend
@@ -35,19 +34,98 @@ from fusefs.service.open_volume import OpenVolume, VolumeSpace
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
-from fusefs.store.claim import ClaimLost
+from fusefs.store.as_owner import seize
+from fusefs.store.container import ClaimLost
 from fusefs.store.layout import Store, open_store
-from fusefs.store.seize import seize
-from fusefs.store.swap_path import own_folder
+from fusefs.store.swap import own_folder
 from fusefs.store.user_folders import open_user
+
+UserOrder = Callable[[int], int]
+
+"""Of users who had as much as each other, who comes first: whoever has the least number."""
+
+
+def by_number(uid: int) -> int:
+    """Users by their uids."""
+    return uid
+
+
+def order_of_node(node: bytes) -> UserOrder:
+    """An order of users that is that of no other node, so that nodes begin with different ones."""
+
+    def order(uid: int) -> int:
+        return int.from_bytes(blake2b(b"%d" % uid, key=node[:64], digest_size=8).digest())
+
+    return order
+
+
+class FairTurns:
+    """The time that each user had; pure."""
+
+    def __init__(self, holder_of: Callable[[int], int] = lambda uid: uid, order: UserOrder = by_number) -> None:
+        """holder_of: the user who has a subordinate uid; most uids are their own."""
+        self._holder_of = holder_of
+        self._order = order
+        self._holders = _TimeShares(order)
+        self._users: dict[int, _TimeShares] = {}
+
+    def next(self, wanting: Collection[int]) -> int:
+        """The user whose turn it is, of those who want one (at least one does)."""
+        by_holder: dict[int, list[int]] = {}
+        for uid in wanting:
+            by_holder.setdefault(self._holder_of(uid), []).append(uid)
+        for holder in self._users.keys() - by_holder.keys():
+            del self._users[holder]
+        holder = self._holders.next(by_holder)
+        return self._users.setdefault(holder, _TimeShares(self._order)).next(by_holder[holder])
+
+    def charge(self, uid: int, seconds: float) -> None:
+        """A turn took so long."""
+        holder = self._holder_of(uid)
+        self._holders.charge(holder, seconds)
+        if holder in self._users:
+            self._users[holder].charge(uid, seconds)
+
+
+class _TimeShares:
+    """The time that each of some had."""
+
+    def __init__(self, order: UserOrder) -> None:
+        self._order = order
+        self._had_s: dict[int, float] = {}
+        self._now_s = 0.0
+
+    def next(self, wanting: Collection[int]) -> int:
+        """The one that had least of those that want a turn."""
+        known = set(wanting)
+        for one in [one for one, had_s in self._had_s.items() if one not in known and had_s <= self._now_s]:
+            del self._had_s[one]  # it would begin anew where the others are, which is not before that
+        for one in wanting:
+            self._had_s[one] = max(self._had_s.get(one, self._now_s), self._now_s)
+        chosen = min(wanting, key=lambda one: (self._had_s[one], self._order(one), one))
+        self._now_s = self._had_s[chosen]
+        return chosen
+
+    def charge(self, one: int, seconds: float) -> None:
+        """A user's turn took so long."""
+        self._had_s[one] = self._had_s.get(one, self._now_s) + seconds
+
 
 _LOG = logging.getLogger(__name__)
 
+
 _MOST_HELD = 16
+
 """Removals that are held half-way at a time: more are parked."""
+
+
 _MOST_IDLE = 4
+
 """Children that wait for something to do, at a time."""
+
+
 _ROOTS_MOST = 1000
+
 """Orphans of root's that are remembered of a store where root had none before."""
 
 

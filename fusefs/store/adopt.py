@@ -6,8 +6,8 @@ import os
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from fusefs.core.container_states import DEFAULT_RETENTION_S, State
 from fusefs.core.errors import ELSEWHERE, WAY_OUT, TrashdError, from_os
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method, Record

@@ -10,8 +10,8 @@ import os
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
+from fusefs.core.container_states import DEFAULT_RETENTION_S, State
 from fusefs.core.errors import NoStore, TrashdError
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, Name, RelPath, whose_store
 from fusefs.core.record import Invocation, Method, Record
 from fusefs.linux.fd import Fd

@@ -1,8 +1,8 @@
-"""Acting as a folder's owner: what lies in a user's folder is read and changed by a process with that uid (I13).
+"""`swap --for-owner`: root empties a user's directory, and the orphan goes to that user's own folder.
 
-At the one name that an administrator gave, root renames for that process, on its request. Of what lies in a user's
-container root believes nothing that it has not looked at itself, before and after the rename: to the name comes what
-the record tells of; anything else goes back.
+Root swaps into root's folder, where only root can put anything in the fresh directory's place. Only then the old
+tree goes over, by one rename into a container that a process of its owner staged: of what that user could choose
+nothing ever has the name. Until it is handed over, it is root's, which the record says, and is not reaped unasked.
 """
 
 from __future__ import annotations
@@ -11,28 +11,47 @@ import errno
 import os
 import stat
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from fusefs.core.errors import BY_NAME, AuthorityLost, KernelRefused, NoStore, NotPermitted, Refused, TrashdError
+from fusefs.core.container_states import StageAction, State, decide_stage
+from fusefs.core.errors import (
+    BY_NAME,
+    AuthorityLost,
+    BadRecord,
+    KernelRefused,
+    NoStore,
+    NotPermitted,
+    Refused,
+    TrashdError,
+    from_os,
+)
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lifecycle import State
-from fusefs.core.names import Name, is_container_id, join
-from fusefs.core.record import Method
-from fusefs.linux.act_as_user import Ask, call_as, user_name
-from fusefs.linux.child_channel import ChildLost
+from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join
+from fusefs.core.record import Method, Record
+from fusefs.linux.children import Ask, ChildLost, call_as, user_name
 from fusefs.linux.fd import Fd
-from fusefs.store.container import HeldContainer
-from fusefs.store.layout import TREE, Store, UserFolder
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import place_of, read_mounts
+from fusefs.store.backing_and_mount import BackingAndMount, Scope, with_mounted
+from fusefs.store.container import ClaimLost, HeldContainer, dissolve, hold, move
+from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
 from fusefs.store.make_folder import make_roots
-from fusefs.store.stage import restock
+from fusefs.store.pointers import add_pointer
+from fusefs.store.stage import SwapOptions, TakenContainer, identify_at, restock, stage_as
+from fusefs.store.swap import Adopted, Swapped, explain, into_a_store, own_folder, point_own, remove, swap
+from fusefs.store.tidy_folder import not_proven
 from fusefs.store.user_folders import open_user
+from fusefs.store.victim import Victim, mount_of
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename
 
 T = TypeVar("T")
 
 
 _FILES_TOO = (Method.REMOVED, Method.DROPPED)
+
+
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFREG: "a file",
@@ -45,6 +64,7 @@ _KINDS = {
 
 
 ITS_OWNERS = "look at it with ls; its owner can restore it himself: trashd restore ID --to PATH"
+
 """A hint for what root does not put into place."""
 
 
@@ -198,7 +218,7 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
     completed or undone.
     Raises  AuthorityLost, or what making it met
     """
-    from fusefs.store.swap_path import own_folder  # before there is a child, who may not read where it lies
+    from fusefs.store.swap import own_folder  # before there is a child, who may not read where it lies
 
     if store.is_roots_to_keep():
         with suppress(OSError, NoStore):
@@ -276,3 +296,213 @@ class _RenameThroughRoot(NamedTuple):
         if answer.errno:
             raise OSError(answer.errno, os.strerror(answer.errno))
         return answer
+
+
+def swap_for_owner(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
+    """Swap the directory at a path into its owner's folder; needs root.
+
+    Raises  TrashdError as `swap_path`; where its owner does not take it, that is a warning: root keeps it
+    """
+
+    def transact(store: Store, victim: Victim, relative: RelPath) -> Swapped:
+        uid = victim.stat.st_uid
+        visible = DirectRename(kernel, victim.parent.sides, victim.name)
+        with own_folder(store) as own:
+            if uid == own.uid:
+                return swap(own, victim, relative, options, visible)
+            return swap(own, victim, relative, options._replace(heir=uid), visible, give)
+
+    return into_a_store(kernel, path, transact, directory=True, point=_point_both, keep=options.keep)
+
+
+def _point_both(store: Store, victim: Victim, lower: RelPath) -> None:
+    point_own(store, victim, lower)  # what we hold when we are killed must be found
+    with make_folder_of(store, victim.stat.st_uid) as folder:
+        as_owner(folder, lambda _names: add_pointer(folder, lower), None)
+
+
+def give_what_is_left(folder: UserFolder) -> list[str]:
+    """Hand over what a killed `swap --for-owner` left in root's folder, once it is recovered; what failed, in words."""
+    if folder.uid or os.geteuid():
+        return []
+    told: list[str] = []
+    for name in folder.list(State.STAGE):
+        text = name.decode("ascii", "replace")
+        if is_container_id(text):
+            try:
+                held = hold(folder, State.STAGE, ContainerId(text))
+                if isinstance(held, HeldContainer):
+                    with held:
+                        if _is_to_be_given(held):
+                            told += give(held).warnings
+            except (FileNotFoundError, TrashdError):
+                continue  # recovery has told it
+            except OSError as error:
+                told.append(from_os(error, folder.path_to(State.STAGE, name)).message())
+    return told
+
+
+def _is_to_be_given(held: HeldContainer) -> bool:
+    kernel, record = held.folder.store.kernel, held.record
+    if record.heir is None or FRESH in kernel.list(held.fd):
+        return False
+    return decide_stage(record, identify_at(kernel, held.fd, TREE), None, None) is StageAction.FORWARD
+
+
+def give(held: HeldContainer) -> Adopted:
+    """Let the heir of a container of root's have its tree; if that user does not take it, it is an orphan of root's.
+
+    Raises  OSError; it is where it was then, or the heir's
+    """
+    heir, kernel = held.record.heir, held.folder.store.kernel
+    assert heir is not None
+    try:
+        with make_folder_of(held.folder.store, heir.uid) as his, kernel.open_beneath(held.fd, TREE) as tree:
+            giver = _RenameToOwner(held, his, tree)
+            take = partial(_take, his, held.record._replace(heir=None, retention_s=heir.retention_s))
+            try:
+                ask_owner(heir.uid, take, None, giver.answer)
+            except (OSError, TrashdError):
+                if giver.taken is None:
+                    raise  # else the heir's next command goes on
+    except (OSError, TrashdError) as error:
+        why = error.message() if isinstance(error, TrashdError) else str(error.strerror)
+        move(held, State.ORPHANS)
+        told = f"{user_name(heir.uid)} did not get it ({why}): it is root's orphan {held.id}, kept until you ask for it"
+        return Adopted(held.id, held.folder.path(), (f"{told}: trashd restore {held.id} --to PATH",))
+    assert giver.taken is not None
+    dissolve(held)
+    return Adopted(giver.taken, his.path())
+
+
+def _take(his: UserFolder, record: Record, ask: Ask) -> None:
+    """Take a tree from root: a container with its durable record first, then root's rename; to be run as its owner.
+
+    Raises  OSError
+    """
+    name = os.path.basename(record.origin or b"")
+
+    def draft(container: ContainerId, _fresh: Fd | None) -> Record:
+        return record._replace(id=container)
+
+    with stage_as(his, name, Method.REMOVED, draft) as staged:
+        held = staged.held
+        number = int(ask(held.id.encode()))
+        if number:
+            dissolve(held)
+            raise OSError(number, os.strerror(number))
+        move(held, State.ORPHANS)
+        his.store.kernel.fsync(held.fd)
+
+
+class _RenameToOwner:
+    """Root's side: one rename, from a container of root's into one of the heir's.
+
+    taken  the container that has the tree; None if none has
+    """
+
+    def __init__(self, held: HeldContainer, his: UserFolder, tree: Fd) -> None:
+        self._held = held
+        self._his = his
+        self._tree = tree
+        self.taken: ContainerId | None = None
+
+    def answer(self, message: bytes) -> bytes:
+        """An errno for a container's id; 0 if it has the tree now."""
+        try:
+            text = message.decode("ascii", "replace")
+            if not is_container_id(text):
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            self._give(ContainerId(text))
+        except OSError as error:
+            return b"%d" % (error.errno or errno.EIO)
+        return b"0"
+
+    def _give(self, container: ContainerId) -> None:
+        kernel, held, his = self._held.folder.store.kernel, self._held, self._his
+        name = container.encode()
+        with kernel.open_dir(his.fd, join(State.STAGE.value.encode(), name)) as there:
+            st = kernel.fstat(there)
+            is_his_alone = st.st_uid == his.uid and not st.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+            if not is_his_alone or kernel.fstat(self._tree).st_uid != his.uid:
+                raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+            with with_mounted(kernel, there, his.store.base.mounted, his.way_to(State.STAGE, name)) as inside:
+                DirectRename(kernel, inside, TREE).make(VisibleMove.BACK, held)
+            if kernel.is_named(self._tree, held.fd, TREE):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))  # this filesystem says 0 and does nothing
+        self.taken = container
+        # Where it came from: btrfs then writes both sides of a plain rename, before its owner's container moves.
+        kernel.fsync(held.fd)
+
+
+_QUARANTINE = Name(State.QUARANTINE.value.encode())
+
+
+def seize(
+    folder: UserFolder, container: ContainerId, own: UserFolder, note: str, retention_s: int | None = None
+) -> Swapped | ClaimLost:
+    """Make an orphan of root's of a container in a user's quarantine; to be run as root.
+
+    folder   the user's; nothing is made in it
+    own      root's in the same store
+    note     kept with the orphan, which is restored with --to alone
+    retention_s  None: it is kept until asked for
+    Raises   NotProven if another user may have put it there; BadRecord if there is no record of that user's to lock;
+             TrashdError as for `remove_path`: the container
+             is where it was, or, Unsettled, kept and the message says where
+    """
+    kernel = folder.store.kernel
+    name = Name(container.encode())
+    if not folder.is_proven:
+        raise not_proven(folder)
+    with ExitStack() as owned:
+        try:
+            # Not by UserFolder.open, which makes what is missing: it would be root's.
+            parent = owned.enter_context(kernel.open_dir(folder.fd, _QUARANTINE))
+            fd = owned.enter_context(kernel.open_dir(parent, name))
+            record = owned.enter_context(_open_to_lock(kernel, fd, folder.uid))
+        except (FileNotFoundError, NotADirectoryError):
+            return ClaimLost.GONE
+        if not kernel.lock(record):
+            return ClaimLost.BUSY
+        if not (kernel.is_named(fd, parent, name) and kernel.is_named(record, fd, RECORD)):
+            return ClaimLost.GONE
+        victim = _victim(folder, parent, name, fd)
+        try:
+            # It looks again after the rename: what was put to the name meanwhile is given back.
+            options = SwapOptions(retention_s, note, taken=_taken(kernel, fd, folder.uid))
+            return remove(own, victim, victim.parent.relative, options, DirectRename(kernel, victim.parent.sides, name))
+        except OSError as error:
+            raise explain(error, victim) from error
+
+
+def _taken(kernel: Kernel, fd: Fd, uid: int) -> TakenContainer:
+    """What came into a user's container later than it was made is judged by root's reaper (reaper/removal_stops.py)."""
+    st = kernel.fstat(fd)
+    is_his_alone = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
+    return TakenContainer(max(0, kernel.statx(fd, asks=True).btime_ns), uid if is_his_alone else None)
+
+
+def _open_to_lock(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
+    """The record's fd, looked at before it is opened: root's open of a device node that a user put there would act."""
+    with kernel.open_beneath(container_fd, RECORD) as there:
+        st = kernel.fstat(there)
+        if not stat.S_ISREG(st.st_mode) or st.st_uid != uid:
+            raise BadRecord(f"not an ordinary file of uid {uid}")
+        return kernel.reopen(there, os.O_RDWR | os.O_NONBLOCK)
+
+
+def _victim(folder: UserFolder, parent: Fd, name: Name, fd: Fd) -> Victim:
+    """The container as what root removes; it borrows all its fds."""
+    kernel, store = folder.store.kernel, folder.store
+    st = kernel.fstat(fd)
+    if st.st_uid != folder.uid:
+        raise BadRecord(f"its directory belongs to uid {st.st_uid}")
+    mounts = read_mounts()
+    mount = mount_of(kernel, fd, mounts, store.base_path)
+    relative = RelPath(join(folder.way(), _QUARANTINE))
+    place = place_of(os.readlink(b"/proc/self/fd/%d" % store.base.fd), mount)
+    above = Scope(
+        BackingAndMount(store.base.fd), store.base_path, place, relative, BackingAndMount(parent), mount, tuple(mounts)
+    )
+    return Victim(above, name, fd, st)

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import SETTLE, WAY_OUT, TrashdError
 from fusefs.core.identity import Likelihood, compare
-from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.fd import Fd
@@ -22,8 +22,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.store.adopt import AdoptionProblem, refused
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount
-from fusefs.store.claim import ClaimLost, hold
-from fusefs.store.container import UNFINISHED_PREFIX, HeldContainer
+from fusefs.store.container import UNFINISHED_PREFIX, ClaimLost, HeldContainer, hold
 from fusefs.store.layout import (
     BEGUN,
     FRESH,
@@ -43,11 +42,10 @@ from fusefs.store.layout import (
 )
 from fusefs.store.pointers import MOST_READ, pointed
 from fusefs.store.registry_lines import registered, why_unread
-from fusefs.store.registry_targets import LineOf, RegistryTarget, follow
 from fusefs.store.reserve import has_spare_space, is_stocked, is_used
 from fusefs.store.stage import identify_at
 from fusefs.store.store_maker import UNNOTED, StoreMaker, could_be_noted, is_noted, way_out, what_unnoted_means
-from fusefs.store.store_registry import is_vouched
+from fusefs.store.store_registry import LineOf, RegistryTarget, follow, is_vouched
 from fusefs.store.tidy_folder import passed_over
 from fusefs.store.user_folders import MOUNTED, NOT_MADE
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, Self
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import BrokenStore, UnknownFormat, Untrusted
 from fusefs.core.identity import Identity
-from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, user_store, whose_store
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.fd import Fd, closed_on_error

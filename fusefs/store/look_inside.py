@@ -11,13 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 from fusefs.core.errors import NotFound, Refused, UsageError, from_os
 from fusefs.core.names import RelPath, join, split
 from fusefs.core.printable_names import printable
-from fusefs.linux.archived_files import may_be_archived
+from fusefs.linux.disk_usage import may_be_archived
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below
-from fusefs.store.find_orphans import act_on
 from fusefs.store.layout import TREE, UserFolder
-from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.orphans import ListedContainer, act_on
 from fusefs.store.victim_rename import VisibleRename
 
 T = TypeVar("T")

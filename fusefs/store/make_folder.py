@@ -18,10 +18,10 @@ from typing import NamedTuple
 from fusefs.core.errors import Busy, NoStore
 from fusefs.core.names import N_HEX, Name, whose
 from fusefs.core.printable_names import shell_word
-from fusefs.linux.act_as_user import person
+from fusefs.linux.children import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.subuid import read_subordinates
+from fusefs.linux.user_ids import read_subordinates
 from fusefs.store.backing_and_mount import DIRECTORY, FULL, OUT_OF_REACH, is_taken, suppress_errno
 from fusefs.store.layout import FOLDERS, NEW, NEW_PART, Store, UserFolder, make_private, take_lock
 from fusefs.store.user_folders import (
@@ -266,7 +266,7 @@ def _register_new(here: _StoreSeen, resting: Collection[int], failed: list[Folde
 
     failed  gets what could not be looked at, of users who have no folder yet
     """
-    from fusefs.store.subordinate_folders import SubordinateFolders  # a look at what is new is seldom
+    from fusefs.store.user_folders import SubordinateFolders  # a look at what is new is seldom
 
     kernel, n_left = here.kernel, _MOST_A_LOOK
     named, registered = names_in(kernel, here.new_fd), names_in(kernel, here.u_fd)

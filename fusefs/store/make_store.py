@@ -15,7 +15,7 @@ from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.filesystem_probes import discard_trial, discard_trial_directory, keeps_unnamed, refuses_strangers
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
-from fusefs.linux.private_directory import is_nameless
+from fusefs.linux.runtime_directories import is_nameless
 from fusefs.store.backing_and_mount import (
     DIRECTORY,
     FULL,
@@ -465,7 +465,7 @@ def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> boo
 
 def discard_trials(kernel: Kernel, fd: Fd) -> None:
     """Remove what a killed `prove` left in an opened `.trashd`. Raises  OSError"""
-    from fusefs.store.rename_probes import discard_rename_trials
+    from fusefs.store.victim_rename import discard_rename_trials
 
     discard_rename_trials(kernel, fd)
     with suppress(FileNotFoundError):
@@ -476,7 +476,7 @@ def discard_trials(kernel: Kernel, fd: Fd) -> None:
 
 def prove(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
     """What volume.json is to say: what was seen to work in an opened `.trashd`. Raises  OSError"""
-    from fusefs.store.rename_probes import probe_renames  # a swap is spared it
+    from fusefs.store.victim_rename import probe_renames  # a swap is spared it
 
     flags, lasts = probe_renames(kernel, fd), keeps_unnamed(kernel, fd, _PROBE_UNNAMED)
     refuses = refuses_strangers(kernel, fd, _PROBE_STRANGERS)

@@ -12,17 +12,16 @@ import stat
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import NotFound, Occupied, TrashdError
 from fusefs.core.identity import Identity
-from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import MAX_FAILURES, Failure
-from fusefs.core.sweep_result import NOT_GIVEN
+from fusefs.core.results import NOT_GIVEN
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.restored_mark import mark_restored
 from fusefs.store.backing_and_mount import BackingAndMount, between, wholly_beneath
-from fusefs.store.claim import forget_size
-from fusefs.store.container import HeldContainer, drop_empty_tree, flush, move, open_inside
+from fusefs.store.container import HeldContainer, drop_empty_tree, flush, forget_size, move, open_inside
 from fusefs.store.deep_path import DeepOpener, walk_inwards
 from fusefs.store.layout import TREE
 from fusefs.store.origin import Origin

@@ -75,8 +75,7 @@ def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
     if uid == os.geteuid():
         text = read()
     else:
-        from fusefs.linux.act_as_user import call_as
-        from fusefs.linux.child_channel import ChildLost
+        from fusefs.linux.children import ChildLost, call_as
 
         try:
             text = call_as(uid, lambda _ask: read(), lambda _question: b"")

@@ -1,6 +1,6 @@
 """Recovery: what a killed command left in stage/ and restoring/ is completed, undone, or kept and told.
 
-It decides by the record and by identities (core.recovery_rules), never by a name or an age; what is locked it
+It decides by the record and by identities (core.container_states), never by a name or an age; what is locked it
 leaves alone; and it removes by rmdir, which refuses where the reasoning was wrong. What somebody wrote into a container
 whose tree is back becomes an orphan of its own.
 """
@@ -13,30 +13,30 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import assert_never
 
+from fusefs.core.container_states import RestoringAction, StageAction, State, decide_restoring, decide_stage
 from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join
 from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import Method, Record
-from fusefs.core.recovery_rules import RestoringAction, StageAction, decide_restoring, decide_stage
-from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import boot_id
 from fusefs.store.adopt import AdoptionProblem, refused, take_in
-from fusefs.store.claim import ClaimLost, hold, look_at_record
 from fusefs.store.container import (
+    ClaimLost,
     HeldContainer,
     dissolve,
     drop_empty_tree,
     drop_prepared,
+    hold,
+    look_at_record,
     move,
     superblock_in,
 )
 from fusefs.store.gate import late_name
-from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import DROP, FRESH, HOISTED, LATE_PREFIX, RECORD, RECORD_NEW, TREE, UserFolder
-from fusefs.store.origin import Origin
+from fusefs.store.origin import Origin, settle_kept
 from fusefs.store.stage import identify_at, unmake
 from fusefs.store.take_over import Waits, end_old, left_to_wait_s, take_over
 from fusefs.store.victim_rename import VisibleMove, take_back

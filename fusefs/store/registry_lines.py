@@ -7,9 +7,9 @@ import os
 import stat
 from typing import NamedTuple
 
-from fusefs.core.escaped_bytes import unescape
 from fusefs.core.identity import Identity, from_words, in_words, is_marked
 from fusefs.core.names import STORE, Name, VolumeId, is_hex, is_volume_id, split, whose_store
+from fusefs.core.printable_names import unescape
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE
 from fusefs.linux.runtime_directories import lasting_dir

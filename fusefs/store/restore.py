@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple, Self
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import (
     SETTLE,
     Busy,
@@ -19,7 +20,6 @@ from fusefs.core.errors import (
     TrashdError,
 )
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath, join, split
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure, Method
@@ -29,19 +29,21 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.restored_mark import mark_restored
 from fusefs.store.as_owner import ITS_OWNERS, why_other
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, is_taken, refresh, with_mounted
-from fusefs.store.claim import ClaimLost, hold, hold_soon, look_at_record
 from fusefs.store.container import (
+    ClaimLost,
     HeldContainer,
     drop_prepared,
     flush_directory,
+    hold,
+    hold_soon,
     is_taken_over,
+    look_at_record,
     move,
     rewrite,
     unfinished_name,
 )
-from fusefs.store.keep_entries import missing
 from fusefs.store.layout import FRESH, TREE, UserFolder
-from fusefs.store.origin import Origin
+from fusefs.store.origin import Origin, missing
 from fusefs.store.recover import KeptContainer, keep_hoisted, retire_restored, settle_restoring
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.restored_parts import note_part

@@ -17,13 +17,11 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, is_inside, read_mounts
 from fusefs.linux.untrusted_path import open_way
 from fusefs.store.backing_and_mount import ABSENT, BackingAndMount, is_same
-from fusefs.store.find_orphans import act_on
 from fusefs.store.layout import UserFolder, is_stores_own, trusted_owners
-from fusefs.store.list_orphans import ListedContainer
-from fusefs.store.locate import check_operand
 from fusefs.store.merge import merge_back
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.origin import Origin
+from fusefs.store.orphans import ListedContainer, act_on
 from fusefs.store.restore import (
     RestoreClaim,
     Restored,
@@ -35,6 +33,7 @@ from fusefs.store.restore import (
     settle,
 )
 from fusefs.store.user_boundary import check_giving, is_bounded
+from fusefs.store.victim import check_operand
 from fusefs.store.victim_rename import DirectRename, VisibleRename
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from fusefs.core.errors import RootSquashed
 from fusefs.core.names import Name
-from fusefs.linux.capabilities import Capability, may_use
+from fusefs.linux.credentials import Capability, may_use
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import LOCK

@@ -12,15 +12,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import BadRecord, TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.adopt import take_in
 from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE, suppress_errno
-from fusefs.store.claim import ClaimLost, hold
-from fusefs.store.container import HeldContainer, rewrite
+from fusefs.store.container import ClaimLost, HeldContainer, hold, rewrite
 from fusefs.store.layout import (
     CACHEDIR_TAG,
     DROP,

@@ -7,13 +7,13 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple, Self
 
+from fusefs.core.container_states import DEFAULT_RETENTION_S, State
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.names import ContainerId, RelPath, join
 from fusefs.core.record import Invocation, Method, NewOwner, Record
-from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import boot_id, host_id
 from fusefs.store.backing_and_mount import FULL
 from fusefs.store.container import (
     UNFINISHED_PREFIX,
@@ -27,7 +27,6 @@ from fusefs.store.container import (
     unfinished_name,
 )
 from fusefs.store.layout import FRESH, RECORD, TREE, WATCH_PREFIXES, UserFolder, make_unique
-from fusefs.store.locate import Victim
 from fusefs.store.reserve import (
     FOR_USER,
     SPARE,
@@ -37,6 +36,7 @@ from fusefs.store.reserve import (
     take_reserve,
     with_room,
 )
+from fusefs.store.victim import Victim
 from fusefs.store.victim_rename import loan
 
 ATTEMPTS = 8
@@ -63,7 +63,7 @@ class SwapOptions(NamedTuple):
     retention_s  seconds until it may be reaped; None for never unless asked
     unlike       accept a fresh directory that is not quite like the old one
     keep         globs of top entries that a swap leaves in view
-    taken        not asked for: the victim is a user's container (store/seize.py)
+    taken        not asked for: the victim is a user's container (store/as_owner.py)
     heir         uid of the user for whom root swaps: the heir's then, and kept until handed over
     invocation   the command, if a person gave one
     """

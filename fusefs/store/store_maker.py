@@ -56,7 +56,7 @@ def makes_common() -> bool:
     """
     if os.geteuid() != 0:
         return False
-    from fusefs.linux.capabilities import Capability, may_use  # a swap into a store that is there is spared it
+    from fusefs.linux.credentials import Capability, may_use  # a swap into a store that is there is spared it
 
     with open("/proc/self/uid_map", "rb") as ids:
         return may_use(Capability.SYS_ADMIN) and [int(word) for word in ids.read().split()] == _WHOLE

@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import BrokenStore, CrossesBoundary, NoStore, TrashdError, from_os
-from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.record import Method, Record, TreeSize
 from fusefs.linux.directory_metadata import DirectoryMetadata, apply_likeness, make_like, read_likeness
@@ -36,11 +36,11 @@ from fusefs.store.container import (
 )
 from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing, walk_inwards
 from fusefs.store.layout import RECORD_NEW, TREE, Store, UserFolder
-from fusefs.store.locate import stores_for, unmake_at
 from fusefs.store.pointers import add_pointer
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.stage import Staged, SwapOptions, record_now, stage_as
-from fusefs.store.swap_path import own_folder, point_to, shows_another, volume_to_tell
+from fusefs.store.swap import own_folder, point_to, shows_another, volume_to_tell
+from fusefs.store.victim import stores_for, unmake_at
 
 
 class SweepContainer(NamedTuple):

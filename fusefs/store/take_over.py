@@ -16,17 +16,26 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import BadConfig, BadRecord
-from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, successor
 from fusefs.core.record import Record
-from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import boot_id, host_id
 from fusefs.linux.mountinfo import Mount, find_mount, find_rule_path, read_mounts, views
 from fusefs.store.backing_and_mount import FILE_TO_READ
-from fusefs.store.claim import ClaimLost, open_record, read_record
-from fusefs.store.container import HeldContainer, create_record, dissolve, make_directory, rewrite, superblock_in
+from fusefs.store.container import (
+    ClaimLost,
+    HeldContainer,
+    create_record,
+    dissolve,
+    make_directory,
+    open_record,
+    read_record,
+    rewrite,
+    superblock_in,
+)
 from fusefs.store.gate import empty_into, end_gates, move_parts
 from fusefs.store.layout import (
     ANNOUNCED_PREFIX,

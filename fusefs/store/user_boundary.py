@@ -2,7 +2,7 @@
 
 Taking (plan, sweep): from a directory of root's root goes into any; from one user's directory into another user's only
 if that one was in that place before (`SeenDirectories`): a user may have moved it there since. The reaper does the same
-by times of change (reaper/late_arrivals.py).
+by times of change (reaper/removal_stops.py).
 Giving (move, restore): root puts something into a directory that is there only if nobody gets by that what that user
 could not have had: the name of a directory proves nothing about who made it.
 
@@ -22,10 +22,9 @@ from fusefs.core.errors import AcrossUsers
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.names import Name, RelPath
 from fusefs.core.printable_names import printable
-from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
-from fusefs.linux.runtime_directories import lasting_dir, make_dir
+from fusefs.linux.runtime_directories import lasting_dir, make_dir, replace_file
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.deep_path import DeepOpener, walk_inwards
 

@@ -14,25 +14,68 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
+from fusefs.core.container_states import State
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lifecycle import State
 from fusefs.core.names import Name, is_container_id, whose
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.user_ids import read_subordinates
 from fusefs.store.backing_and_mount import DIRECTORY, FILE_TO_LOCK, FILE_TO_READ, FULL, READABLE, suppress_errno
 from fusefs.store.layout import FOLDER_MODE, FOLDERS, USERS, Areas, Store, UserFolder, decode_identity
 from fusefs.store.store_maker import StoreMaker
 
+MOST = 1000
+
+"""Of one user that are registered, served and listed for root; the others serve their own uids alone."""
+
+
+class SubordinateFolders:
+    """Counts them; pure but for the look at who has which uids."""
+
+    def __init__(self, n_users: int, counted: Iterable[int] = ()) -> None:
+        """Count these from the beginning. n_users: of a store; where they are few nobody needs to be asked for"""
+        self._holder_of: Callable[[int], int] = read_subordinates().holder_of if n_users > MOST else int
+        self._n_counted: Counter[int] = Counter()
+        self._n_more: Counter[int] = Counter()
+        for uid in counted:
+            self.count(uid)
+
+    def count(self, uid: int) -> None:
+        """One more; a user's own folder does not count."""
+        holder = self._holder_of(uid)
+        self._n_counted[holder] += holder != uid
+
+    def is_one_too_many(self, uid: int) -> bool:
+        """Whether there is no room for that one; it is noted."""
+        holder = self._holder_of(uid)
+        is_more = holder != uid and self._n_counted[holder] >= MOST
+        self._n_more[holder] += is_more
+        return is_more
+
+    def passed_over(self) -> dict[int, int]:
+        """For how many of whom there was no room."""
+        return {holder: n_more for holder, n_more in self._n_more.items() if n_more}
+
+
 MOST_REFUSED = 16
+
 """Directories of one user that did not hold at root's first look; after so many no more of that user are."""
+
+
 _MAX_BYTES = 8192
+
+
 _NEW = Name(b".new")
+
+
 _SPARE = Name(b".spare")
+
 """Blocks for one file more: on a full volume a folder must be registered before root's reap may free anything in it."""
 
 
@@ -133,16 +176,37 @@ def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
 
 
 _MOST_LOOKED_IN = 3
+
 """Of what bears a user's name beside the folder: it is only to be told, and a user can make thousands."""
+
+
 _NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
+
+
 MOUNTED = "something is mounted over it"
+
+
 _NONE = "it is no directory"
+
+
 _SUBVOLUME = "it is another subvolume than the store"
+
+
 NOT_MADE = "nobody can tell that root made this store, and not one who may move root's directories"
+
+
 NOT_REGISTERED = "it is not the folder that root registered (a copy, or another one took its place)"
+
+
 _REFUSED_ONCE = "it was not only its owner's when root first saw it"
+
+
 _CLOSED = "too much that was not only his bore his name: root looks at nothing more"
+
+
 _ROOTS = "root makes his own where nobody else does"
+
+
 _STRANGERS = "this filesystem lets strangers move what is not theirs: only what root makes is proven"
 
 
@@ -258,8 +322,6 @@ def all_users(
     unread   gets why something of a user could not be read; None: `refused` does
     Raises   OSError of the store's own directories; with `only` of any
     """
-    from fusefs.store.subordinate_folders import MOST, SubordinateFolders  # `swap` and `rm` don't look at all users
-
     kernel, areas = store.kernel, store.areas
     trusts_modes = _trusts_modes(store)
     noted = None if areas.registry_fd is None else frozenset(kernel.list_anew(areas.registry_fd))
@@ -333,6 +395,7 @@ def names_in(kernel: Kernel, area_fd: Fd) -> dict[int, list[Name]]:
 
 
 _Named = tuple[Name, Fd, Name]
+
 """An area's name and fd, and a name in it."""
 
 

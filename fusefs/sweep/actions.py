@@ -1,16 +1,205 @@
-"""Actions that need no more than the matches: to delete them for good, to tell them one by one, or to count them."""
+"""The actions of a sweep on its matches: delete, print, count, trash into one orphan, or move to another directory."""
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
-from collections.abc import Sequence
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count
 
-from fusefs.core.names import join
-from fusefs.core.selection import Selection
-from fusefs.core.stat_bounds import Field
-from fusefs.core.sweep_result import MATCHES_MAX, Match, Swept
-from fusefs.linux.batched_calls import StatxResult, look_at_all, rmdir_all, unlink_all
-from fusefs.sweep.request import Action, ActionPlace, ActionResult, Identified, ToPrint
+from fusefs.core.errors import AcrossUsers, NotFound, OtherFilesystem, UsageError, errors_about
+from fusefs.core.names import Name, RelPath, join
+from fusefs.core.printable_names import printable, shell_word
+from fusefs.core.record import TreeSize
+from fusefs.core.results import MATCHES_MAX, Match, SweepSums, Swept
+from fusefs.core.selection import Field, Selection, format_options
+from fusefs.linux.batched_calls import StatxResult, look_at_all, rename_all_free, rmdir_all, unlink_all
+from fusefs.linux.directory_metadata import inherited_project, make_like, project_of, read_likeness
+from fusefs.linux.disk_usage import never_shares
+from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.kernel import Kernel, RefusedNames
+from fusefs.linux.mountinfo import below, is_inside
+from fusefs.linux.runtime_directories import PrivateDirectory
+from fusefs.store.backing_and_mount import FULL, BackingAndMount, Scope, between, is_same
+from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing
+from fusefs.store.find_stores import stores_below
+from fusefs.store.layout import COPY_PREFIX, NEW_PREFIX
+from fusefs.store.reserve import FOR_USER, with_room
+from fusefs.store.stage import SwapOptions
+from fusefs.store.sweep_container import SweepContainer, open_basket
+from fusefs.store.user_boundary import check_giving, is_bounded
+from fusefs.store.victim import find_scope, held_store
+from fusefs.sweep.open_directories import found_directory
+from fusefs.sweep.request import (
+    Action,
+    ActionPlace,
+    ActionResult,
+    Identified,
+    IfExists,
+    SweepRoot,
+    ToMove,
+    ToPrint,
+    ToTrash,
+    identify,
+)
+
+_CLOSE = "name a directory of root's that nobody else can write in, or whose sticky bit is set (chmod +t)"
+
+
+class MoveDestination:
+    """A directory to move to, open.
+
+    path        its path, links resolved
+    identified  what it is on the backing side
+    """
+
+    def __init__(self, kernel: Kernel, top: SweepRoot, scope: Scope) -> None:
+        self._kernel = kernel
+        self._top = top
+        self._root = BackingAndMount(scope.sides.names())
+        self.path = scope.path()
+        self.identified = identify(kernel, scope.sides.fd)
+        self._checked = b""
+        # A tree kept below a directory that the swept one is in may lead back into that.
+        self._way_back = below(top.path, self.path) if is_inside(top.path, self.path) else b""
+
+    def open(self, upper: bytes, ways: DeepOpeners, source: Fd) -> Fd:
+        """The directory for the names of one of the swept tree; made like that if it is missing.
+
+        upper   its path from the swept directory
+        source  the one of the swept tree
+        Raises  OSError: ENOTDIR or ELOOP if something is a link there, EINVAL if it is in the swept directory itself;
+                AcrossUsers
+        """
+        if self._way_back and (upper == self._way_back or upper.startswith(self._way_back + b"/")):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        models, targets = ways.into(BackingAndMount(self._top.sides.fd)), ways.into(self._root)
+        if is_bounded():
+            self._check_way(os.path.dirname(upper), models, targets)
+        target = targets.beneath(upper, partial(self._make_way, models)).fd
+        if is_bounded() and upper:
+            with closed_on_error(target):
+                self._check(upper, source, target)
+        return target
+
+    def _check_way(self, above: bytes, models: DeepOpener, targets: DeepOpener) -> None:
+        """Look at the directories on the way to one, once, as far as they are there. Raises  AcrossUsers, OSError"""
+        unchecked = []
+        path = above
+        while path and path != self._checked and not self._checked.startswith(path + b"/"):
+            unchecked.append(path)
+            path = os.path.dirname(path)
+        for path in reversed(unchecked):
+            try:
+                with targets.beneath(path) as target, models.beneath(path) as source:
+                    self._check(path, source.fd, target.fd)
+            except FileNotFoundError:
+                return  # from here on it is made, or the source was moved
+            self._checked = path
+
+    def _check(self, path: bytes, source: Fd, target: Fd) -> None:
+        check_giving(self._kernel, target, path, self._kernel.fstat(source).st_uid, source)
+
+    def _make_way(self, models: DeepOpener, above: BackingAndMount, way: bytes, missing: bytes) -> None:
+        make_missing(self._kernel, above.fd, way, missing, models, partial(_make_like, self._kernel))
+
+
+def _make_like(kernel: Kernel, above: Fd, name: Name, model: Fd) -> None:
+    """A new directory of that name made like another, unless it is there already."""
+    with kernel.open_dir(model) as readable:
+        wanted = read_likeness(kernel, readable)._replace(extended=None)  # its project is that of the place
+    with PrivateDirectory(kernel, above, COPY_PREFIX) as private:
+        place = private.open()
+        make_like(kernel, place, name, wanted, partial(kernel.rename_free, place, name, above, name))
+
+
+def rsync_line(
+    directory: bytes, selection: Selection, target: bytes, if_exists: IfExists, more: Sequence[bytes] = ()
+) -> str:
+    """Write the command that moves the same matches to another filesystem, which no rename reaches.
+
+    rsync takes what follows `/./` in each path as the path below its destination.
+
+    directory  absolute
+    more       more words for `trashd sweep`: a list of names, a limit
+    """
+    options = format_options(selection)
+    if options is None:
+        return "rsync -aHAX --remove-source-files moves files to another filesystem"
+    words = [os.path.join(directory, b"."), *map(os.fsencode, options), *more, b"--print0"]
+    sweep = " ".join(map(shell_word, words))
+    flags = f"-a{'r' * ('d' in selection.types)}HAX --from0 --files-from=- --remove-source-files"
+    if if_exists is not IfExists.REPLACE:
+        flags += " --ignore-existing"
+    return f"trashd sweep {sweep} | rsync {flags} / {shell_word(os.path.join(target, b''))}"
+
+
+@contextmanager
+def open_destination(kernel: Kernel, top: SweepRoot, path: bytes) -> Iterator[MoveDestination]:
+    """The directory at a path that a person named; it touches nothing.
+
+    Raises  UsageError if it is the swept one; OtherFilesystem if no rename reaches it; Refused if a link on the way is
+            another user's; AcrossUsers; NotFound, and what `find_scope` raises
+    """
+    with _found(kernel, path) as scope:
+        _refuse_others_way(kernel, scope, path)
+        if os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
+            raise UsageError("--move-to is the swept directory itself")
+        with errors_about(path):
+            if _is_distant(kernel, top.sides, scope.sides):
+                raise OtherFilesystem(path)
+            owner = kernel.fstat(top.sides.fd).st_uid
+            check_giving(kernel, scope.sides.fd, path, owner, top.sides.fd)
+            destination = MoveDestination(kernel, top, scope)
+        yield destination
+
+
+def _found(kernel: Kernel, path: bytes) -> Scope:
+    try:
+        return find_scope(kernel, path)
+    except NotFound as error:
+        raise NotFound(path, "the directory that matches are moved to must be there: mkdir makes it") from error
+
+
+def _refuse_others_way(kernel: Kernel, scope: Scope, path: bytes) -> None:
+    """A user who can put a link on the way would choose for us where things go. Raises  Refused, NotFound"""
+    with found_directory(kernel, path, scope.mounts) as found:
+        seen = kernel.fstat(found.fd)
+        if is_bounded() and found.whose is None:
+            raise AcrossUsers(f"the way to {printable(path)} leads from one user's directory into another's", _CLOSE)
+        if not any(one is not None and os.path.samestat(seen, kernel.fstat(one)) for one in scope.sides):
+            raise NotFound(path, "its directory was moved meanwhile")
+
+
+def _is_distant(kernel: Kernel, here: BackingAndMount, there: BackingAndMount) -> bool:
+    """Whether a rename from one directory to the other is refused whatever is renamed.
+
+    The kernel compares mounts before it looks at names, so that a name of nothing tells of them; filesystems
+    compare subvolumes and projects only with something in hand.
+    Source  fs/namei.c, do_renameat2
+    """
+    nobody = NEW_PREFIX + os.urandom(8).hex().encode()
+    try:
+        kernel.rename_free(here.names(), nobody, there.names(), nobody)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return True
+    if kernel.fstat(here.fd).st_dev != kernel.fstat(there.fd).st_dev:
+        return True
+    try:
+        with kernel.open_dir(there.fd) as target, kernel.open_dir(here.fd) as source:
+            wanted = inherited_project(kernel, target)
+            return wanted is not None and wanted != project_of(kernel, source)
+    except PermissionError:
+        return False  # each rename will say
 
 
 class DeleteMatches(Action):
@@ -92,3 +281,206 @@ def _keep(heap: list[tuple[int, bytes, int]], one: tuple[int, bytes, int]) -> No
         heapq.heappush(heap, one)
     else:
         heapq.heappushpop(heap, one)
+
+
+_CLOCK_REALTIME_COARSE = 5  # Python's time doesn't name it
+
+
+def noted_stores(kernel: Kernel, directory: bytes) -> frozenset[RelPath]:
+    """Where stores that hold something are known to be below a sweep's directory: relative to it.
+
+    Raises  what `find_scope` does
+    """
+    with find_scope(kernel, directory) as scope:
+        return frozenset(stores_below(kernel, scope.root.fd, scope.root_path, scope.relative))
+
+
+def without_stores(
+    here: ActionPlace, names: Sequence[str], noted: Collection[RelPath]
+) -> tuple[Sequence[str], list[tuple[str, str]]]:
+    """The names that may be taken, and those that are spared, with the reason.
+
+    noted  stores that may be deeper than in the top of one of these, as `noted_stores` has them
+    """
+    if not here.are_dirs:
+        return names, []
+    free: list[str] = []
+    spared: list[tuple[str, str]] = []
+    for name in names:
+        raw = os.fsencode(name)
+        path = join(here.upper, raw) + b"/"
+        if held_store(here.kernel, here.sides.fd, raw) or any(one.startswith(path) for one in noted):
+            spared.append((name, "holds a trash store"))
+        else:
+            free.append(name)
+    return free, spared
+
+
+@contextmanager
+def open_trash(kernel: Kernel, top: SweepRoot, to: ToTrash) -> Iterator[Action]:
+    """The action, with a container for what it takes; what came into that is an orphan in the end, even if killed.
+
+    Raises  TrashdError; nothing is left behind then
+    """
+    with find_scope(kernel, top.path) as scope:
+        if not os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
+            raise NotFound(top.path, "it was moved meanwhile")
+        with open_basket(kernel, scope, to.options or SwapOptions()) as basket:
+            yield _TrashAction(basket, noted_stores(kernel, top.path), to.see)
+
+
+class _TrashAction(Action):
+    """All that it keeps is there before any worker is, and shared by them."""
+
+    takes_dirs = True
+
+    def __init__(
+        self, basket: SweepContainer, noted: frozenset[RelPath], see: Callable[[Fd, SweepSums], None] | None
+    ) -> None:
+        self._basket = basket
+        self._noted = noted
+        self._see = see
+        self._has_joined = mmap.mmap(-1, 1)
+        """Whether something may have come by a merge, which counts as nothing done if it could not come wholly."""
+
+    def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
+        """See Action: one rename a name."""
+        names, told = without_stores(here, names, self._noted)
+        try:
+            into = self._basket.into(here.upper, here.ways)
+        except FileNotFoundError:
+            # The directory has another path by now: what is in it is not where it was asked for.
+            return ActionResult([(name, errno.ENOENT) for name in names], "openat2", told)
+        with into:
+            owner = here.kernel.fstat(here.sides.fd).st_uid
+            check_giving(here.kernel, into.fd, here.upper, owner, here.sides.fd)  # another was there before?
+            if is_same(here.kernel, here.sides.fd, into.fd):
+                return ActionResult([(name, errno.ENOENT) for name in names], "openat2", told)
+            source, target = between(here.sides, into)
+            refused = [
+                (name, left)
+                for name, number in rename_all_free(here.kernel, source, target, names)
+                if (left := self._once_more(here, into, Name(os.fsencode(name)), number))
+            ]
+            return ActionResult(refused, "renameat2", told)
+
+    def _once_more(self, here: ActionPlace, into: BackingAndMount, name: Name, number: int) -> int:
+        """What is left of an error; 0 if the name could be taken all the same."""
+        if number == errno.EEXIST and here.are_dirs:
+            # Something was taken from it before, so that there is one of its name: the rest joins that.
+            from fusefs.store.merge import bring  # it has all of a restore with it
+
+            self._has_joined[0] = 1
+            left = bring(here.kernel, here.sides, into, name, RelPath(b""))
+            return left.failures[0].errno if left.n else 0
+        if number not in FULL:
+            return number
+        source, target = between(here.sides, into)
+        try:
+            with_room(self._basket.held.folder, FOR_USER, partial(here.kernel.rename_free, source, name, target, name))
+        except OSError as error:
+            return error.errno or errno.EIO
+        return 0
+
+    def _size(self, sums: SweepSums) -> TreeSize | None:
+        """What it took, if it looked at files anyway: all but directories, what is in them, and links."""
+        if not sums.taken_bytes:
+            return None
+        held = self._basket.held
+        kernel = held.folder.store.kernel
+        shared = 0 if never_shares(kernel.filesystem(held.fd)) else None
+        return TreeSize(sums.n_done + 1, sums.taken_bytes, 0, shared, True, "sweep", kernel.now_ns())
+
+    def end(self, swept: Swept) -> Swept:
+        """See Action."""
+        if self._see is not None:
+            self._see(self._basket.tree.fd, swept.sums)
+        is_empty = not (swept.sums.n_done or self._has_joined[0])
+        orphan, warnings = self._basket.finish(is_empty=is_empty, size=self._size(swept.sums))
+        store = None if orphan is None else self._basket.held.folder.path()
+        expires_ns = self._basket.held.record.adopted_expires_ns()
+        swept = swept._replace(orphan=orphan, expires_ns=expires_ns, volume=self._basket.volume)
+        return swept._replace(store=store, warnings=warnings)
+
+
+@contextmanager
+def open_move(kernel: Kernel, top: SweepRoot, to: ToMove) -> Iterator[Action]:
+    """The action that moves; made in the first process, before there are others.
+
+    Raises  UsageError, OtherFilesystem, Refused, NotFound
+    """
+    with open_destination(kernel, top, to.target) as destination:
+        yield _MoveAction(destination, to, noted_stores(kernel, top.path))
+
+
+@contextmanager
+def avoided_by(kernel: Kernel, top: SweepRoot, to: ToMove) -> Iterator[frozenset[Identified]]:
+    """What a move would leave alone, without one; it touches nothing, and refuses what `open_move` would."""
+    with open_destination(kernel, top, to.target) as destination:
+        yield frozenset({destination.identified})
+
+
+class _MoveAction(Action):
+    """Moves names of a directory to the one that corresponds to it."""
+
+    takes_dirs = True
+
+    def __init__(self, destination: MoveDestination, to: ToMove, noted: frozenset[RelPath]) -> None:
+        self._destination = destination
+        self._noted = noted
+        self._to = to
+        # What gives files their ctime, a little behind the fine one.
+        self._began_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+        self.avoided = frozenset({destination.identified})
+        # Another worker would not know what this one has put there just now.
+        self.is_single = to.if_exists is IfExists.REPLACE
+
+    def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
+        """Move some names. Raises  OSError if the directory that they go to can't be had"""
+        names, spared = without_stores(here, names, self._noted)
+        return self._take(here, names)._replace(spared=spared)
+
+    def _take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
+        with self._destination.open(here.upper, here.ways, here.sides.fd) as target:
+            if is_same(here.kernel, here.sides.names(), target):
+                return ActionResult([(name, errno.ENOENT) for name in names], "openat2")
+            refused = rename_all_free(here.kernel, here.sides.names(), target, names)
+            return ActionResult(self._settled(here, target, refused), "renameat2") if refused else ActionResult()
+
+    def end(self, swept: Swept) -> Swept:
+        """Say where everything is."""
+        return swept._replace(where=self._destination.path) if swept.sums.n_done else swept
+
+    def _settled(self, here: ActionPlace, target: Fd, refused: RefusedNames) -> RefusedNames:
+        """What is still refused after those whose name was taken got another, or took it."""
+        final = []
+        for name, number in refused:
+            try:
+                if number != errno.EEXIST or self._to.if_exists is IfExists.SKIP:
+                    final.append((name, number))
+                elif self._to.if_exists is IfExists.NUMBER:
+                    self._number(here, target, name)
+                else:
+                    self._replace(here, target, os.fsencode(name))
+            except OSError as error:
+                final.append((name, error.errno or errno.EIO))
+        return final
+
+    def _number(self, here: ActionPlace, target: Fd, name: str) -> None:
+        old = os.fsencode(name)
+        for number in count(1):
+            with suppress(FileExistsError):
+                here.kernel.rename_free(here.sides.names(), old, target, b"%s.%d" % (old, number))
+                return
+
+    def _replace(self, here: ActionPlace, target: Fd, name: bytes) -> None:
+        kernel, names = here.kernel, here.sides.names()
+        there, source = kernel.stat(target, name), kernel.stat(names, name)
+        if is_bounded() and there.st_uid != source.st_uid:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name)
+        if there.st_ctime_ns >= self._began_ns:  # it came since the sweep began: it may be another match of it
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+        if os.path.samestat(there, source) and not stat.S_ISDIR(there.st_mode):
+            kernel.unlink(names, name)  # of two links to one file a rename leaves both
+        else:
+            kernel.rename(names, name, target, name)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fusefs.core.names import join
 from fusefs.core.record import MAX_FAILURES, Failure
-from fusefs.core.sweep_result import Spared, SweepSums
+from fusefs.core.results import Spared, SweepSums
 from fusefs.sweep.request import ActionResult, Identified
 
 _MOST_DIRS = 1024

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
-from fusefs.core.listed_names import NO_NAMES, ListedTogether
-from fusefs.core.removal_group import ListedDirectory, RemovalGroup
+from fusefs.core.metadata_cache import NO_NAMES, ListedTogether
+from fusefs.core.results import ListedDirectory, RemovalGroup, SweepSums, Swept
 from fusefs.core.selection import KINDS, Selection
-from fusefs.core.sweep_result import SweepSums, Swept
 from fusefs.linux.batched_calls import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

@@ -1,24 +1,30 @@
-"""What a sweep is asked for, what an action is given and says, and what the sweep says in the end."""
+"""The request and the result of a sweep, what an action receives and returns, and whether access times count."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from fusefs.core.listed_names import Listed, ListedTogether
-from fusefs.core.report import Stops
-from fusefs.core.selection import Selection
-from fusefs.core.sweep_result import ReportedMark, SweepSums, Swept
-from fusefs.engine.slice_pace import FULL_SPEED, SetsSpeed
+from fusefs.core.errors import Refused
+from fusefs.core.human_units import SECOND_NS
+from fusefs.core.metadata_cache import Listed, ListedTogether
+from fusefs.core.printable_names import printable
+from fusefs.core.results import ReportedMark, Stops, SweepSums, Swept
+from fusefs.core.selection import Selection, TimeBound
+from fusefs.engine.pace import FULL_SPEED, SetsSpeed
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel, Refused
-from fusefs.store.backing_and_mount import BackingAndMount
+from fusefs.linux.kernel import Kernel, RefusedNames
+from fusefs.linux.mountinfo import Mount, is_inside, views
+from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.deep_path import DeepOpeners
+from fusefs.store.layout import trusted_owners
 from fusefs.store.stage import SwapOptions
 from fusefs.store.user_boundary import SeenDirectories
 
 Identified = tuple[int, int]
+
 """st_dev and st_ino of a directory that is open as long as this is used."""
 
 
@@ -70,7 +76,7 @@ class ToPrint(NamedTuple):
           errnos as in `ActionResult.refused`; may raise, which ends the sweep
     """
 
-    tell: Callable[[ActionPlace, Sequence[str]], Refused]
+    tell: Callable[[ActionPlace, Sequence[str]], RefusedNames]
 
 
 class ToCount(NamedTuple):
@@ -211,8 +217,54 @@ class Action:
 
 
 SparesDirectory = Callable[[Kernel, BackingAndMount], str | ReportedMark | None]
+
 """Why a directory is left alone, with all that is in it and its own name; None if it isn't.
 
 It is asked before a directory is looked into, which is open for reading for as long as the caller is at it; each worker
 has a copy by fork, or shares it.
 """
+
+
+_RELATIME_NS = 86_400 * SECOND_NS
+
+"""Under `relatime` a read is recorded if the last recorded one is older than a day. Source  mount(8)"""
+
+
+def refuse_stale(scope: Scope, times: Iterable[TimeBound], now_ns: int, *, takes_dirs: bool, key: str) -> None:
+    """Refuse to choose by access times that the mounts of a directory don't keep.
+
+    takes_dirs  directories are chosen too
+    key         what a person writes who means that all the same
+    Raises      Refused
+    """
+    bounds = [bound for bound in times if bound.field == "atime"]
+    if not bounds:
+        return
+    is_short = any(bound.before_ns is not None and now_ns - bound.before_ns < _RELATIME_NS for bound in bounds)
+    why = next(_reasons(scope, takes_dirs=takes_dirs, is_short=is_short), "")
+    if why:
+        hint = f"choose by another time (mtime), or mount it with relatime; {key} if these access times are meant"
+        raise Refused(f"{printable(scope.path())}: access times don't tell what is read there: {why}", hint)
+
+
+def _reasons(scope: Scope, *, takes_dirs: bool, is_short: bool) -> Iterator[str]:
+    for mount in _mounts_of(scope):
+        flags, where = mount.options.split(b","), printable(mount.point)
+        if b"noatime" in flags:
+            yield f"{where} is mounted with noatime"
+        if takes_dirs and b"nodiratime" in flags:
+            yield f"{where} is mounted with nodiratime"
+        if is_short and b"relatime" in flags:
+            yield f"{where} is mounted with relatime, which records a read at most once a day"
+    place = scope.place()
+    for view in views(scope.mounts, trusted_owners(os.geteuid())):
+        if view.backing.holds(place) or place.holds(view.backing) or view.shown().holds(place):
+            yield f"files are read through {printable(view.mount.point)}, a mount of trashd that keeps their pages"
+
+
+def _mounts_of(scope: Scope) -> Iterator[Mount]:
+    """All mounts through which something in a directory is read: another one may be mounted otherwise."""
+    place = scope.place()
+    for mount in scope.mounts:
+        if mount.device == place.device and (is_inside(mount.root, place.path) or is_inside(place.path, mount.root)):
+            yield mount

@@ -10,14 +10,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Self
 
 from fusefs.core.errors import AcrossUsers, NotFound, from_os
-from fusefs.core.listed_names import Listed, ListedTogether
+from fusefs.core.metadata_cache import Listed, ListedTogether
+from fusefs.core.pacing import NamesPerLook
 from fusefs.core.printable_names import printable
+from fusefs.core.results import OUTSIDE, Swept
 from fusefs.core.selection import Matcher
-from fusefs.core.slice_budget import NamesPerLook
-from fusefs.core.sweep_result import OUTSIDE, Swept
-from fusefs.engine.run_slices import SliceRunner
-from fusefs.engine.slice_pace import SlicePace
-from fusefs.engine.slice_runners import RunsSlices, SlicePool
+from fusefs.engine.pace import SlicePace
+from fusefs.engine.run_slices import RunsSlices, SlicePool, SliceRunner
 from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -25,11 +24,11 @@ from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, 
 from fusefs.linux.pressure import DeviceQueue
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.layout import trusted_owners
-from fusefs.store.locate import find_scope
 from fusefs.store.user_boundary import is_bounded
+from fusefs.store.victim import find_scope
 from fusefs.sweep.actions import CountMatches, DeleteMatches, PrintMatches, Untellable
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
-from fusefs.sweep.chooser import Dirs, SweepStrategy
+from fusefs.sweep.matcher import Dirs, SweepStrategy
 from fusefs.sweep.names_from_list import BrokenList, jobs_of
 from fusefs.sweep.open_directories import found_directory
 from fusefs.sweep.request import (
@@ -90,13 +89,13 @@ def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
     with ExitStack() as owned:
         match request.act:
             case ToTrash() as to:
-                from fusefs.sweep.trash_and_move import open_trash
+                from fusefs.sweep.actions import open_trash
 
                 yield owned.enter_context(open_trash(kernel, top, to))
             case ToDelete():
                 yield DeleteMatches()
             case ToMove() as to:
-                from fusefs.sweep.trash_and_move import open_move
+                from fusefs.sweep.actions import open_move
 
                 yield owned.enter_context(open_move(kernel, top, to))
             case ToPrint() as to:
@@ -105,7 +104,7 @@ def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
                 instead = request.act.instead
                 avoided: frozenset[Identified] = frozenset()
                 if isinstance(instead, ToMove):
-                    from fusefs.sweep.trash_and_move import avoided_by
+                    from fusefs.sweep.actions import avoided_by
 
                     avoided = owned.enter_context(avoided_by(kernel, top, instead))
                 yield CountMatches(request.selection, avoided, takes_dirs=_dirs(instead) is Dirs.WHOLE)

@@ -11,19 +11,18 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import NamedTuple
 
 from fusefs.core.errors import Refused
+from fusefs.core.pacing import NamesPerLook, SliceBudget
 from fusefs.core.printable_names import printable
 from fusefs.core.selection import Matcher, Selection
-from fusefs.core.slice_budget import NamesPerLook, SliceBudget
-from fusefs.engine.mpi_ranks import MpiJob, RankCrew
-from fusefs.engine.open_by_path import seen_in_time
+from fusefs.engine.mpi_ranks import MpiJob, RankCrew, seen_in_time
 from fusefs.engine.strategy import AllocationGroups, Strategy, choose_for_rank
-from fusefs.linux.boot_id import boot_id
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
+from fusefs.linux.machine_identity import boot_id
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.actions import DeleteMatches
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
-from fusefs.sweep.chooser import Dirs, SweepStrategy
+from fusefs.sweep.matcher import Dirs, SweepStrategy
 from fusefs.sweep.run import open_top, usual_boundary
 from fusefs.sweep.sweep_slice import SweepWorker
 
@@ -114,7 +113,7 @@ class SweepRecipe(NamedTuple):
 
 
 class RankSweeper(NamedTuple):
-    """Runs slices of a sweep in a rank (engine.slice_runners.RankRunner)."""
+    """Runs slices of a sweep in a rank (engine.run_slices.RankRunner)."""
 
     worker: SweepWorker
     strategy: Strategy
@@ -139,7 +138,7 @@ class RankSweeper(NamedTuple):
 
 
 class SharedSweep:
-    """Directories that all threads of a rank sweep: an agenda within the first rank's (slice_runners.SharedSlice)."""
+    """Directories that all threads of a rank sweep: an agenda within the first rank's (run_slices.SharedSlice)."""
 
     def __init__(self, work: SweepSlice, strategy: Strategy) -> None:
         """Begin with that. strategy: of the rank"""

@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 from fusefs.core.errors import AcrossUsers
 from fusefs.core.names import join
-from fusefs.core.report import Stops
+from fusefs.core.pacing import NamesPerLook, SliceBudget
+from fusefs.core.results import NOT_GIVEN, NOT_TAKEN, ReportedMark, Stops, SweepSums
 from fusefs.core.selection import Matcher
-from fusefs.core.slice_budget import NamesPerLook, SliceBudget
-from fusefs.core.sweep_result import NOT_GIVEN, NOT_TAKEN, ReportedMark, SweepSums
 from fusefs.engine.strategy import AllocationGroups
 from fusefs.linux.batched_calls import FileSizes, look_at_all
 from fusefs.linux.fd import Fd, closed_on_error
@@ -29,8 +28,17 @@ from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.user_boundary import is_parent, may_take_whole, whose_is
 from fusefs.sweep.actions import DeleteMatches
 from fusefs.sweep.agenda import Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
-from fusefs.sweep.chooser import GONE, Chooser, Dirs, SweepStrategy, missing
-from fusefs.sweep.list_and_match import MatchedEntries, read_window, stripped_in, wanted_in
+from fusefs.sweep.matcher import (
+    GONE,
+    Chooser,
+    Dirs,
+    MatchedEntries,
+    SweepStrategy,
+    missing,
+    read_window,
+    stripped_in,
+    wanted_in,
+)
 from fusefs.sweep.request import (
     Action,
     ActionPlace,

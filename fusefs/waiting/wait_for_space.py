@@ -10,24 +10,23 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import NotFound, TrashdError
-from fusefs.core.lifecycle import State
+from fusefs.core.human_units import format_size
 from fusefs.core.names import ContainerId, join
 from fusefs.core.printable_names import printable, shell_word, show
-from fusefs.core.report import Reaped, Stops, Waited, WaitReason, WaitReasonKind
+from fusefs.core.results import Reaped, Stops, Waited, WaitReason, WaitReasonKind
 from fusefs.core.service_status import VolumePhase, VolumeStatus
-from fusefs.core.sizes import format_size
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import find_place, is_inside, read_mounts
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 from fusefs.linux.tree_users import DeletedFile, device_of, find_deleted, serves_fuse
-from fusefs.service.status_file import served_volumes
+from fusefs.service.state_files import served_volumes
 from fusefs.store.as_owner import as_owner
 from fusefs.store.backing_and_mount import DIRECTORY
-from fusefs.store.claim import ClaimLost, hold
-from fusefs.store.container import move
-from fusefs.store.discover import discover, folders
+from fusefs.store.container import ClaimLost, hold, move
+from fusefs.store.find_stores import discover, folders
 from fusefs.store.layout import TREE, Store, UserFolder
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.reserve import FOR_REAPER, with_room

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.orphan_age import Clock, Era, encode
-from fusefs.linux.boot_id import boot_id
+from fusefs.linux.machine_identity import boot_id
 from tests.support.make_trees import make_tree
 from tests.support.store_verbs import forge
 from tests.support.trashd_command import CommandResult, swapped, trashd

@@ -22,7 +22,7 @@ def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory that this process takes for the configuration's."""
     directory = tmp_path / "trashd"
     directory.mkdir()
-    monkeypatch.setattr("fusefs.linux.config_dirs.SYSTEM_DIR", bytes(directory))
+    monkeypatch.setattr("fusefs.linux.config_files.SYSTEM_DIR", bytes(directory))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return directory
 
@@ -134,7 +134,7 @@ def test_user_sees_what_is_in_force_for_roots_service(monkeypatch: pytest.Monkey
     with TemporaryDirectory() as shown:
         write(Path(shown) / "config.toml", 'poll = "7m"\n')
         os.chmod(shown, 0o755)
-        monkeypatch.setattr("fusefs.linux.config_dirs.SYSTEM_DIR", os.fsencode(shown))
+        monkeypatch.setattr("fusefs.linux.config_files.SYSTEM_DIR", os.fsencode(shown))
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
         assert as_user(12001, load_system_config).config == Config(poll_s=420)
 

@@ -21,7 +21,7 @@ from fusefs.core.printable_names import shell_word
 from fusefs.core.record import quote
 from fusefs.core.service_status import Status, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir
-from fusefs.service.status_file import write_status
+from fusefs.service.state_files import write_status
 from tests.cli.test_undo import in_a_shell
 from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import IMMUTABLE, Dir, make_tree, set_flags

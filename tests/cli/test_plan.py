@@ -144,7 +144,7 @@ def test_a_mark_that_does_not_count_is_told_by_the_exit_code(volume: Path) -> No
 def test_system_s_rules_are_those_that_are_meant_without_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fusefs.linux.config_dirs.SYSTEM_DIR", bytes(tmp_path))
+    monkeypatch.setattr("fusefs.linux.config_files.SYSTEM_DIR", bytes(tmp_path))
     assert run(["plan", "apply"]) == 0
     assert capsys.readouterr().err == f"there are no rules in {tmp_path}/plan.d\n"
     (tmp_path / "plan.d").mkdir()

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from fusefs.cli.reap_foreground import ReapOptions, has_expired, reap_all
+from fusefs.cli.reap import ReapOptions, has_expired, reap_all
 from fusefs.cli.swap_paths import SwapBatch, swap_all
 from fusefs.linux.kernel import Kernel
-from fusefs.store import find_orphans
-from fusefs.store.find_orphans import find_container, find_containers
-from fusefs.store.list_orphans import ListedContainer
-from fusefs.store.swap_path import remove_path
+from fusefs.store import orphans
+from fusefs.store.orphans import ListedContainer, find_container, find_containers
+from fusefs.store.swap import remove_path
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.many_files import fill
 from tests.support.store_verbs import raw
@@ -217,13 +216,13 @@ def test_a_longer_term_wins_over_a_reap_that_has_chosen_already(
 
 def test_many_ids_are_found_by_one_look_at_the_stores(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     identifiers = [make_orphan(volume, name) for name in "abc"]
-    all_entries, reads = find_orphans.all_entries, []
+    all_entries, reads = orphans.all_entries, []
 
     def read(*args: Any) -> list[ListedContainer]:
         reads.append(args)
         return all_entries(*args)
 
-    monkeypatch.setattr(find_orphans, "all_entries", read)
+    monkeypatch.setattr(orphans, "all_entries", read)
     found = find_containers(Kernel(), (raw(volume),), [identifiers[2], identifiers[0], identifiers[1][-12:]])
     assert [entry.id for entry in found] == [identifiers[2], identifiers[0], identifiers[1]]
     assert len(reads) == 1

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from build_docs.man_pages import write_all
-from fusefs.cli.service_files import FileOutcome, find_command, out_of_reach, unit_word
-from fusefs.core.uring_reasons import SWITCH
+from fusefs.cli.service import FileOutcome, find_command, out_of_reach, unit_word
+from fusefs.core.uring_choice import SWITCH
 from tests.support.booted_systemd import REPO
 from tests.support.manual import TITLES
 from tests.support.other_users import run_as
@@ -25,7 +25,7 @@ MANIFEST = "usr/local/share/trashd/installed.json"
 URING = {"usr/local/lib/tmpfiles.d/trashd-uring.conf", "usr/local/lib/modprobe.d/trashd-uring.conf"}
 _PIECES = """
 import fusefs
-from fusefs.cli.service_files import pieces_for_all
+from fusefs.cli.service import pieces_for_all
 print(*fusefs.__path__, *(piece.path for piece in pieces_for_all("/usr")))
 """
 
@@ -280,7 +280,7 @@ def copied() -> Iterator[Path]:
 
 def found_risk(copied: Path) -> str | None:
     """What the copy says that others can change. There is a directory in its sys.path that is missing."""
-    program = "from fusefs.cli.service_files import who_else_may_change as ask; print(ask('/bin/sh') or '')"
+    program = "from fusefs.cli.service import who_else_may_change as ask; print(ask('/bin/sh') or '')"
     paths = {"PYTHONPATH": f"{copied}/lib:{copied}/made/later"}
     done = subprocess.run(
         [sys.executable, "-PBc", program], cwd="/", env=paths, capture_output=True, text=True, check=True

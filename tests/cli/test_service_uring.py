@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.uring_reasons import SWITCH
+from fusefs.core.uring_choice import SWITCH
 from tests.support.seccomp import IO_URING_SETUP, without
 
 pytestmark = [
@@ -17,7 +17,7 @@ pytestmark = [
 _SET = """
 import sys
 from fusefs.cli import service
-from fusefs.cli.service_files import FileOutcome, FileReport
+from fusefs.cli.service import FileOutcome, FileReport
 if len(sys.argv) > 1:
     read_facts = service.read_facts
     service.read_facts = lambda: read_facts()._replace(release=sys.argv[1])

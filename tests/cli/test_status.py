@@ -29,7 +29,7 @@ from fusefs.core.service_status import (
 from fusefs.linux import file_locks
 from fusefs.linux.fd import Fd
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir
-from fusefs.service.status_file import write_status
+from fusefs.service.state_files import write_status
 from tests.support.golden_files import compare
 from tests.support.other_users import passable_directory, run_as
 from tests.support.real_filesystems import bind_mount

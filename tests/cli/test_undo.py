@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.boot_id import session
+from fusefs.linux.machine_identity import session
 from tests.support.background_processes import clients
 from tests.support.make_trees import Spec, make_tree, snapshot
 from tests.support.other_users import as_user

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fusefs.core.errors import TrashdError
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.store.layout import CACHEDIR_TEXT, decode_volume
-from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.orphans import ListedContainer
 from tests.support.asked_directly import asked_directly
 from tests.support.store_verbs import entries, init, problems, reap_now, recover_all
 from tests.support.user_homes import forget_stores

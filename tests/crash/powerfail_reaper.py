@@ -6,13 +6,12 @@ from contextlib import closing, suppress
 
 from fusefs.core.names import ContainerId
 from fusefs.core.pacing import RateCaps
-from fusefs.engine.pressure_pacer import PressurePacer
+from fusefs.engine.pace import PressurePacer
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.service.child_answers import ForRoot
 from fusefs.service.open_volume import open_volume
 from fusefs.service.work_session import take_over
-from fusefs.store.find_orphans import find_container
-from fusefs.store.pin import KeepFor, keep_by_id
+from fusefs.store.orphans import KeepFor, find_container, keep_by_id
 from tests.crash.powerfail_invariants import Shape
 from tests.crash.powerfail_keeping import KEEPING
 from tests.crash.powerfail_work import USER, VERBS, Cut, Scenario

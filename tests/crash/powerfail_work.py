@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from fusefs.linux.atomic_files import replace_file
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.runtime_directories import replace_file
+from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.init_store import initialise
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_for_owner import swap_for_owner
-from fusefs.store.swap_path import own_folder
+from fusefs.store.swap import own_folder
 from tests.crash.powerfail_invariants import MODE, STORE_DURABLE, Shape, check_state, text_of
 from tests.support.crash_states import Check
 from tests.support.other_users import as_user

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
+from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.crash_invariants import hold_when_failing, hold_when_killed, spread
 from tests.support.crash_scenarios import (
     USER,

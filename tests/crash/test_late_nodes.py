@@ -16,15 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import TakenOver, TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.linux import kernel as kernel_module
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from fusefs.store import recover as recover_module
 from fusefs.store import take_over
-from fusefs.store.find_orphans import find_container
-from fusefs.store.pin import KeepFor, keep_by_id
+from fusefs.store.orphans import KeepFor, find_container, keep_by_id
 from tests.support.covering_sets import share_of
 from tests.support.crash_invariants import hold_when_failing, hold_when_killed, hold_when_stopped, spread
 from tests.support.crash_scenarios import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.freed_space import Survey
+from fusefs.core.orphan_sums import Survey
 from fusefs.engine import count_tree as module
 from fusefs.engine.count_tree import survey
 from fusefs.linux.kernel import CallHook, Kernel

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
+from fusefs.core.pacing import AT_ONCE, HOLD, Speed
 from fusefs.engine.count_tree import survey
-from fusefs.engine.pressure_pacer import PacedLooks
+from fusefs.engine.pace import PacedLooks
 from fusefs.linux.kernel import Kernel
 from tests.cli.test_reap_paced import fsyncing
 from tests.support.many_files import fill
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.needs("root")
 
 
 class Waiting:
-    """Who sets the speed: so often it has to wait, whenever it asks for a slice (engine.slice_pace.SetsSpeed)."""
+    """Who sets the speed: so often it has to wait, whenever it asks for a slice (engine.pace.SetsSpeed)."""
 
     def __init__(self, n_waits: float, speed: Speed = AT_ONCE) -> None:
         self.n_left = n_waits

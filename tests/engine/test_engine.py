@@ -15,18 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.report import Reaped, Report
-from fusefs.core.slice_budget import CUT_BYTES, NamesPerLook, SliceBudget, Speed
+from fusefs.core.pacing import CUT_BYTES, NamesPerLook, SliceBudget, Speed
+from fusefs.core.results import Reaped, Report
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
-from fusefs.engine.slice_pace import ConstantSpeed
-from fusefs.engine.slice_runners import SlicePool
+from fusefs.engine.pace import ConstantSpeed
+from fusefs.engine.run_slices import SlicePool, worker_processes, worker_threads
 from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose
-from fusefs.engine.worker_processes import worker_processes
-from fusefs.engine.worker_threads import worker_threads
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.reap import RemovalWishes, reap
+from fusefs.reaper.removal_stops import InnerStores
 from fusefs.reaper.remove_slice import SliceRemover
 from tests.support.background_processes import EndsWorkers
 from tests.support.file_leases import is_broken_into

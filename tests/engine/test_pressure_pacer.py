@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.pacing import Backlog, RateCaps, WorkDone, rest_at
-from fusefs.core.slice_budget import Speed
-from fusefs.engine.pressure_pacer import PressurePacer
+from fusefs.core.pacing import Backlog, RateCaps, Speed, WorkDone, rest_at
+from fusefs.engine.pace import PressurePacer
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Psi

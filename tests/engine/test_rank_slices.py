@@ -7,9 +7,9 @@ import random
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fusefs.core.slice_budget import SliceBudget
+from fusefs.core.pacing import SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork, UnfinishedDirectory
-from fusefs.engine.rank_slices import (
+from fusefs.engine.mpi_ranks import (
     GivenSlice,
     LeftSlice,
     SlicesOfRanks,

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.pacing import rest_at
-from fusefs.core.slice_budget import AT_ONCE, HOLD, SLICE_S, SMALL_SLICE_S, SliceBudget, Speed
+from fusefs.core.pacing import AT_ONCE, HOLD, SLICE_S, SMALL_SLICE_S, SliceBudget, Speed, rest_at
 from fusefs.core.slices import RemovalSliceResult, SliceWork
-from fusefs.engine.slice_pace import ConstantSpeed, SlicePace
+from fusefs.engine.pace import ConstantSpeed, SlicePace
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes
 from tests.support.reap_process import empty_container
@@ -109,7 +108,7 @@ def test_after_a_sip_there_is_a_pause() -> None:
 
 
 def test_a_sip_waits_for_a_gap_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusefs.engine.slice_pace._PATIENCE_S", _LIMIT_S)
+    monkeypatch.setattr("fusefs.engine.pace._PATIENCE_S", _LIMIT_S)
     looks = [True] * 5 + [False]
     next_budget(SlicePace(ConstantSpeed(YIELDING), lambda: looks.pop(0)))
     assert not looks

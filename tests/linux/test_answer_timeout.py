@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.act_as_user import UserCredentials
-from fusefs.linux.answer_timeout import ask_each
+from fusefs.linux.children import UserCredentials, ask_each
 from tests.support.fuse_silent import silent_fuse
 from tests.support.real_filesystems import tmpfs_volume
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.capabilities import Capability
+from fusefs.linux.credentials import Capability
 
 pytestmark = pytest.mark.needs("root")
 
 DROP = """
-from fusefs.linux.capabilities import Capability, drop_capabilities, act_as_others_can
+from fusefs.linux.credentials import Capability, drop_capabilities, act_as_others_can
 drop_capabilities(Capability.FSETID, Capability.SYS_RESOURCE)
 """
 AS_OTHER = """

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux import casefold, syscalls
-from fusefs.linux.casefold import case_folding, has_feature
+from fusefs.linux import filesystem_probes, syscalls
 from fusefs.linux.fd import Fd
+from fusefs.linux.filesystem_probes import case_folding, has_feature
 from tests.support.fuse_bad_rename import lying_volume
 from tests.support.fuse_casefold import folding_volume
 from tests.support.other_users import as_user
@@ -116,7 +116,7 @@ def test_a_filesystem_without_statfs_tells_nothing(top: Path, monkeypatch: pytes
 
 
 def test_a_directory_that_may_only_be_searched_tells_nothing(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(casefold, "_TMPFS_FEATURE", os.fspath(top))
+    monkeypatch.setattr(filesystem_probes, "_TMPFS_FEATURE", os.fspath(top))
     (top / "passage").mkdir(0o711)
     (top / "passage").chmod(0o711)
     assert as_user(OTHER, partial(asked, top / "passage")) is None
@@ -155,5 +155,5 @@ def test_asking_leaves_no_fd_open(top: Path) -> None:
 
 
 def test_the_kinds_are_of_one_sort_each() -> None:
-    sorts = (casefold._EXACT, casefold._FOLDING, casefold._FLAGGED, {XFS})
+    sorts = (filesystem_probes._EXACT, filesystem_probes._FOLDING, filesystem_probes._FLAGGED, {XFS})
     assert len(frozenset().union(*sorts)) == sum(map(len, sorts))

@@ -13,8 +13,7 @@ import pytest
 from fusefs.core.config import Config
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.toml_reader import TEXT_MAX_BYTES
-from fusefs.linux.config_dirs import config_dir
-from fusefs.linux.config_files import Loaded, base_config, check_files, load_config
+from fusefs.linux.config_files import Loaded, base_config, check_files, config_dir, load_config
 from tests.support.other_users import as_user
 
 USER = 12001

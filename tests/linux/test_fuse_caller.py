@@ -9,9 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from fusefs.linux.capabilities import Capability, are_ours
+from fusefs.linux.credentials import Capability, ThreadCredentials, are_ours, call_as
 from fusefs.linux.fuse_caller import Caller, Rights, is_capable, keeps_group, rights_of
-from fusefs.linux.thread_credentials import ThreadCredentials, call_as
 from tests.support.other_users import become
 from tests.support.privileges import FIRST, HE, as_root_in_there, keep_only
 from tests.support.vfs_without_mount import Somebody

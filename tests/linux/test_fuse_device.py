@@ -16,7 +16,7 @@ import pytest
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import Attributes
 from fusefs.linux.fuse_device import close_backing, forget_attributes, open_backing
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import overlay_volume, tmpfs_volume, unmount

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.record import TreeSize
+from fusefs.linux.disk_usage import ceph_size, known_size
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.known_sizes import ceph_size, known_size
 from tests.support.fuse_dirstat import knowing_volume, sums_of
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user

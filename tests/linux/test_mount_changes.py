@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from fusefs.linux.mount_changes import MountWatch
+from fusefs.linux.mountinfo import MountWatch
 from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")

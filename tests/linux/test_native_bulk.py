@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.selection import FORMATS, Matcher, Selection
+from fusefs.core.selection import FORMATS, TIMES, Field, Matcher, Selection, SizeBound, TimeBound
 from fusefs.core.slices import unpack
-from fusefs.core.stat_bounds import TIMES, Field, SizeBound, TimeBound
 from fusefs.engine.strategy import in_order
 from fusefs.linux import batched_calls, getdents
 from fusefs.linux.batched_calls import (
@@ -28,7 +27,7 @@ from fusefs.linux.batched_calls import (
     unlink_chosen,
 )
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel, Refused
+from fusefs.linux.kernel import Kernel, RefusedNames
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
 
 pytestmark = [
@@ -242,7 +241,7 @@ def test_a_window_of_no_directory_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("remove", [unlink_all, rmdir_all])
 def test_it_refuses_what_python_refuses(
-    tmp_path: Path, remove: Callable[[Kernel, int, list[str]], Refused], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, remove: Callable[[Kernel, int, list[str]], RefusedNames], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = []
     for directory, bulk in (("c", batched_calls._bulk), ("python", None)):

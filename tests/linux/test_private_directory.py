@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.private_directory import PrivateDirectory
+from fusefs.linux.runtime_directories import PrivateDirectory
 
 PREFIX = b".private-"
 READABLE = os.O_RDONLY | os.O_DIRECTORY

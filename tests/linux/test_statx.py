@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import Attributes
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import StatxReader, look_at, open_handle, peek_at
 from fusefs.linux.syscalls import handle_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.subuid import read_subordinates
+from fusefs.linux.user_ids import read_subordinates
 
 BOB = 1002
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from fusefs.linux.capabilities import Capability
-from fusefs.linux.thread_credentials import ThreadCredentials, call_as, in_no_group
+from fusefs.linux.credentials import Capability, ThreadCredentials, call_as, in_no_group
 from tests.support.other_users import as_user
 
 pytestmark = pytest.mark.needs("root")
@@ -132,7 +131,7 @@ def test_who_can_not_be_had_does_not_act() -> None:
 def test_groups_that_a_user_namespace_forbids_end_nobody() -> None:
     """As `unshare --map-root-user` does: there a caller's groups can't be had, nor be given back."""
     script = (
-        "import os; from fusefs.linux.thread_credentials import ThreadCredentials, call_as\n"
+        "import os; from fusefs.linux.credentials import ThreadCredentials, call_as\n"
         "try: call_as(ThreadCredentials(groups=(0,)), os.getcwd)\n"
         "except PermissionError: print('refused')"
     )

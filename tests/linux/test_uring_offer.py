@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.uring_reasons import SWITCH
+from fusefs.core.uring_choice import SWITCH
 from fusefs.linux.uring_offer import cores, read_facts
 
 _ENABLE = """

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fusefs.linux.user_names import gid_of, uid_of
+from fusefs.linux.user_ids import gid_of, uid_of
 
 BOTH = pytest.mark.parametrize("number_of", [uid_of, gid_of])
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.linux.capabilities import Capability
+from fusefs.linux.credentials import Capability
 from tests.support.access_calls import ACTS, DEVICE, DIRECTORY, FD, FIFO, FILE, GIVEN, KERNEL, NAME, NAMES, THING
 from tests.support.access_cases import AFTER, AT_A_STROKE, AT_ONCE, BEFORE, BY, DURING, LATER, AccessScene, draw
 from tests.support.access_runner import Actors, Came, Place, begin, end, play

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.linux.disk_usage import shared_bytes
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.shared_extents import shared_bytes
 from fusefs.linux.syscalls import RENAME_EXCHANGE, fallocate
 from tests.support.foreground_mount import Mounted, fresh_mount, trashd_mount
 from tests.support.open_files import errno_of, opened

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fusefs.core.nodeids import ROOT
-from fusefs.linux import casefold, syscalls
+from fusefs.core.metadata_cache import ROOT
+from fusefs.linux import filesystem_probes, syscalls
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.foreground_mount import trashd_mount
 from tests.support.fuse_casefold import folding_volume
@@ -47,7 +47,7 @@ def folding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vfs]:
         (top / "known").write_bytes(b"content")
         (top / "exact").mkdir()
         monkeypatch.setattr(syscalls, "ioctl", ioctl)
-        monkeypatch.setattr(casefold, "_TMPFS_FEATURE", os.fspath(top))
+        monkeypatch.setattr(filesystem_probes, "_TMPFS_FEATURE", os.fspath(top))
         with vfs_at(top, timeout_s=3600) as vfs:
             yield vfs
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.core.nodeids import NodeId
+from fusefs.core.metadata_cache import NodeId
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, RENAME_NOREPLACE, renameat2
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.linux.capabilities import Capability
+from fusefs.linux.credentials import Capability
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.mount_and_backing import Sides
 from tests.support.other_users import as_user

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.capabilities import Capability, drop_capabilities
+from fusefs.linux.credentials import Capability, drop_capabilities
 from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER_OBJ, acl
 from tests.support.mount_and_backing import Sides

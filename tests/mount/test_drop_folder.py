@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.linux import kernel as kernel_module
 from fusefs.linux import syscalls
 from tests.support.foreground_mount import Mounted, trashd_mount, until

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from fusefs.core.nodeids import ROOT
+from fusefs.core.metadata_cache import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_processes import workers

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fusefs.core.fast_paths import ON, FastPath
-from fusefs.linux.mount_claims import directory_of
+from fusefs.core.uring_choice import ON, FastPath
+from fusefs.linux.mount_calls import directory_of
 from tests.support.background_mounts import as_owner, kill_daemon, mount
 from tests.support.foreground_mount import until
 from tests.support.real_filesystems import overlay_volume

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.core.nodeids import ROOT
+from fusefs.core.metadata_cache import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, handle_of, renameat2
 from tests.support.background_processes import finish, workers

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.core.nodeids import ROOT
+from fusefs.core.metadata_cache import ROOT
 from fusefs.linux.inotify import open_inotify, read_events
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import backing_of

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.nodeids import ROOT
+from fusefs.core.metadata_cache import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.mount.native._core import Node
 from fusefs.mount.tree.vfs import Vfs

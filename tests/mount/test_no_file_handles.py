@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fusefs.core.nodeids import ROOT
+from fusefs.core.metadata_cache import ROOT
 from fusefs.linux.syscalls import RENAME_EXCHANGE
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.real_filesystems import overlay_volume

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.nodeids import ROOT
+from fusefs.core.metadata_cache import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import read_on
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2

@@ -19,7 +19,7 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.core.nodeids import ROOT
+from fusefs.core.metadata_cache import ROOT
 from fusefs.linux.syscalls import handle_of
 from fusefs.mount.plain.handlers import PlainHandlers
 from fusefs.mount.tree.vfs import Vfs

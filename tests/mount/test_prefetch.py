@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from fusefs.core.common_xattrs import ACCESS_ACL, ASKED_OF_ALL, NAMES
+from fusefs.core.metadata_cache import ACCESS_ACL, ASKED_OF_ALL, NAMES
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import StatxReader
 from fusefs.linux.xattrs import get_of

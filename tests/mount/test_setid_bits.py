@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 
+from fusefs.linux.credentials import ThreadCredentials, call_as
 from fusefs.linux.syscalls import FALLOC_FL_KEEP_SIZE, fallocate
-from fusefs.linux.thread_credentials import ThreadCredentials, call_as
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fusefs.core.fast_paths import SLOW
 from fusefs.core.mount_counters import OPERATIONS, decode
-from fusefs.linux.mount_claims import directory_of
+from fusefs.core.uring_choice import SLOW
+from fusefs.linux.mount_calls import directory_of
 from tests.support.background_mounts import RUNTIME, abort, as_owner, daemon_of, kill_daemon, mount
 from tests.support.foreground_mount import until
 from tests.support.other_users import run_as

@@ -11,7 +11,7 @@ import pytest
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
-from fusefs.core.nodeids import ROOT
+from fusefs.core.metadata_cache import ROOT
 from fusefs.mount.tables.tables_lock import TablesLock
 from tests.support.fake_dev_fuse import a_real
 from tests.support.vfs_without_mount import Names, Somebody, vfs_at

@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 import pytest
 
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import HOME
-from fusefs.store.discover import discover
+from fusefs.store.as_owner import swap_for_owner
+from fusefs.store.find_stores import discover
 from fusefs.store.make_store import make_store, unmake_store
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.store.tidy_folder import tend
 from fusefs.store.user_folders import open_user
 from tests.support.background_mounts import backing_of, is_dead

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import Attributes
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
 from fusefs.mount.native._core import Node, Tables

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.uring_reasons import SWITCH, why_not_trusted
+from fusefs.core.uring_choice import SWITCH, why_not_trusted
 from tests.support.background_mounts import mount
 from tests.support.trashd_command import TRASHD, done_well
 

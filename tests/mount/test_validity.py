@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.nodeids import NodeId
+from fusefs.core.metadata_cache import NodeId
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import look_at

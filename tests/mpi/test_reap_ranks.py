@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.slice_budget import CUT_BYTES
+from fusefs.core.pacing import CUT_BYTES
 from tests.mpi.conftest import MPICH
 from tests.support.make_trees import Spec, Symlink, make_tree, weird_names
 from tests.support.many_files import bulky_tree, fill

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fusefs.cli.service_files import PACKAGES, pieces_for_all
+from fusefs.cli.service import PACKAGES, pieces_for_all
 
 REPO = Path(__file__).parents[2]
 BUILT = REPO / "build/packages/rpm"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from build_docs.man_pages import page_names
-from fusefs.cli.service_files import PACKAGES, pieces_for_all
+from fusefs.cli.service import PACKAGES, pieces_for_all
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import assert_silent

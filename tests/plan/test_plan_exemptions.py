@@ -15,7 +15,7 @@ import pytest
 from fusefs.cli.plan import refused_rules
 from fusefs.core.errors import BadConfig, Refused
 from fusefs.core.plan_rules import PlanContext, PurgeListed, RuleDone, RuleNotDone, RuleOutcome, read_plan
-from fusefs.core.sweep_result import Spared
+from fusefs.core.results import Spared
 from fusefs.core.toml_reader import Source
 from fusefs.linux.kernel import RESTORED_XATTRS
 from tests.plan.test_run_plan import ACTIONS, ALICE, DAY_NS, NOW_NS, OLD, carried, files, put, swept

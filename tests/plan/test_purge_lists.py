@@ -17,7 +17,7 @@ from fusefs.core.selection import Selection
 from fusefs.core.toml_reader import ConfigKey
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.subuid import Subordinates, SubuidRange
+from fusefs.linux.user_ids import Subordinates, SubuidRange
 from fusefs.plan.purge_lists import CountedPurges, _find_others, open_lists
 from fusefs.plan.run_plan import PlanOptions, carry_out
 from tests.support.other_users import as_user

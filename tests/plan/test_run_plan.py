@@ -15,7 +15,7 @@ import pytest
 from fusefs.core.errors import NotFound, Refused
 from fusefs.core.plan_rules import PlanContext, PurgeListed, RuleDone, RuleNotDone, RuleOutcome, read_plan
 from fusefs.core.record import Failure
-from fusefs.core.sweep_result import KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN, Spared, Swept
+from fusefs.core.results import KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN, Spared, Swept
 from fusefs.core.toml_reader import Source
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.run_plan import PlanOptions, carry_out

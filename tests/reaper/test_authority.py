@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from fusefs.core.errors import NotFound
-from fusefs.core.report import Reaped
+from fusefs.core.results import Reaped
 from tests.support.make_trees import Dir, File, Spec, deep_chain, make_tree, remove_tree_hard, snapshot
 from tests.support.many_files import bulky_tree, fill, roomy_volume
 from tests.support.other_users import as_user

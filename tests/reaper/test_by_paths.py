@@ -13,14 +13,13 @@ from typing import Any, cast
 
 import pytest
 
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId
-from fusefs.core.report import CAME_IN, Reaped
-from fusefs.core.slice_budget import Speed
-from fusefs.engine.mpi_ranks import Look, MpiJob, RankCrew, RankThreads
-from fusefs.engine.open_by_path import DirectoriesByPath
-from fusefs.engine.slice_pace import ConstantSpeed
-from fusefs.engine.slice_runners import RankRunner, Recipe
+from fusefs.core.pacing import Speed
+from fusefs.core.results import CAME_IN, Reaped
+from fusefs.engine.mpi_ranks import DirectoriesByPath, Look, MpiJob, RankCrew, RankThreads
+from fusefs.engine.pace import ConstantSpeed
+from fusefs.engine.run_slices import RankRunner, Recipe
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes, reap

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
 from tests.support.make_trees import deep_chain, make_tree, snapshot
 from tests.support.many_files import bulky_tree, fill

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.lifecycle import State
-from fusefs.core.report import PINNED, STORE, Reaped
+from fusefs.core.container_states import State
+from fusefs.core.results import PINNED, STORE, Reaped
 from fusefs.store.stage import SwapOptions
 from tests.support.file_leases import write_lease
 from tests.support.make_trees import Dir, make_tree

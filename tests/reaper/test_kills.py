@@ -13,7 +13,7 @@ from time import monotonic
 
 import pytest
 
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from tests.support.many_files import bulky_tree, roomy_volume
 from tests.support.outside_tree import Canary
 from tests.support.real_filesystems import ALL_FILESYSTEMS

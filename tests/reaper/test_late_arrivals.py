@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId
-from fusefs.core.report import CAME_IN, Reaped
+from fusefs.core.pacing import Speed
+from fusefs.core.results import CAME_IN, Reaped
 from fusefs.core.selection import Selection
-from fusefs.core.slice_budget import Speed
-from fusefs.engine.slice_pace import ConstantSpeed
+from fusefs.engine.pace import ConstantSpeed
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.service.child_answers import ForRoot
@@ -27,7 +27,7 @@ from fusefs.service.open_volume import open_volume
 from fusefs.service.work_session import take_over
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import open_store
-from fusefs.store.swap_path import own_folder
+from fusefs.store.swap import own_folder
 from fusefs.sweep.request import TakingBoundary, ToTrash
 from tests.support.make_trees import File, deep_chain, make_tree
 from tests.support.other_users import as_user

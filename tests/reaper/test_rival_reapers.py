@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import Busy, NotFound
-from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap

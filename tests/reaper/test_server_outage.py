@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import ServerAway
-from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
-from fusefs.core.report import Reaped
+from fusefs.core.results import Reaped
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes, reap
-from fusefs.reaper.server_outage import OutageWishes
+from fusefs.reaper.removal_stops import OutageWishes
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.make_trees import Spec, make_tree
 from tests.support.real_filesystems import tmpfs_volume

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.slice_budget import AT_ONCE, SLICE_S, NamesPerLook, SliceBudget, Speed
+from fusefs.core.pacing import AT_ONCE, SLICE_S, NamesPerLook, SliceBudget, Speed
 from fusefs.core.slices import SlicePlan, SliceWork
 from fusefs.engine.strategy import AllocationGroups, Workers, choose
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.inner_store_stop import InnerStores
 from fusefs.reaper.reap import RemovalWishes
+from fusefs.reaper.removal_stops import InnerStores
 from fusefs.reaper.remove_slice import SliceRemover
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.many_files import fill

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fusefs.core.record import Method
-from fusefs.linux.clocks import clocks_ns
+from fusefs.linux.machine_identity import clocks_ns
 from fusefs.service.child_answers import ChildAnswers
 from fusefs.service.messages import Page, ReadRecords, SeenContainer
 from fusefs.service.user_state import UserState

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.events import Event, EventKind
-from fusefs.linux.subuid import Subordinates, SubuidRange
+from fusefs.linux.user_ids import Subordinates, SubuidRange
 from fusefs.service.event_outlets import Audit, log_event
 from fusefs.service.shared_context import EventLimit
 from tests.support.real_filesystems import full

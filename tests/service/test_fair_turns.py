@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.service.fair_turns import FairTurns, order_of_node
+from fusefs.service.work_session import FairTurns, order_of_node
 
 
 def test_two_who_always_want_share_evenly() -> None:

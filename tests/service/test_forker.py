@@ -18,8 +18,8 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
-from fusefs.linux.act_as_user import person
+from fusefs.core.pacing import AT_ONCE, HOLD, Speed
+from fusefs.linux.children import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.service import timers

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fusefs.core.service_status import HeldByUser, Status, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
-from fusefs.service.status_file import HeldFiles, read_held, read_status, write_status
+from fusefs.service.state_files import HeldFiles, read_held, read_status, write_status
 from fusefs.service.user_state import SizeSums
 from tests.support.hostile_volume import ALICE, MALLORY, Shared
 from tests.support.make_trees import make_tree

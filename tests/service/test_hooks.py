@@ -17,7 +17,7 @@ import trio.testing
 
 from fusefs.core.config import HooksConfig
 from fusefs.core.events import Event, EventKind
-from fusefs.linux.subuid import Subordinates, SubuidRange
+from fusefs.linux.user_ids import Subordinates, SubuidRange
 from fusefs.service.hooks import HookCounts, HookRunner
 
 REAPED = Event(EventKind.REAPED, 1, b"/v", 1000, "an-id", b"/v/\n\xff job", 7, 4096, 1.5)

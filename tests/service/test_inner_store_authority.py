@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId
-from fusefs.core.report import STORE
+from fusefs.core.results import STORE
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
 from fusefs.service.child_answers import ForRoot

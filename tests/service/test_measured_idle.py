@@ -10,17 +10,16 @@ from typing import cast
 
 import pytest
 
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId
-from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
+from fusefs.core.pacing import AT_ONCE, HOLD, Speed
 from fusefs.linux.kernel import Kernel
 from fusefs.service import timers
-from fusefs.service.child import Child, _WhenIdle
+from fusefs.service.forker import Child, _WhenIdle
 from fusefs.service.messages import Measure
 from fusefs.service.timers import ServiceTimers
 from fusefs.service.user_state import _MOST_MEASURED, FolderPart
-from fusefs.store.claim import hold
-from fusefs.store.container import HeldContainer
+from fusefs.store.container import HeldContainer, hold
 from tests.support.service_process import QUICK, places, service
 from tests.support.small_orphans import orphan_in
 from tests.support.store_verbs import assert_silent, entries, own, place, restore

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fusefs.service.pause_files import Pause, pause_dir, read_pauses, remove_pause, write_pause
+from fusefs.service.state_files import Pause, pause_dir, read_pauses, remove_pause, write_pause
 
 NOW_S = 1000.0
 FOREVER = Pause("paused by root until it is resumed", None)

@@ -14,7 +14,7 @@ import pytest
 
 from fusefs.core.orphan_age import Clock, Era, decode, encode
 from fusefs.core.service_status import VolumePhase
-from fusefs.linux.boot_id import boot_id
+from fusefs.linux.machine_identity import boot_id
 from fusefs.store.stage import SwapOptions
 from tests.support.reap_process import state_of
 from tests.support.service_process import service

@@ -14,12 +14,12 @@ import trio
 
 from fusefs.core.names import ContainerId
 from fusefs.core.service_status import VolumePhase
-from fusefs.linux.act_as_user import person
+from fusefs.linux.children import person
 from fusefs.linux.kernel import Kernel
 from fusefs.service.forker import Forker
 from fusefs.service.messages import Page, ReadRecords
 from fusefs.service.open_volume import open_volume
-from fusefs.store.pin import KeepFor, keep
+from fusefs.store.orphans import KeepFor, keep
 from fusefs.store.stage import SwapOptions
 from tests.service.test_forker import all_answers, deputy_of, store_of
 from tests.service.test_service_concurrent_changes import SLOWLY, child_of, signal_as, throw_large

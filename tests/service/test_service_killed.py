@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from tests.support.concurrent_users import Ledger, traffic
 from tests.support.many_files import bulky_tree, roomy_volume
 from tests.support.outside_tree import Canary

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
+from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.crash_scenarios import DyingAfter, end_of
 from tests.support.make_trees import IMMUTABLE, Dir, File, make_tree, remove_tree_hard, set_flags
 from tests.support.many_files import fill, roomy_volume

@@ -15,15 +15,15 @@ import pytest
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.service_status import SeenStatus, Status, StatusFault, VolumeStatus
-from fusefs.linux.boot_id import boot_id
-from fusefs.service.status_file import FILE, read_status, write_status
+from fusefs.linux.machine_identity import boot_id
+from fusefs.service.state_files import FILE, read_status, write_status
 
 SERVICE = """
 import os, sys
 import msgspec
 from fusefs.core.service_status import Status, VolumeStatus
 from fusefs.linux import file_locks
-from fusefs.service.status_file import write_status
+from fusefs.service.state_files import write_status
 directory = sys.argv[1].encode()
 lock = file_locks.take(directory)
 status = Status(version="0", pid=os.getpid(), boot_id="b", started_ns=0, updated_ns=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.boot_id import boot_id, host_id
+from fusefs.linux.machine_identity import boot_id, host_id
 from tests.support.cluster_nodes import Bed, ClusterNodes, Hung
 from tests.support.node_steps import wait_until, write
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import NotFound, NotPermitted, TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
+from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.make_trees import Dir, File, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount

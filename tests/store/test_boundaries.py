@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import (
     IsMountPoint,
     IsStore,
@@ -17,10 +18,9 @@ from fusefs.core.errors import (
     NotPermitted,
     Refused,
 )
-from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_path import swap_path
+from fusefs.store.swap import swap_path
 from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Dir, make_tree, remove_tree_hard, set_flags, snapshot
 from tests.support.mount_namespaces import tmpfs_elsewhere
 from tests.support.other_users import as_user

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import WAY_OUT, Occupied, Refused, TrashdError, UsageError
-from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import find_container
-from fusefs.store.pin import KeepFor, keep_by_id
+from fusefs.store.orphans import KeepFor, find_container, keep_by_id
 from tests.support.crash_scenarios import DyingAfter
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user

@@ -8,8 +8,8 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.store import discover as discovery
-from fusefs.store.discover import discover
+from fusefs.store import find_stores as discovery
+from fusefs.store.find_stores import discover
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import init
 

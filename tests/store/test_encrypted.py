@@ -16,7 +16,7 @@ import pytest
 from fusefs.core.errors import NotEncrypted
 from fusefs.linux.directory_metadata import make_like, read_likeness
 from fusefs.linux.kernel import Kernel
-from fusefs.store.preflight import preflight
+from fusefs.store.check_swap import preflight
 from fusefs.store.stage import SwapOptions
 from tests.support.crash_scenarios import forbid_exchange, wipe
 from tests.support.other_users import as_user

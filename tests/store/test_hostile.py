@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.core.errors import AuthorityLost, BadRecord, TrashdError, Untrusted
 from fusefs.linux.kernel import Kernel
-from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.orphans import ListedContainer
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume

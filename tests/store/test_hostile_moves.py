@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import AuthorityLost, TrashdError
-from fusefs.linux.act_as_user import call_as
-from fusefs.linux.child_channel import ChildLost
+from fusefs.linux.children import ChildLost, call_as
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import all_entries
-from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.orphans import ListedContainer, all_entries
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard
 from tests.support.nested_stores import point_to, without_upper_store
@@ -307,7 +305,7 @@ def entries_of_others(volume: Path) -> list[ListedContainer]:
 
 def restore_as_found(volume: Path, identifier: str, kernel: Kernel) -> object:
     """Restore what an undisturbed list told of, so that the first child that is disturbed is the restore's."""
-    from fusefs.store.find_orphans import find_container
+    from fusefs.store.orphans import find_container
     from fusefs.store.restore_by_id import restore_by_id
 
     entry = find_container(Kernel(), [raw(volume)], identifier)

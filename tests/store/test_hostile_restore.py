@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import Refused, TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from tests.support.make_trees import make_tree, remove_tree_hard, snapshot
 from tests.support.other_users import as_user

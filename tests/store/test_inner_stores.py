@@ -12,8 +12,8 @@ import pytest
 from fusefs.core.errors import IsStore
 from fusefs.core.selection import Selection
 from fusefs.linux.kernel import Kernel
+from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_for_owner import swap_for_owner
 from fusefs.sweep.request import ToDelete, ToMove, ToTrash
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.nested_stores import own_store, point_to, store_in, without_upper_store

@@ -14,10 +14,10 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import NotKept, TrashdError, UsageError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.preflight import preflight
+from fusefs.store.as_owner import swap_for_owner
+from fusefs.store.check_swap import preflight
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
-from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.background_processes import reading
 from tests.support.make_trees import Dir, Spec, make_tree, snapshot
 from tests.support.other_users import as_user

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
+from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.background_processes import reading
 from tests.support.crash_scenarios import DyingAfter
 from tests.support.foreground_mount import Mounted

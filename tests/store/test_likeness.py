@@ -17,7 +17,7 @@ from fusefs.core.errors import NotAlike
 from fusefs.core.record import Method
 from fusefs.linux.directory_metadata import apply_likeness, differences, read_likeness
 from fusefs.linux.kernel import Kernel
-from fusefs.store.preflight import preflight
+from fusefs.store.check_swap import preflight
 from fusefs.store.stage import SwapOptions
 from tests.support.acls import ACCESS, DEFAULT, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.crash_scenarios import forbid_exchange, wipe

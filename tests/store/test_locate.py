@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import CrossesBoundary, NotPermitted, TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
+from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.make_store import unmake_store
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user, run_as
 from tests.support.real_filesystems import (

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.stage import SwapOptions

@@ -11,7 +11,7 @@ import pytest
 
 from fusefs.core.names import make_id
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import all_entries, tend_all
+from fusefs.store.orphans import all_entries, tend_all
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import Occupied
-from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store import take_over
 from tests.support.crash_scenarios import DyingAfter, forbid_exchange

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import NotADirectory, NotFound, Occupied, TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.core.names import ContainerId
 from fusefs.linux.kernel import Kernel
 from fusefs.store.restore import Restored

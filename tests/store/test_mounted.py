@@ -12,10 +12,10 @@ from fusefs.core.errors import NoBacking, Occupied
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
+from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_for_owner import swap_for_owner
-from fusefs.store.swap_path import own_folder
+from fusefs.store.swap import own_folder
 from tests.support.foreground_mount import Mounted
 from tests.support.make_trees import make_tree, snapshot
 from tests.support.mount_and_backing import ALICE, NOGROUP, STAGED, TREE, both, hers, opened

@@ -11,9 +11,8 @@ import pytest
 from fusefs.core.errors import IsMountPoint, MountInside, NoBacking, NotFound, Refused
 from fusefs.linux import mountinfo
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import all_entries
-from fusefs.store.preflight import preflight
-from fusefs.store.tree_holders import holders_of, holders_of_path
+from fusefs.store.check_swap import holders_of, holders_of_path, preflight
+from fusefs.store.orphans import all_entries
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.mount_and_backing import ALICE, STAGED, TREE, both, hers, opened

@@ -11,7 +11,7 @@ import pytest
 
 from fusefs.core.selection import Selection
 from fusefs.linux.kernel import Kernel
-from fusefs.store.locate import find_scope
+from fusefs.store.victim import find_scope
 from fusefs.sweep.request import Request, ToTrash
 from fusefs.sweep.run import run
 from tests.support.foreground_mount import Mounted

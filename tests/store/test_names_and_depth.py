@@ -16,7 +16,7 @@ import pytest
 from fusefs.core.errors import NotFound, TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_path import remove_path, swap_path
+from fusefs.store.swap import remove_path, swap_path
 from tests.support.covering_sets import runs_every_case
 from tests.support.make_trees import (
     HardLink,

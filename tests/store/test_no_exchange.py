@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.cli.main import run
+from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.core.record import Method, encode
 from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import Kernel

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.cli.main import run
+from fusefs.core.container_states import State
 from fusefs.core.errors import Incomplete, KernelRefused, MountInside, Untrusted
-from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
+from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.covering_sets import runs_every_case
 from tests.support.make_trees import Dir, deep_chain, make_tree, snapshot
 from tests.support.other_users import as_user

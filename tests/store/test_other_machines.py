@@ -13,12 +13,12 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.cli.main import run
+from fusefs.core.container_states import State
 from fusefs.core.errors import Busy, NoLocks
-from fusefs.core.lifecycle import State
 from fusefs.core.record import encode
 from fusefs.core.record_decoding import decode
-from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import boot_id, host_id
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.sshfs_volumes import sshfs_of

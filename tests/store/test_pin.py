@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.durations import DURATION_MAX_S
+from fusefs.core.container_states import DEFAULT_RETENTION_S, State
 from fusefs.core.errors import Busy, NotFound, NotPermitted, Refused
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
+from fusefs.core.human_units import DURATION_MAX_S
 from fusefs.core.orphan_age import started
 from fusefs.core.policy import KnownOrphan, RetentionRules, due_at_s
 from fusefs.core.record import Record
 from fusefs.core.record_decoding import decode
-from fusefs.linux.clocks import moment
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import find_container
-from fusefs.store.pin import KeepFor, PinnedOrphan, Term, UsualTerm, keep_by_id
+from fusefs.linux.machine_identity import moment
+from fusefs.store.orphans import KeepFor, PinnedOrphan, Term, UsualTerm, find_container, keep_by_id
 from fusefs.store.stage import SwapOptions
 from tests.support.crash_scenarios import changing
 from tests.support.make_trees import make_tree, snapshot

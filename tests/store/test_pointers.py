@@ -13,7 +13,7 @@ import pytest
 from fusefs.core.errors import Exit, NotFound, TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.store import check as check_module
-from fusefs.store import find_orphans
+from fusefs.store import orphans
 from fusefs.store import pointers as pointers_module
 from fusefs.store.pointers import lower_stores
 from tests.support.make_trees import Dir, make_tree, snapshot
@@ -168,12 +168,12 @@ def test_pointers_beyond_a_number_are_not_followed_and_that_is_told(
 def test_root_lists_no_more_of_one_user_than_an_answer_has_room_for(
     volume: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(find_orphans, "_MOST_LISTED", 3)
+    monkeypatch.setattr(orphans, "_MOST_LISTED", 3)
     for n in range(4):
         as_user(ALICE, lambda n=n: swap(make_tree(volume / f"home/alice/job{n}", {})).id)  # type: ignore[misc]
     roots = swap(make_tree(volume / "job", {})).id
     recover_all(volume)
     lost: list[TrashdError] = []
-    assert [entry.id for entry in find_orphans.all_entries(Kernel(), [raw(volume)], lost)] == [roots]
+    assert [entry.id for entry in orphans.all_entries(Kernel(), [raw(volume)], lost)] == [roots]
     assert [error.exit_code for error in lost] == [Exit.INCOMPLETE]
     assert len(as_user(ALICE, lambda: entries(volume))) == 4

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import BadRecord, Busy, NotFound, Refused, UsageError
-from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.claim import hold
-from fusefs.store.container import HeldContainer
-from fusefs.store.find_orphans import opened_folder
-from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.container import HeldContainer, hold
+from fusefs.store.orphans import ListedContainer, opened_folder
 from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import IMMUTABLE, Dir, flags_of, make_tree, set_flags, snapshot
 from tests.support.other_users import as_user

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from fusefs.core.record import Method
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions

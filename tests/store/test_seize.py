@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import BadRecord, NotFound, NotPermitted, Refused, TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
-from fusefs.store.claim import ClaimLost
-from fusefs.store.find_orphans import opened_folder
-from fusefs.store.list_orphans import ListedContainer
-from fusefs.store.seize import seize
-from fusefs.store.swap import Swapped
-from fusefs.store.swap_path import own_folder
+from fusefs.store.as_owner import seize
+from fusefs.store.container import ClaimLost
+from fusefs.store.orphans import ListedContainer, opened_folder
+from fusefs.store.swap import Swapped, own_folder
 from tests.support.crash_scenarios import changing
 from tests.support.make_trees import IMMUTABLE, Dir, Spec, make_tree, set_flags, snapshot
 from tests.support.shared_memory_children import code_of_child

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from fusefs.linux.kernel import Kernel
 from tests.support.crash_scenarios import DyingAfter
 from tests.support.make_trees import Dir, make_tree

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from fusefs.core.record import NewOwner
 from fusefs.core.record_decoding import decode
 from fusefs.linux.kernel import Kernel
-from fusefs.store.as_owner import make_folder_of
+from fusefs.store.as_owner import make_folder_of, swap_for_owner
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
-from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.covering_sets import share_of
 from tests.support.crash_scenarios import LOOKING, DyingAfter, end_of, forbid_exchange
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard, snapshot

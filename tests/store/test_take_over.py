@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 
 from fusefs.cli.main import run
+from fusefs.core.container_states import State
 from fusefs.core.errors import WAY_OUT
-from fusefs.core.lifecycle import State
-from fusefs.linux import config_dirs
+from fusefs.linux import config_files
 from fusefs.linux import kernel as kernel_module
-from fusefs.linux.boot_id import boot_id
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import boot_id
 from fusefs.linux.mountinfo import Mount
 from fusefs.store import take_over
-from fusefs.store.preflight import preflight
+from fusefs.store.check_swap import preflight
 from fusefs.store.take_over import UNKNOWN_S, takeover_s
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
@@ -253,7 +253,7 @@ def configured(monkeypatch: pytest.MonkeyPatch, text: str) -> Iterator[Path]:
     """The system's configuration, readable by all, and the directory that it is in."""
     with tmpfs_volume() as directory:
         (directory / "config.toml").write_text(text)
-        monkeypatch.setattr(config_dirs, "SYSTEM_DIR", raw(directory))
+        monkeypatch.setattr(config_files, "SYSTEM_DIR", raw(directory))
         yield directory
 
 

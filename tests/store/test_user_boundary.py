@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import AcrossUsers, Incomplete, TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.core.plan_rules import PlanContext, PurgeListed, RuleDone, RuleNotDone, RuleOutcome, read_plan
+from fusefs.core.results import NOT_GIVEN, NOT_TAKEN, Swept
 from fusefs.core.selection import Selection
-from fusefs.core.sweep_result import NOT_GIVEN, NOT_TAKEN, Swept
 from fusefs.core.toml_reader import Source
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.run_plan import PlanOptions, carry_out

@@ -10,7 +10,7 @@ import pytest
 
 from fusefs.core.names import whose
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import all_entries
+from fusefs.store.orphans import all_entries
 from fusefs.store.user_folders import open_user
 from tests.support.acls import ACCESS, DEFAULT, acl
 from tests.support.make_trees import Dir, make_tree, snapshot

@@ -18,8 +18,8 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import Exit, NotProven, TrashdError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import all_entries
 from fusefs.store.make_folder import look_first
+from fusefs.store.orphans import all_entries
 from fusefs.store.stage import SwapOptions
 from fusefs.store.user_folders import open_user, take_census
 from tests.support.covering_sets import share_of
@@ -148,9 +148,9 @@ def test_who_gives_it_the_right_modes_later_makes_no_folder_of_it(volume: Path, 
 
 def reap_as_root(volume: Path, identifier: str) -> None:
     """`trashd reap --now ID`, as the command does it."""
-    from fusefs.core.report import Reaped
+    from fusefs.core.results import Reaped
     from fusefs.reaper.reap import reap as reap_one
-    from fusefs.store.find_orphans import act_on, find_container
+    from fusefs.store.orphans import act_on, find_container
 
     volumes = [os.fsencode(volume)]
     entry = find_container(Kernel(), volumes, identifier)

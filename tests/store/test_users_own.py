@@ -25,8 +25,8 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.init_store import initialise
 from fusefs.store.layout import is_stores_own
-from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.make_store import build_store
+from fusefs.store.orphans import ListedContainer
 from fusefs.store.stage import SwapOptions
 from fusefs.sweep.request import ToTrash
 from tests.support.crash_scenarios import changing

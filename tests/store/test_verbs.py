@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import DEFAULT_RETENTION_S, State
 from fusefs.core.errors import BrokenStore, NotFound, Refused
 from fusefs.core.identity import Likelihood, compare
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S, State
 from fusefs.core.record import Method
-from fusefs.linux.boot_id import boot_id, host_id
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import boot_id, host_id
 from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import Dir, File, Symlink, make_tree, snapshot
 from tests.support.real_filesystems import tmpfs_volume

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.cli.main import run
+from fusefs.core.container_states import State
 from fusefs.core.errors import Refused
-from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import make_tree, snapshot
@@ -57,7 +57,7 @@ def test_list_walks_no_tree(volume: Path) -> None:
 
 
 def _list(kernel: Kernel, volume: Path) -> None:
-    from fusefs.store.find_orphans import all_entries
+    from fusefs.store.orphans import all_entries
 
     assert len(all_entries(kernel, [bytes(volume)])) == 1
 

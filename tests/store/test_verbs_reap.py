@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import Busy, Incomplete, UsageError
-from fusefs.core.lifecycle import State
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.claim import claim
-from fusefs.store.container import HeldContainer
+from fusefs.store.container import HeldContainer, claim
 from fusefs.store.recover import RESCUED_RETENTION_S
 from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import IMMUTABLE, Dir, deep_chain, make_tree, set_flags

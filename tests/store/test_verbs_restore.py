@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import NotADirectory, NotFound, Occupied, OtherFilesystem, UsageError
-from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import Kernel
 from fusefs.store.recover import RESCUED_RETENTION_S
 from tests.support.make_trees import Dir, make_tree, snapshot

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from fusefs.linux import answer_timeout
-from fusefs.linux.act_as_user import UserCredentials, person
-from fusefs.store import as_owner, discover, find_orphans, registry_targets
+from fusefs.linux import children
+from fusefs.linux.children import UserCredentials, person
+from fusefs.store import as_owner, find_stores, orphans, store_registry
 from fusefs.store.layout import UserFolder
 from fusefs.store.victim_rename import DirectRename, VisibleRename
 from tests.support.other_users import as_user
@@ -31,17 +31,17 @@ def asked_directly() -> Iterator[None]:
     Blocks may be in each other, and in several threads.
     """
     _blocks.append(None)
-    for module in (discover, registry_targets):
+    for module in (find_stores, store_registry):
         setattr(module, _ASK, _ask_each)
-    setattr(find_orphans, _AS_OWNER, _as_owner)
+    setattr(orphans, _AS_OWNER, _as_owner)
     try:
         yield
     finally:
         _blocks.pop()
         if not _blocks:
-            for module in (discover, registry_targets):
-                setattr(module, _ASK, answer_timeout.ask_each)
-            setattr(find_orphans, _AS_OWNER, as_owner.as_owner)
+            for module in (find_stores, store_registry):
+                setattr(module, _ASK, children.ask_each)
+            setattr(orphans, _AS_OWNER, as_owner.as_owner)
 
 
 def _ask_each(
@@ -52,9 +52,9 @@ def _ask_each(
     person: UserCredentials | None = None,
     limit_s: float | None = None,
 ) -> Iterator[tuple[T, bytes | None]]:
-    """See answer_timeout.ask_each."""
+    """See children.ask_each."""
     if person is not None:
-        return answer_timeout.ask_each(questions, ask, silent, where, person, limit_s)
+        return children.ask_each(questions, ask, silent, where, person, limit_s)
     return ((question, ask(question)) for question in questions)
 
 

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusefs.linux.mount_claims import directory_of
+from fusefs.linux.mount_calls import directory_of
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.foreground_mount import until
 from tests.support.fuse_watchdog import mount_fusectl

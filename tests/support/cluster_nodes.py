@@ -28,8 +28,8 @@ from typing import NamedTuple, Protocol, TypeVar
 import pytest
 
 from fusefs.cli.main import run as run_trashd
-from fusefs.linux.boot_id import boot_id
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import boot_id
 from tests.support.machine_capabilities import FAKETIME
 from tests.support.proc_stat import all_stats
 from tests.support.shared_filesystems import (

@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import NoReturn
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.core.record import Method
 from fusefs.store.stage import SwapOptions
 from tests.support.other_users import become

@@ -15,8 +15,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.core.names import STORE, whose
 from fusefs.linux import syscalls
 from fusefs.linux.kernel import CallHook, Kernel

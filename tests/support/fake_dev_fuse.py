@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 from fusefs.core.fuse_protocol import REQUEST_BYTES_MAX
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import Attributes
 from fusefs.linux.fd import Fd
 from fusefs.mount.native._core import Tables
 from fusefs.mount.places.counters import Counters

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.messages import can_count
-from fusefs.core.uring_reasons import why_not
+from fusefs.core.uring_choice import why_not
 from fusefs.linux.uring_offer import read_facts
 from tests.support import booted_systemd, chromium, mpi_jobs, slurm_cluster
 from tests.support.third_party_suites import VERSIONS, is_built

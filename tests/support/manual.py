@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from build_docs.man_pages import page_names, page_of, title_of, write_all
-from fusefs.cli.service_files import PACKAGES, pieces_for_all
+from fusefs.cli.service import PACKAGES, pieces_for_all
 
 PARTS = Path(__file__).parents[2] / "docs/man"
 write_all(Path(__file__).parents[2] / "build/man")  # so that they are of the commands as they are

@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId
 from fusefs.core.record import quote
 from fusefs.core.service_status import Status, VolumePhase, VolumeStatus
 from fusefs.linux.file_locks import take
 from fusefs.linux.runtime_directories import make_dir, runtime_dir
 from fusefs.reaper.reap import reap
-from fusefs.service.status_file import write_status
+from fusefs.service.state_files import write_status
 from fusefs.store.as_owner import as_owner
-from fusefs.store.discover import folders
+from fusefs.store.find_stores import folders
 from fusefs.store.layout import UserFolder
 from tests.support.real_filesystems import tmpfs_over
 from tests.support.store_verbs import opened, raw

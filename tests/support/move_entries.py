@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from fusefs.core.sweep_result import SweepSums, Swept
+from fusefs.core.results import SweepSums, Swept
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount, open_shown_as
 from fusefs.store.deep_path import DeepOpeners
-from fusefs.store.locate import find_scope
+from fusefs.store.victim import find_scope
+from fusefs.sweep.actions import open_move
 from fusefs.sweep.request import Action, ActionPlace, IfExists, SweepRoot, ToMove
-from fusefs.sweep.trash_and_move import open_move
 
 _CLOCK_REALTIME_COARSE = 5
 Refusals = dict[str, int]

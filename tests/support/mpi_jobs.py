@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import find_container
+from fusefs.store.orphans import find_container
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.other_users import as_user
 from tests.support.proc_stat import all_stats

@@ -15,7 +15,7 @@ from pathlib import Path
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import open_unnamed, statx
-from fusefs.store.find_orphans import tend_all
+from fusefs.store.orphans import tend_all
 from tests.support import store_verbs
 from tests.support.uml_guest import Line
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fusefs.core.fast_paths import FastPath
+from fusefs.core.uring_choice import FastPath
 from fusefs.mount.places.find_mounts import mounts_of, read_counters
 from tests.support.background_processes import workers
 from tests.support.foreground_mount import Mounted, until

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from fusefs.linux.capabilities import Capability
+from fusefs.linux.credentials import Capability
 from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount
 from tests.support.other_users import become
 from tests.support.real_filesystems import volume_of

@@ -14,17 +14,17 @@ from mmap import mmap
 from pathlib import Path
 from typing import NoReturn
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.core.names import VolumeId, make_id
 from fusefs.core.record import Method, Record
 from fusefs.core.record_decoding import decode
-from fusefs.core.report import Reaped, Report
+from fusefs.core.results import Reaped, Report
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.reap import NOTHING_SPECIAL, RemovalWishes, remove_contents
+from fusefs.reaper.removal_stops import LateArrivals
 from tests.support.proc_stat import all_stats
 from tests.support.store_verbs import entries, place, reap_now
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fusefs.core.names import join
+from fusefs.core.results import Swept
 from fusefs.core.selection import Selection
-from fusefs.core.sweep_result import Swept
-from fusefs.linux.kernel import Kernel, Refused
+from fusefs.linux.kernel import Kernel, RefusedNames
 from fusefs.sweep.request import Act, ActionPlace, Request, SweepWishes, ToDelete, ToPrint
 from fusefs.sweep.run import run
 
@@ -48,7 +48,7 @@ def printed(top: Path, selection: Selection) -> list[bytes]:
     """What is chosen below a directory: relative paths, as often as they are told."""
     told: list[bytes] = []
 
-    def tell(here: ActionPlace, names: Sequence[str]) -> Refused:
+    def tell(here: ActionPlace, names: Sequence[str]) -> RefusedNames:
         told.extend(join(here.upper, os.fsencode(name)) for name in names)
         return []
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.service import timers as service_timers
-from fusefs.service.status_file import read_status
+from fusefs.service.state_files import read_status
 from fusefs.service.timers import ServiceTimers
 from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import become

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from fusefs.core.fuse_protocol import Entry
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import Attributes
 from fusefs.mount.tree.validity import EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.oracle_subjects import KEEP, FileAttributes, Handle, Subject, Times, see

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
-from fusefs.core.slice_budget import SliceBudget
-from fusefs.engine.rank_slices import GivenSlice, SlicesOfRanks, SlicesOfThreads
-from fusefs.engine.run_slices import SliceSource
-from fusefs.engine.slice_runners import Done, SharedSlice, Work
+from fusefs.core.pacing import SliceBudget
+from fusefs.engine.mpi_ranks import GivenSlice, SlicesOfRanks, SlicesOfThreads
+from fusefs.engine.run_slices import Done, SharedSlice, SliceSource, Work
 from fusefs.engine.strategy import Strategy, Workers
 
 BUDGET = SliceBudget(1.0)
@@ -18,7 +17,7 @@ BUDGET = SliceBudget(1.0)
 
 @dataclass
 class ModelRank(Generic[Work, Done]):
-    """One rank, without a filesystem (engine.slice_runners.SharesSlices)."""
+    """One rank, without a filesystem (engine.run_slices.SharesSlices)."""
 
     strategy: Strategy
     shares: Callable[[Work, Strategy], SharedSlice[Work, Done]]

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from fusefs.cli.main import run
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
 from fusefs.core.names import Name, RelPath
 from fusefs.core.record import Method, Record
-from fusefs.linux.boot_id import boot_id, host_id
+from fusefs.linux.machine_identity import boot_id, host_id
 from fusefs.store import layout
 from fusefs.store.container import HeldContainer, create_record, make_directory, move, new_id
 from fusefs.store.stage import SwapOptions, identify_at

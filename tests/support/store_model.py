@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.store.recover import RESCUED_RETENTION_S
 
 NAMES = ("a", "b", "c")

@@ -13,23 +13,21 @@ from typing import NamedTuple
 from fusefs.core.names import user_store
 from fusefs.core.record import Record
 from fusefs.core.record_decoding import decode
-from fusefs.core.report import Reaped
+from fusefs.core.results import Reaped
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.check import check_folder, check_store
-from fusefs.store.discover import discover
-from fusefs.store.find_orphans import act_on, all_entries, each_folder, find_container, tend_all
+from fusefs.store.find_stores import discover
 from fusefs.store.init_store import initialise
 from fusefs.store.layout import Store, UserFolder, open_own_store, open_store
-from fusefs.store.list_orphans import ListedContainer
+from fusefs.store.orphans import ListedContainer, act_on, all_entries, each_folder, find_container, tend_all
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
 from fusefs.store.stage import SwapOptions
 from fusefs.store.store_maker import makes_common
-from fusefs.store.swap import Swapped
-from fusefs.store.swap_path import own_folder, remove_path, swap_path
+from fusefs.store.swap import Swapped, own_folder, remove_path, swap_path
 from tests.support.asked_directly import asked_directly
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.shared_memory_children import end_process

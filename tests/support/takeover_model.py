@@ -266,7 +266,7 @@ def sort_out(one: Container, rules: Rules, who: str) -> Generator[Call, Answer, 
 
 
 def settle_stage(found: Container, method: str, rules: Rules, who: str) -> Steps:
-    """`core/recovery_rules.decide_stage`, and what follows."""
+    """`core/container_states.decide_stage`, and what follows."""
     one = yield from sort_out(found, rules, who)
     if one is None:
         return "kept"
@@ -459,7 +459,7 @@ def reaper(rules: Rules, source: str = "orphans") -> Callable[[], Program]:
 
 
 def seizer(rules: Rules) -> Callable[[], Program]:
-    """Root makes an orphan of root's of what lies in a user's quarantine (store/seize.py)."""
+    """Root makes an orphan of root's of what lies in a user's quarantine (store/as_owner.py)."""
 
     def seize() -> Program:
         if (yield _call("look", "quarantine", "id")) in _NONE:

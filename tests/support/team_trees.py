@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fusefs.core.names import ContainerId
-from fusefs.core.report import Reaped
+from fusefs.core.results import Reaped
 from fusefs.reaper.reap import NOTHING_SPECIAL, RemovalWishes, reap
 from tests.support.make_trees import Dir, File, Spec, make_tree
 from tests.support.other_users import as_user

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.core.names import ContainerId
-from fusefs.core.sweep_result import SweepSums, Swept
+from fusefs.core.results import SweepSums, Swept
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import Scope
 from fusefs.store.deep_path import DeepOpeners
-from fusefs.store.locate import find_scope
 from fusefs.store.stage import SwapOptions
+from fusefs.store.victim import find_scope
+from fusefs.sweep.actions import open_trash
 from fusefs.sweep.request import Action, ActionPlace, SweepRoot, ToTrash
-from fusefs.sweep.trash_and_move import open_trash
 from tests.support.store_verbs import raw
 
 _DEFAULT = SwapOptions()

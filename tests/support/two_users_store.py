@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import FOLDERS
-from fusefs.store.list_orphans import ListedContainer
 from fusefs.store.make_folder import make_user
+from fusefs.store.orphans import ListedContainer
 from fusefs.store.user_folders import open_user
 from tests.support.acls import GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ
 from tests.support.make_trees import Dir, EntrySnapshot, Spec, make_tree, snapshot

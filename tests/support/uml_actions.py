@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from fusefs.cli.main import run as run_command_line
-from fusefs.linux.boot_id import boot_id, host_id
+from fusefs.linux.machine_identity import boot_id, host_id
 from tests.support.trashd_command import CommandResult
 from tests.support.uml_guest import Line, mount
 

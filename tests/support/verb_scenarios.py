@@ -8,10 +8,9 @@ from pathlib import Path
 
 from fusefs.cli.count_orphan import CountOptions, count_orphan
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_orphans import find_container
-from fusefs.store.pin import KeepFor, keep_by_id
+from fusefs.store.as_owner import swap_for_owner
+from fusefs.store.orphans import KeepFor, find_container, keep_by_id
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap_for_owner import swap_for_owner
 from tests.support.crash_scenarios import HOME, USER, Act, CrashScenario, DyingAfter, Prepare, home
 from tests.support.make_trees import Dir, Spec, make_tree
 from tests.support.shared_memory_children import code_of_child

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import ROOT, Attributes, NodeId
 from fusefs.core.mount_options import Coherence, MountOptions, parse_options
-from fusefs.core.nodeids import ROOT, NodeId
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import Refused
-from fusefs.linux.archived_files import may_be_archived
+from fusefs.linux.disk_usage import may_be_archived
 from fusefs.linux.kernel import Kernel
 from fusefs.store.look_inside import Difference, content_of, differences
 

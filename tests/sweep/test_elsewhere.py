@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.sweep_result import SweepSums, Swept
+from fusefs.core.results import SweepSums, Swept
 from fusefs.linux.kernel import Kernel
 from fusefs.store.deep_path import DeepOpeners
-from fusefs.store.locate import find_scope
+from fusefs.store.victim import find_scope
+from fusefs.sweep.actions import open_move
 from fusefs.sweep.request import ActionPlace, IfExists, SweepRoot, ToMove
-from fusefs.sweep.trash_and_move import open_move
 from tests.support.store_verbs import init, place, raw
 from tests.support.trash_without_walk import trashing
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.record import Failure
-from fusefs.core.selection import Selection
-from fusefs.core.stat_bounds import SizeBound
-from fusefs.core.sweep_result import SweepSums
+from fusefs.core.results import SweepSums
+from fusefs.core.selection import Selection, SizeBound
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import Act, ToCount, ToDelete, ToMove, ToPrint, ToTrash
 from tests.support.make_trees import Symlink, make_tree

@@ -10,9 +10,9 @@ from urllib.parse import quote_from_bytes
 
 import pytest
 
-from fusefs.core.listed_names import Listed, ListedName, ListFormat
+from fusefs.core.metadata_cache import Listed, ListedName, ListFormat
 from fusefs.core.record import Failure
-from fusefs.core.sweep_result import ANOTHER, UNCLEAR, Spared, SweepSums
+from fusefs.core.results import ANOTHER, UNCLEAR, Spared, SweepSums
 from fusefs.sweep.names_from_list import read_list
 from tests.support.make_trees import make_tree
 from tests.support.run_sweep import names, sweep

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.pacing import AT_ONCE, HOLD, Speed
 from fusefs.core.record import Failure
+from fusefs.core.results import SweepSums
 from fusefs.core.selection import Selection
-from fusefs.core.slice_budget import AT_ONCE, HOLD, Speed
-from fusefs.core.sweep_result import SweepSums
-from fusefs.linux.kernel import Refused
+from fusefs.linux.kernel import RefusedNames
 from fusefs.sweep.names_from_list import BrokenList, read_names
 from fusefs.sweep.request import ActionPlace, SweepWishes, ToPrint, ToTrash
 from tests.support.make_trees import Symlink, make_tree
@@ -87,7 +87,7 @@ def test_names_of_a_directory_have_their_turn_in_the_list_s_order(top: Path) -> 
     paths = [f"f{n * 7 % 3000}" for n in range(3000)]
     told: list[str] = []
 
-    def tell(_here: ActionPlace, names: Sequence[str]) -> Refused:
+    def tell(_here: ActionPlace, names: Sequence[str]) -> RefusedNames:
         told.extend(names)
         return []
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.removal_group import RemovalGroup
-from fusefs.core.sweep_result import Swept
+from fusefs.core.results import RemovalGroup, Swept
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.sweep.remove_together import in_groups, remove_group

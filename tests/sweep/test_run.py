@@ -10,9 +10,8 @@ import pytest
 
 from fusefs.core.errors import IsStore, NotADirectory, NotFound, Refused
 from fusefs.core.record import Failure
-from fusefs.core.selection import Selection
-from fusefs.core.stat_bounds import SizeBound
-from fusefs.core.sweep_result import SweepSums
+from fusefs.core.results import SweepSums
+from fusefs.core.selection import Selection, SizeBound
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import ToCount, ToDelete
 from tests.support.make_trees import Symlink, deep_chain, make_tree

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import Refused
+from fusefs.core.pacing import Speed
 from fusefs.core.record import Failure
-from fusefs.core.selection import Selection
-from fusefs.core.slice_budget import Speed
-from fusefs.core.stat_bounds import TimeBound
-from fusefs.core.sweep_result import Spared, SweepSums
-from fusefs.engine.slice_pace import ConstantSpeed
+from fusefs.core.results import Spared, SweepSums
+from fusefs.core.selection import Selection, TimeBound
+from fusefs.engine.pace import ConstantSpeed
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.request import IfExists, SweepWishes, ToCount, ToDelete, ToMove, ToTrash

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.selection import Selection
-from fusefs.core.stat_bounds import SizeBound
-from fusefs.core.sweep_result import SweepSums
+from fusefs.core.results import SweepSums
+from fusefs.core.selection import Selection, SizeBound
 from fusefs.sweep.request import Act, SweepWishes, ToCount, ToDelete, ToMove, ToTrash
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.fuse_slow import SlowVolume, slow_volume

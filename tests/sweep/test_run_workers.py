@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.results import SweepSums
 from fusefs.core.selection import Selection
-from fusefs.core.sweep_result import SweepSums
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import SweepWishes
 from tests.support.background_processes import EndsWorkers

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusefs.core.selection import KINDS, Selection
-from fusefs.core.stat_bounds import Field, SizeBound, TimeBound
+from fusefs.core.selection import KINDS, Field, Selection, SizeBound, TimeBound
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.user_boundary import SeenDirectories

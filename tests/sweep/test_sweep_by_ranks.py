@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.pacing import SliceBudget
+from fusefs.core.results import SweepSums
 from fusefs.core.selection import Selection
-from fusefs.core.slice_budget import SliceBudget
-from fusefs.core.sweep_result import SweepSums
-from fusefs.linux.boot_id import boot_id
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import boot_id
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
-from fusefs.sweep.chooser import Dirs
+from fusefs.sweep.matcher import Dirs
 from fusefs.sweep.request import ToDelete
 from fusefs.sweep.sweep_by_ranks import SeenDirectory, SharedSweep, SweepRecipe
 from tests.support.make_trees import Spec, make_tree

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
-from fusefs.core.lifecycle import State
 from fusefs.core.record import Method
 from fusefs.core.record_decoding import decode
 from fusefs.core.selection import Selection

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.cli.service_files import find_command
+from fusefs.cli.service import find_command
 from tests.support.booted_systemd import REPO
 from tests.support.trashd_command import done_well
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.common_xattrs import (
+from fusefs.core.metadata_cache import (
     ACCESS_ACL,
     CAPABILITY,
     DEFAULT_ACL,

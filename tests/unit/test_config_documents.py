@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.config import CONFIG, HOOKS, METRICS, RULES, VOLUME, tell_config
-from fusefs.core.setting_types import ValueKind
-from fusefs.core.toml_reader import Schema, Source
+from fusefs.core.toml_reader import Schema, Source, ValueKind
 from tests.support.read_configs import read_config
 
 DOCS = Path(__file__).parents[2] / "docs"

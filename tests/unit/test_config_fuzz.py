@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.config import AUDIT_FILE, CONFIG, Config, HooksConfig, MetricsConfig, tell_config
-from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import BadConfig
+from fusefs.core.human_units import DURATION_MAX_S
 from fusefs.core.policy import DAY_MIN, Authority, Quota, RetentionRules, TimeWindow, VolumePolicy, Watermark
-from fusefs.core.setting_types import quoted
-from fusefs.core.toml_reader import Schema, Source, Tables, decode_source
+from fusefs.core.toml_reader import Schema, Source, Tables, decode_source, quoted
 from tests.support.read_configs import read_config
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.durations import DURATION_MAX_S, SECONDS, format_duration, parse_duration
+from fusefs.core.human_units import DURATION_MAX_S, SECONDS, format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

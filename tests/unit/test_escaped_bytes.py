@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fusefs.core.escaped_bytes import unescape
+from fusefs.core.printable_names import unescape
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.freed_space import Survey, taken_bytes
+from fusefs.core.orphan_sums import Survey, taken_bytes
 
 MIB = 1 << 20
 BYTES = st.integers(0, 1 << 50)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import Attributes
 
 
 class InHeader(ctypes.Structure):

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fusefs.core.inode_attributes import Attributes
-from fusefs.core.lifecycle import State
+from fusefs.core.container_states import State
+from fusefs.core.metadata_cache import ROOT, Attributes, NodeId, NodeZone, SourceKey
 from fusefs.core.names import STORE
-from fusefs.core.nodeids import ROOT, NodeId, NodeZone, SourceKey
 from fusefs.mount.native._core import Node, Tables
 from fusefs.store.layout import DROP, is_stores_own
 
@@ -58,7 +57,7 @@ def test_root_is_one_whatever_its_inode_number() -> None:
 
 _MANY_NODES = """
 import os, sys
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import Attributes
 from fusefs.mount.native._core import Tables
 
 def n_bytes():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusefs.core.latency import Latency
+from fusefs.core.mount_counters import Latency
 
 SLOW_NS, QUICK_NS = 1_000_000, 3_000
 

@@ -6,11 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fusefs.core.container_states import (
+    LEGAL_MOVES,
+    RestoringAction,
+    StageAction,
+    State,
+    decide_restoring,
+    decide_stage,
+)
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.lifecycle import LEGAL_MOVES, State
 from fusefs.core.names import ContainerId, RelPath, VolumeId
 from fusefs.core.record import Method, Record
-from fusefs.core.recovery_rules import RestoringAction, StageAction, decide_restoring, decide_stage
 
 VICTIM, FRESH, STRANGER = Identity("1:aa", 1, 1), Identity("1:bb", 2, 2), Identity("1:cc", 3, 3)
 IDENTITY = st.sampled_from([VICTIM, FRESH, STRANGER, Identity("", 1, 0), Identity("", 2, 0), Identity("", 0, 0)])

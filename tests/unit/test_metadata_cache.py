@@ -8,11 +8,17 @@ from collections.abc import Callable
 
 import pytest
 
-from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL, Answers
-from fusefs.core.inode_attributes import Attributes
-from fusefs.core.metadata_cache import Epoch, MetadataCache
-from fusefs.core.nodeids import SourceKey
-from fusefs.core.packed_entries import PackedEntries
+from fusefs.core.metadata_cache import (
+    ACCESS_ACL,
+    CAPABILITY,
+    DEFAULT_ACL,
+    Answers,
+    Attributes,
+    Epoch,
+    MetadataCache,
+    PackedEntries,
+    SourceKey,
+)
 
 LARGE = 1 << 20
 LIFETIME_S = 10.0

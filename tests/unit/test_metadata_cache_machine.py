@@ -8,11 +8,16 @@ import stat
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY
-from fusefs.core.inode_attributes import Attributes
-from fusefs.core.metadata_cache import Epoch, MetadataCache
-from fusefs.core.nodeids import SourceKey
-from fusefs.core.packed_entries import Dirent, PackedEntries
+from fusefs.core.metadata_cache import (
+    ACCESS_ACL,
+    CAPABILITY,
+    Attributes,
+    Dirent,
+    Epoch,
+    MetadataCache,
+    PackedEntries,
+    SourceKey,
+)
 
 LIFETIME_S = 8.0
 LARGE, TINY = 1 << 24, 2500

@@ -8,11 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, Answers
-from fusefs.core.inode_attributes import Attributes
-from fusefs.core.metadata_cache import MetadataCache
-from fusefs.core.nodeids import SourceKey
-from fusefs.core.packed_entries import PackedEntries
+from fusefs.core.metadata_cache import (
+    ACCESS_ACL,
+    CAPABILITY,
+    Answers,
+    Attributes,
+    MetadataCache,
+    PackedEntries,
+    SourceKey,
+)
 
 N = 25_000
 """What is learnt in a second."""

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from fusefs.cli.status import mount_lines
 from fusefs.core.errors import TrashdError
-from fusefs.core.fast_paths import FastPathState
 from fusefs.core.mount_counters import (
     BOUNDS_NS,
     OPERATIONS,
@@ -26,6 +25,7 @@ from fusefs.core.mount_counters import (
     decode,
     encode,
 )
+from fusefs.core.uring_choice import FastPathState
 
 TABLE = CounterTable(version="0.1", pid=7, started_ns=5)
 times_ns = st.lists(st.integers(1, 1 << 40), min_size=1, max_size=200)

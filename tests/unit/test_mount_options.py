@@ -3,7 +3,6 @@
 import pytest
 
 from fusefs.core.errors import UsageError
-from fusefs.core.fast_paths import FastPath
 from fusefs.core.mount_options import (
     BackingSpeed,
     Coherence,
@@ -13,6 +12,7 @@ from fusefs.core.mount_options import (
     find_without_effect,
     parse_options,
 )
+from fusefs.core.uring_choice import FastPath
 
 
 def parse(

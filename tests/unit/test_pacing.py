@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fusefs.core import pacing
 from fusefs.core.pacing import (
     FIRST_SHARE,
+    HOLD,
     LEAST_SHARE,
     LONG_PERIOD_S,
     LONG_REST_S,
@@ -23,9 +24,9 @@ from fusefs.core.pacing import (
     RateCaps,
     Requests,
     Sample,
+    Speed,
     rest_at,
 )
-from fusefs.core.slice_budget import HOLD, Speed
 
 NO_CAPS, NO_BACKLOG = RateCaps(), Backlog()
 UNLINK_S = 20e-6

@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.packed_entries import Dirent, PackedEntries
+from fusefs.core.metadata_cache import Dirent, PackedEntries
 
 DIRENTS = st.lists(
     st.tuples(

@@ -18,8 +18,7 @@ from fusefs.core.plan_rules import (
     TrashAction,
     read_plan,
 )
-from fusefs.core.selection import KINDS, Selection
-from fusefs.core.stat_bounds import SizeBound, TimeBound
+from fusefs.core.selection import KINDS, Selection, SizeBound, TimeBound
 from fusefs.core.toml_reader import Source
 
 DAY_NS = 86_400 * 10**9

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.durations import DURATION_MAX_S
-from fusefs.core.lifecycle import DEFAULT_RETENTION_S
+from fusefs.core.container_states import DEFAULT_RETENTION_S
+from fusefs.core.human_units import DURATION_MAX_S
 from fusefs.core.names import ContainerId, make_id
 from fusefs.core.orphan_age import Clock, FirstSight, jumped, see, started
 from fusefs.core.policy import (

@@ -7,8 +7,7 @@ import stat
 
 import pytest
 
-from fusefs.core.common_xattrs import ACCESS_ACL, CAPABILITY, DEFAULT_ACL
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import ACCESS_ACL, CAPABILITY, DEFAULT_ACL, Attributes
 from fusefs.mount.tables.prefetch import PrefetchXattrs
 
 DEVICE, OTHER = 8, 9

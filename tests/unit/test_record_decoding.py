@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fusefs.core.durations import DURATION_MAX_S
 from fusefs.core.errors import BadRecord
+from fusefs.core.human_units import DURATION_MAX_S
 from fusefs.core.identity import Identity
 from fusefs.core.names import ContainerId, Name, RelPath, VolumeId, make_id
 from fusefs.core.record import (

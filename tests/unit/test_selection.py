@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.selection import KINDS, Matcher, Selection
-from fusefs.core.stat_bounds import Field, SelectionStat, SizeBound, TimeBound
+from fusefs.core.selection import KINDS, Field, Matcher, Selection, SelectionStat, SizeBound, TimeBound
 
 TIMED: tuple[Field, ...] = ("mtime", "atime", "ctime")
 

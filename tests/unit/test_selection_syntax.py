@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.selection_syntax import (
+from fusefs.core.selection import (
+    SizeBound,
     check_exclude,
     check_name,
     check_path,
@@ -18,7 +19,6 @@ from fusefs.core.selection_syntax import (
     parse_size_bound,
     parse_types,
 )
-from fusefs.core.stat_bounds import SizeBound
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.sizes import format_size, parse_rate, parse_size
-from fusefs.core.slice_budget import NAMES_AT_ONCE, SLICE_S, SMALL_SLICE_S, NamesPerLook, TokenBucket
+from fusefs.core.human_units import format_size, parse_rate, parse_size
+from fusefs.core.pacing import NAMES_AT_ONCE, SLICE_S, SMALL_SLICE_S, NamesPerLook, TokenBucket
 
 
 @given(st.integers(1, 10**9), st.lists(st.floats(0, 10), min_size=1, max_size=50))

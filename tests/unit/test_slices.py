@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fusefs.core.names import join
 from fusefs.core.record import MAX_FAILURES, Failure
-from fusefs.core.report import STORE, keeps_for_its_owner
+from fusefs.core.results import STORE, keeps_for_its_owner
 from fusefs.core.slices import (
     MAX_FAILED_NAMES,
     MAX_FDS,

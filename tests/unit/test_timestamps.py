@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.timestamps import SECOND_NS, CivilTime, is_path, parse_when
+from fusefs.core.human_units import SECOND_NS, CivilTime, is_path, parse_when
 
 NOW_NS = 1_793_491_200 * SECOND_NS + 7
 OFFSETS = st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))

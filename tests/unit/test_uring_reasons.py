@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from fusefs.core.uring_reasons import SWITCH, UringFacts, why_not, why_not_trusted
+from fusefs.core.uring_choice import SWITCH, UringFacts, why_not, why_not_trusted
 
 ALL_IS_WELL = UringFacts(release="7.2.0", is_enabled=True, refusal=0, disabled=0, barred=frozenset())
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from fusefs.core.record import quote
-from fusefs.core.report import Waited, WaitReason, WaitReasonKind
+from fusefs.core.results import Waited, WaitReason, WaitReasonKind
 from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.file_locks import take
 from fusefs.linux.kernel import Kernel

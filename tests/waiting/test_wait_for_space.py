@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.core.names import ContainerId
-from fusefs.core.report import Waited, WaitReason, WaitReasonKind
+from fusefs.core.results import Waited, WaitReason, WaitReasonKind
 from fusefs.engine.count_tree import survey
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.tree_users import DeletedFile

@@ -4,7 +4,7 @@
 
 #include "bulk.h"
 
-/* As core/stat_bounds.py packs them; all bounds are included, and INT64_MAX is without end. */
+/* As core/selection.py packs them; all bounds are included, and INT64_MAX is without end. */
 struct bounds {
     int64_t least_size, most_size;
     struct {

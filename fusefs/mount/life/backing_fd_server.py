@@ -28,10 +28,10 @@ from functools import partial
 
 import trio
 
-from fusefs.core.nodeids import ROOTS
+from fusefs.core.metadata_cache import ROOTS
 from fusefs.linux import syscalls
 from fusefs.linux.backing_fd_socket import FdRequest, answer, open_door, received, uid_of, visitor
-from fusefs.linux.child_processes import child
+from fusefs.linux.children import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import clone_tree
 from fusefs.linux.mountinfo import read_mounts

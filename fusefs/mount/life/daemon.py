@@ -17,12 +17,11 @@ from importlib import import_module
 import trio
 
 from fusefs.core.errors import Busy, Exit, NotPermitted, Refused, TrashdError, from_os
-from fusefs.core.fast_paths import FastPath
 from fusefs.core.mount_options import BackingSpeed, EngineMode, MountOptions, PassthroughMode, UringMode
 from fusefs.core.printable_names import printable
-from fusefs.core.uring_reasons import why_not
+from fusefs.core.uring_choice import FastPath, why_not
 from fusefs.linux.backing_fd_socket import door_of
-from fusefs.linux.capabilities import Capability, act_as_others_can, drop_capabilities
+from fusefs.linux.credentials import Capability, act_as_others_can, drop_capabilities
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import abort, open_abort
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
@@ -53,8 +52,8 @@ from fusefs.mount.tree.vfs import Vfs
 _N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
 """A thread may be lent two or three fds."""
 _IMPORTED_LATE = (
-    "fusefs.core.glob", "fusefs.linux.config_files", "fusefs.linux.refused_calls", "fusefs.store.registry_targets",
-    "fusefs.store.subordinate_folders",
+    "fusefs.core.glob", "fusefs.linux.config_files", "fusefs.linux.refused_calls", "fusefs.store.store_registry",
+    "fusefs.store.user_folders",
 )  # fmt: skip
 """By functions that commands share. After an upgrade they would be the new version's."""
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -20,7 +20,7 @@ import trio
 
 from fusefs.core.printable_names import printable
 from fusefs.linux import mount_calls
-from fusefs.linux.child_processes import child
+from fusefs.linux.children import child
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import TOP, Mount
 from fusefs.mount.places.mount_points import mount_of_device

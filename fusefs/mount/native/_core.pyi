@@ -1,8 +1,7 @@
 from collections.abc import Iterator
 
 from fusefs.core.fuse_protocol import Request
-from fusefs.core.inode_attributes import Attributes
-from fusefs.core.nodeids import NodeId, SourceKey
+from fusefs.core.metadata_cache import Attributes, NodeId, SourceKey
 from fusefs.linux.fd import CountedFd
 from fusefs.mount.requests.fuse_requests import FuseRequests
 from fusefs.mount.tables.daemon_cache import SeenByName

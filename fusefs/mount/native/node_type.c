@@ -301,7 +301,7 @@ static PyObject *imported(const char *module, const char *name) {
 
 /* Import the types of Python's that values are made of. Returns 0, or -1 with an exception. */
 int import_types(void) {
-    attributes_type = imported("fusefs.core.inode_attributes", "Attributes");
+    attributes_type = imported("fusefs.core.metadata_cache", "Attributes");
     fd_type = attributes_type == NULL ? NULL : imported("fusefs.linux.fd", "CountedFd");
     return fd_type == NULL ? -1 : 0;
 }

@@ -16,7 +16,7 @@ enum {
     VALUE_BYTES = 4096,
     N_XATTRS = 5,
 };
-static const char *const XATTRS[N_XATTRS] = { /* as in core/common_xattrs.py; the first: all names */
+static const char *const XATTRS[N_XATTRS] = { /* as in core/metadata_cache.py; the first: all names */
     "", "system.posix_acl_access", "system.posix_acl_default", "security.capability", "security.selinux",
 };
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from fusefs.core.errors import Busy, KernelRefused, NotFound, NotPermitted, Refused
 from fusefs.core.mount_options import MountOptions, flags_after
 from fusefs.core.printable_names import printable
-from fusefs.linux import fusermount, mount_calls
+from fusefs.linux import fuse_device, mount_calls
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_device import kill_late, servers
 from fusefs.linux.mountinfo import OURS, Mount, covering, is_inside, read_mounts
@@ -161,12 +161,12 @@ def _as_user(source: bytes, target: bytes, options: MountOptions, flags: Iterabl
     if not os.path.exists("/dev/fuse"):
         raise Refused("there is no /dev/fuse", _NO_FUSE)
     words = [word.encode() for word in (*sorted(flags), *_switches(options))]
-    named = (b"fsname=" + fusermount.escaped(source), b"subtype=" + _SUBTYPE)
+    named = (b"fsname=" + fuse_device.escaped(source), b"subtype=" + _SUBTYPE)
     try:
-        return fusermount.mount(target, b",".join([*words, *named]))
+        return fuse_device.mount(target, b",".join([*words, *named]))
     except FileNotFoundError as error:
         raise Refused("without root it takes fusermount3, which is missing", _NO_FUSERMOUNT) from error
-    except fusermount.FusermountFailed as error:
+    except fuse_device.FusermountFailed as error:
         raise NotPermitted(str(error), _hint(str(error))) from error
 
 
@@ -233,10 +233,10 @@ def _detach_as_user(mount: Mount, way: UnmountMode, busy: Busy) -> None:
     if way is UnmountMode.FORCE:
         _abort(mount)
     try:
-        fusermount.unmount(mount.point, lazily=way is not UnmountMode.PLAIN)
+        fuse_device.unmount(mount.point, lazily=way is not UnmountMode.PLAIN)
     except FileNotFoundError as error:
         raise KernelRefused("fusermount3 is missing", _NO_FUSERMOUNT) from error
-    except fusermount.FusermountFailed as error:
+    except fuse_device.FusermountFailed as error:
         if os.strerror(errno.EBUSY) in str(error):
             raise busy from error
         raise NotPermitted(str(error), "who mounted it, and root, can unmount it") from error

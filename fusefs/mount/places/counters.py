@@ -18,10 +18,9 @@ import trio
 
 from fusefs.core.mount_counters import BOUNDS_NS, N_BUCKETS, CounterLayout, CounterTable, Gauges, Remembering, encode
 from fusefs.core.printable_names import printable
-from fusefs.linux.atomic_files import NEW
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.file_locks import lock_open_file
-from fusefs.linux.runtime_directories import make_dir
+from fusefs.linux.runtime_directories import NEW, make_dir
 from fusefs.mount.places import runtime_dir
 
 _LAYOUT: Final = CounterLayout(CounterTable(version="", pid=0, started_ns=0))

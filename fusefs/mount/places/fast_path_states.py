@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-from fusefs.core.fast_paths import ON, FastPath, FastPathReport, FastPathState, encode
 from fusefs.core.printable_names import printable
-from fusefs.linux.atomic_files import NEW, replace_file
+from fusefs.core.uring_choice import ON, FastPath, FastPathReport, FastPathState, encode
+from fusefs.linux.runtime_directories import NEW, replace_file
 from fusefs.mount.places import runtime_dir
 
 _log = logging.getLogger(__name__)

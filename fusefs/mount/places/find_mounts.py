@@ -7,13 +7,13 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from fusefs.core import fast_paths
+from fusefs.core import uring_choice
 from fusefs.core.errors import NotFound, NotPermitted, TrashdError
 from fusefs.core.mount_counters import MountStats, SeenMount, decode
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.file_locks import is_locked
-from fusefs.linux.mount_claims import name_of
+from fusefs.linux.mount_calls import name_of
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.runtime_directories import HOME
 from fusefs.mount.places import runtime_dir
@@ -99,19 +99,19 @@ def _read(path: bytes) -> tuple[MountStats, bool]:
         return decode(os.read(fd, _MAX_BYTES)), is_running
 
 
-def _fast_paths(path: bytes, stats: MountStats) -> tuple[fast_paths.FastPathState, ...]:
+def _fast_paths(path: bytes, stats: MountStats) -> tuple[uring_choice.FastPathState, ...]:
     """What a file tells that the same daemon wrote. Raises  TrashdError: it is not understood"""
     with suppress(FileNotFoundError), _open(path) as fd:
-        told = fast_paths.decode(os.read(fd, _MAX_BYTES))
+        told = uring_choice.decode(os.read(fd, _MAX_BYTES))
         if (told.device, told.pid) == (stats.device, stats.table.pid):
             return tuple(_as_it_is_now(one, stats) for one in told.fast_paths)
     return ()
 
 
-def _as_it_is_now(state: fast_paths.FastPathState, stats: MountStats) -> fast_paths.FastPathState:
+def _as_it_is_now(state: uring_choice.FastPathState, stats: MountStats) -> uring_choice.FastPathState:
     """Return the state of a fast path, which may be limited for now."""
-    if state.name == fast_paths.FastPath.ENGINE.value and state.is_on and stats.gauges.get("is_slow"):
-        return fast_paths.FastPathState(state.name, is_on=True, why=fast_paths.SLOW)
+    if state.name == uring_choice.FastPath.ENGINE.value and state.is_on and stats.gauges.get("is_slow"):
+        return uring_choice.FastPathState(state.name, is_on=True, why=uring_choice.SLOW)
     return state
 
 

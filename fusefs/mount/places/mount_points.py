@@ -8,7 +8,7 @@ from enum import Enum
 
 from fusefs.core.errors import IsMountPoint, MountInside, NotFound, NotPermitted, Refused
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.linux.answer_timeout import ask_each
+from fusefs.linux.children import ask_each
 from fusefs.linux.mountinfo import (
     DAEMON_GONE,
     FilesystemPath,

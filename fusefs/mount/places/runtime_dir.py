@@ -17,12 +17,11 @@ from contextlib import contextmanager, suppress
 
 from fusefs.core.errors import Busy
 from fusefs.linux import mount_calls
-from fusefs.linux.atomic_files import NEW
 from fusefs.linux.backing_fd_socket import DOOR, TREE
 from fusefs.linux.fd import Fd, closed_on_error
-from fusefs.linux.mount_claims import directory_of, name_of
+from fusefs.linux.mount_calls import directory_of, name_of
 from fusefs.linux.mountinfo import is_inside, read_mounts
-from fusefs.linux.runtime_directories import HOME
+from fusefs.linux.runtime_directories import HOME, NEW
 
 STATS, FAST_PATHS = b"stats", b"fast-paths"
 """The files of the daemon's numbers (counters.py), and of what makes it fast (fast_path_states.py)."""

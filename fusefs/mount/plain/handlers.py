@@ -38,7 +38,7 @@ from pyfuse3 import (
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import NANO, Opcode
-from fusefs.core.nodeids import ROOT
+from fusefs.core.metadata_cache import ROOT
 from fusefs.mount.native._core import Tables
 from fusefs.mount.places.counters import CELL_OF
 from fusefs.mount.tree.mount_state import errno_of

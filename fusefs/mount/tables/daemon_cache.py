@@ -10,12 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Self
 
-from fusefs.core.common_xattrs import Answers
-from fusefs.core.inode_attributes import Attributes
-from fusefs.core.metadata_cache import MetadataCache
+from fusefs.core.metadata_cache import Answers, Attributes, MetadataCache, PackedEntries, SourceKey, source_key
 from fusefs.core.mount_counters import Remembering
-from fusefs.core.nodeids import SourceKey, source_key
-from fusefs.core.packed_entries import PackedEntries
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock

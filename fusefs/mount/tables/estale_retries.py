@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import trio
 
-from fusefs.core.nodeids import SourceKey
+from fusefs.core.metadata_cache import SourceKey
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import TO_PEEK
 from fusefs.mount.native._core import Node, Tables

@@ -17,8 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from fusefs.core.common_xattrs import ASKED_OF_ALL, UNSUPPORTED, is_asked_of_all
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import ASKED_OF_ALL, UNSUPPORTED, Attributes, is_asked_of_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.thread_progress import run_on_any_core
 from fusefs.mount.native._core import Node, Prefetcher

@@ -17,10 +17,9 @@ from typing import ParamSpec, Self, TypeVar, TypeVarTuple
 
 import trio
 
-from fusefs.core.latency import Latency
+from fusefs.core.mount_counters import Latency
 from fusefs.linux.fuse_caller import have_own_umask, is_killed
-from fusefs.linux.mount_changes import MountWatch
-from fusefs.linux.mountinfo import Mount, is_inside, read_mounts
+from fusefs.linux.mountinfo import Mount, MountWatch, is_inside, read_mounts
 from fusefs.mount.native._core import TablesMutex, close_unused
 
 P = ParamSpec("P")

@@ -13,14 +13,13 @@ from functools import partial
 from typing import NamedTuple
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import Attributes
 from fusefs.core.names import Name, RelPath, join
-from fusefs.linux.boot_id import invocation_of
-from fusefs.linux.capabilities import Capability, are_ours
+from fusefs.linux.credentials import NO_ID, Capability, ThreadCredentials, are_ours, call_as
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller, Rights, knows, rights_of
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.thread_credentials import NO_ID, ThreadCredentials, call_as
+from fusefs.linux.machine_identity import invocation_of
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import NameIn
 from fusefs.mount.tree.mount_state import MountState

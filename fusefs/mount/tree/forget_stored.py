@@ -26,7 +26,7 @@ from functools import partial
 
 import trio
 
-from fusefs.core.nodeids import NodeId
+from fusefs.core.metadata_cache import NodeId
 from fusefs.linux.fuse_device import expire_name, forget_unused
 from fusefs.linux.statx import look_at
 from fusefs.mount.native._core import Node, Tables

@@ -23,8 +23,7 @@ from contextlib import suppress
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, REQUEST_HEAD_SIZE, Opcode
-from fusefs.core.nodeids import ROOT, source_key
-from fusefs.core.packed_entries import PackedEntries
+from fusefs.core.metadata_cache import ROOT, PackedEntries, source_key
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel

@@ -18,18 +18,17 @@ from types import SimpleNamespace
 from typing import Final, TypeVar
 
 from fusefs.core.fuse_protocol import Opcode, Request
-from fusefs.core.latency import QUICK_NS
+from fusefs.core.metadata_cache import NodeId, SourceKey, source_key
+from fusefs.core.mount_counters import QUICK_NS
 from fusefs.core.mount_options import Coherence, MountOptions
 from fusefs.core.names import STORE
-from fusefs.core.nodeids import NodeId, SourceKey, source_key
 from fusefs.linux import syscalls
-from fusefs.linux.capabilities import at_rest, with_effective
-from fusefs.linux.casefold import case_folding
+from fusefs.linux.credentials import at_rest, in_no_group, with_effective
 from fusefs.linux.fd import Fd
+from fusefs.linux.filesystem_probes import case_folding
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.statx import look_at, open_handle
 from fusefs.linux.syscalls import handle_of
-from fusefs.linux.thread_credentials import in_no_group
 from fusefs.linux.xattrs import are_for_all, is_selinux_enabled
 from fusefs.mount.native._core import Core, Node, Tables
 from fusefs.mount.places.counters import CELL_OF, LAYOUT, Counters

@@ -13,8 +13,7 @@ from typing import NoReturn
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import NAMES, REQUEST_HEAD_SIZE, CallerIds, Opcode, Request
-from fusefs.core.inode_attributes import Attributes
-from fusefs.core.nodeids import ROOT, TOP, source_key
+from fusefs.core.metadata_cache import ROOT, TOP, Attributes, source_key
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import NO_NOREPLACE, Kernel
 from fusefs.linux.mountinfo import TOP as TOP_NAME

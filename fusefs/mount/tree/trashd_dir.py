@@ -16,14 +16,13 @@ from functools import cache
 from zlib import crc32
 
 from fusefs.core.errors import NoStore, TrashdError, Untrusted
-from fusefs.core.inode_attributes import Attributes
+from fusefs.core.metadata_cache import ROOTS, Attributes, NodeId, NodeZone
 from fusefs.core.names import STORE, Name, RelPath, join, user_store
-from fusefs.core.nodeids import ROOTS, NodeId, NodeZone
+from fusefs.linux.credentials import ThreadCredentials, call_as
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import look_at
-from fusefs.linux.thread_credentials import ThreadCredentials, call_as
 from fusefs.mount.native._core import Node, Tables
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import DROP, Store, UserFolder, open_own_store, open_store

@@ -22,8 +22,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fusefs.core.inode_attributes import Attributes
-from fusefs.core.nodeids import ROOTS, NodeId
+from fusefs.core.metadata_cache import ROOTS, Attributes, NodeId
 from fusefs.linux.fuse_device import forget_attributes
 from fusefs.mount.native._core import Node, Tables
 

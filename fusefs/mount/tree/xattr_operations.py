@@ -11,9 +11,9 @@ import os
 from contextlib import suppress
 
 from fusefs.core import fuse_protocol as wire
-from fusefs.core.common_xattrs import ACLS, LABEL, NAMES, UNSUPPORTED, is_asked_of_all
 from fusefs.core.fuse_protocol import Opcode, Request
-from fusefs.linux.capabilities import Capability
+from fusefs.core.metadata_cache import ACLS, LABEL, NAMES, UNSUPPORTED, is_asked_of_all
+from fusefs.linux.credentials import Capability
 from fusefs.linux.fuse_caller import Caller, is_capable
 from fusefs.linux.statx import look_at
 from fusefs.linux.xattrs import is_selinux_enabled

@@ -1,0 +1,123 @@
+"""The states of a container, the moves between them, its default retention, and what recovery does in each state."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from fusefs.core.identity import Identity, Likelihood, compare, is_marked
+from fusefs.core.record import Method, Record
+
+DEFAULT_RETENTION_S = 24 * 3600
+
+"""How long an orphan can be restored unless told otherwise: a night to notice a mistake."""
+
+
+class State(Enum):
+    """The directory that a container is in; only a rename changes it (I4)."""
+
+    STAGE = "stage"
+    ORPHANS = "orphans"
+    REAPING = "reaping"
+    RESTORING = "restoring"
+    QUARANTINE = "quarantine"
+
+
+LEGAL_MOVES = frozenset(
+    {
+        (State.STAGE, State.ORPHANS),  # adopt
+        (State.ORPHANS, State.REAPING),  # claim by the reaper
+        (State.ORPHANS, State.RESTORING),  # claim by a restore
+        (State.REAPING, State.ORPHANS),  # given back: who keeps it was faster
+        (State.REAPING, State.RESTORING),  # the same, of what an ended reaper left
+        (State.REAPING, State.QUARANTINE),  # set aside
+        (State.QUARANTINE, State.REAPING),  # tried again
+        (State.QUARANTINE, State.RESTORING),  # taken back after all
+        (State.RESTORING, State.ORPHANS),  # given back
+        (State.RESTORING, State.QUARANTINE),  # the same, of what was taken from there
+    }
+)
+
+
+class StageAction(Enum):
+    """What to do with a container found in stage/ that no process holds."""
+
+    UNMADE = "rmdir what is empty: no record, so it never held a victim"
+    BACK = "the victim never came: drop what was prepared"
+    FORWARD = "the victim is here: adopt"
+    PLACE = "the victim is here and its name is missing: place the fresh directory, then adopt"
+    GATHERED = "a sweep's own tree: adopt what came, drop what was prepared if nothing did"
+    KEEP = "not understood: keep and report"
+
+
+class RestoringAction(Enum):
+    """What to do with a container found in restoring/ that no process holds."""
+
+    RETIRE = "the tree is back at its name: drop what is left"
+    GIVE_BACK = "the tree is still here: it is an orphan again"
+    PLACE = "the fresh directory was set aside and the name is missing: place the tree"
+    REST = "a sweep's tree, put back piece by piece: what is left is an orphan again; drop the container if nothing is"
+    KEEP = "not understood: keep and report"
+
+
+def decide_stage(
+    record: Record | None, tree: Identity | None, fresh: Identity | None, name: Identity | None
+) -> StageAction:
+    """Say what to do with a container found in stage/.
+
+    record  as read; None if absent (it is durable before anything moves, I3)
+    tree    what is found under `tree`; None if nothing is
+    fresh   what is found under `fresh` (two renames only); None if nothing is
+    name    what is found at the victim's name; None if nothing is
+    Source  docs/crash.md
+    """
+    if record is None:
+        return StageAction.UNMADE
+    if tree is None:
+        return StageAction.BACK
+    is_victim = compare(tree, record.victim)
+    if record.method is Method.EXCHANGE:
+        if is_victim is Likelihood.SAME:
+            return StageAction.FORWARD
+        if compare(tree, record.fresh) is Likelihood.SAME:
+            return StageAction.BACK
+        return StageAction.FORWARD if _lacks_the_mark(tree, record, is_victim) else StageAction.KEEP
+    # The other methods put nothing under `tree` but what they moved there, so that an identity which
+    # proves nothing (network filesystems) is enough; one that contradicts is not.
+    if is_victim is Likelihood.OTHER:
+        return StageAction.KEEP
+    if record.method is Method.SWEEP:
+        return StageAction.GATHERED
+    if record.method is Method.TWO_RENAME and fresh is not None and name is None:
+        return StageAction.PLACE
+    return StageAction.FORWARD
+
+
+def decide_restoring(
+    record: Record | None, tree: Identity | None, fresh: Identity | None, name: Identity | None
+) -> RestoringAction:
+    """Say what to do with a container found in restoring/; arguments as for `decide_stage`."""
+    if record is None:
+        return RestoringAction.RETIRE if tree is None else RestoringAction.KEEP
+    if tree is None:
+        return RestoringAction.RETIRE
+    if record.fresh is not None and compare(tree, record.fresh) is Likelihood.SAME:
+        return RestoringAction.RETIRE  # exchanged back: `tree` is the fresh directory now
+    is_victim = compare(tree, record.victim)
+    # Dropped things may have no recorded identity; nothing but the tree was ever under `tree` there.
+    exchanged = record.method is Method.EXCHANGE and is_victim is not Likelihood.SAME
+    exchanged = exchanged and not _lacks_the_mark(tree, record, is_victim)
+    if is_victim is Likelihood.OTHER or exchanged:
+        return RestoringAction.KEEP
+    if record.method is Method.SWEEP:
+        return RestoringAction.REST
+    if fresh is not None and name is None:
+        return RestoringAction.PLACE
+    return RestoringAction.GIVE_BACK
+
+
+def _lacks_the_mark(tree: Identity, record: Record, is_victim: Likelihood) -> bool:
+    """Whether it may well be the victim, and is not the fresh directory, which was marked.
+
+    If that has lost its mark it is adopted as an orphan, empty: nothing is lost by it.
+    """
+    return is_victim is Likelihood.UNKNOWN and is_marked(record.fresh) and not is_marked(tree)

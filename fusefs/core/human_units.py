@@ -1,0 +1,235 @@
+"""Sizes, rates, durations and points in time as people type and read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+_SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+_MOST = 1 << 60
+
+
+_WHOLE_DIGITS_MAX, _FRACTION_DIGITS_MAX = 19, 6
+
+"""Before a point and after it."""
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `4096`, `64K`, `1.5G`, `2TiB`: powers of 1024, as du and systemd have them.
+
+    Raises  ValueError with a message for the person who typed it
+    """
+    amount = text.strip().lower()
+    if amount.endswith("b"):
+        amount = amount[:-1].removesuffix("i")
+    number = amount.rstrip("kmgt")
+    unit = amount[len(number) :]
+    whole, point, part = number.partition(".")
+    if (
+        unit not in _SIZE_UNITS
+        or not _is_number(whole, _WHOLE_DIGITS_MAX)
+        or (point and not _is_number(part, _FRACTION_DIGITS_MAX))
+    ):
+        raise ValueError(f"{text!r} is not a size: write 4096, 64K, 1.5G or 2T")
+    scale: int = 10 ** len(part)
+    size = int(whole) * _SIZE_UNITS[unit] + int(part or 0) * _SIZE_UNITS[unit] // scale
+    if size > _MOST:
+        raise ValueError(f"{text!r} is too large")
+    return size
+
+
+def _is_number(digits: str, most: int) -> bool:
+    return digits.isascii() and digits.isdigit() and len(digits) <= most
+
+
+def parse_rate(text: str) -> int:
+    """An amount a second, above 0: as a size, with or without `/s`.
+
+    Raises  ValueError with a message for the person who typed it
+    """
+    amount = text.strip()
+    try:
+        rate = parse_size(amount[:-2] if amount.lower().endswith("/s") else amount)
+    except ValueError:
+        rate = 0
+    if rate < 1:
+        raise ValueError(f"{text!r} is not a rate: write 5000/s, 200M/s or 1.5G/s, at least 1")
+    return rate
+
+
+def format_size(n_bytes: int) -> str:
+    """Three digits and a unit: `512 B`, `1.50 GiB`."""
+    size, unit = float(n_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(size) < 1024:
+            break
+        size, unit = size / 1024, larger
+    digits = 0 if unit == "B" or abs(size) >= 100 else 1 if abs(size) >= 10 else 2
+    return f"{size:.{digits}f} {unit}"
+
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+"""The units that are shown."""
+
+
+_YEAR_S = 31_557_600
+
+
+_WORDS = {
+    "sec": 1, "second": 1, "min": 60, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800,
+    "month": _YEAR_S // 12, "year": _YEAR_S,
+}  # fmt: skip
+
+"""Those that people type as well, and with an s at their end. A year has 365.25 days, as systemd.time(7) has it."""
+
+
+_DURATION_UNITS = {**SECONDS, "y": _YEAR_S, **_WORDS, **{f"{word}s": seconds for word, seconds in _WORDS.items()}}
+
+
+_SUM = r"(?:[0-9]+ ?[a-z]+ ?)*[0-9]+ ?[a-z]+"
+
+
+DURATION_MAX_S = 1000 * 366 * 86_400
+
+"""A thousand years: what a record holds, and its end in nanoseconds too, whatever the clock says."""
+
+
+_DURATION_DIGITS_MAX = 15
+
+
+def parse_duration(text: str) -> int:
+    """Seconds from `90s`, `15m`, `24h`, `3d`, `2 weeks`, `1y` or sums such as `1d12h`; `0` is none.
+
+    Another number alone is refused: 3 as a retention may mean days.
+    Raises  ValueError with a message for the person who typed it
+    """
+    if re.fullmatch(r"0*[1-9][0-9]*", text, re.ASCII):
+        short = text[:_DURATION_DIGITS_MAX]
+        raise ValueError(f"{short!r} of what? Write {short}s for seconds, {short}m, {short}h, {short}d for days")
+    if not (re.fullmatch(r"[0-9]+", text) or is_duration(text)):
+        raise ValueError(f"{text!r} is not a duration: write 90s, 15m, 24h, 3d, 2w, 1y or a sum such as 1d12h")
+    parts = [(number.lstrip("0") or "0", unit) for number, unit in re.findall(r"([0-9]+) ?([a-z]*)", text)]
+    seconds = sum(int(number[:_DURATION_DIGITS_MAX]) * _DURATION_UNITS.get(unit, 1) for number, unit in parts)
+    if seconds > DURATION_MAX_S or any(len(number) > _DURATION_DIGITS_MAX for number, _unit in parts):
+        raise ValueError(f"{text[:40]!r} is too long: a thousand years are the most")
+    return seconds
+
+
+def is_duration(text: str) -> bool:
+    """Whether a text is numbers with units, however large."""
+    return bool(re.fullmatch(_SUM, text)) and all(unit in _DURATION_UNITS for unit in re.findall(r"[a-z]+", text))
+
+
+def format_duration(seconds: int) -> str:
+    """The two largest units, such as `2d3h`; `0s` for none; a minus sign for the past."""
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
+    parts = []
+    for unit in ("w", "d", "h", "m", "s"):
+        count, seconds = divmod(seconds, SECONDS[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2]) or "0s"
+
+
+SECOND_NS = 10**9
+
+
+CivilTime = tuple[int, int, int, int, int, int, int, int, int]
+
+"""Year to second, then -1 three times: as time.mktime takes it."""
+
+
+_HOW = "write 7d or 12h for so long ago, 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for a file's own time"
+
+
+_SECONDS = r"@(-?)([0-9]{1,15})(?:\.([0-9]{1,9}))?"
+
+
+_WHEN = r"""
+    (?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})
+    (?: [T ](?P<hour>[0-9]{2}):(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2}))?
+        (?P<zone>Z|(?P<sign>[+-])(?P<ahead_h>[0-9]{2}):?(?P<ahead_m>[0-9]{2}))?
+    )?
+    """
+
+
+_LAST = {"hour": 23, "minute": 59, "second": 59, "ahead_h": 23, "ahead_m": 59}
+
+
+def is_path(text: str) -> bool:
+    """Whether a moment is told by a file, whose own time it is: by a slash."""
+    return "/" in text
+
+
+def parse_when(
+    text: str, now_ns: int, local_s: Callable[[CivilTime], float], cutoff_ns: Callable[[int], int] | None = None
+) -> int:
+    """Nanoseconds since the epoch from `7d` (before now), `2026-11-01`, `2026-11-01T12:00:00+01:00`, `@1793491200`.
+
+    A date is its first moment. Without a zone it is local time. A number alone is refused: find means days by it, a
+    duration seconds.
+    local_s    seconds since the epoch of a local time: time.mktime
+    cutoff_ns  the moment so many nanoseconds ago; None: by `now_ns` alone
+    Raises     ValueError with a message for the person who typed it
+    """
+    told_ns = _told_ns(text, local_s)
+    if told_ns is not None:
+        return told_ns
+    span_ns = parse_duration(text) * SECOND_NS
+    return now_ns - span_ns if cutoff_ns is None else cutoff_ns(span_ns)
+
+
+def _told_ns(text: str, local_s: Callable[[CivilTime], float]) -> int | None:
+    """A moment that is not told by how long ago it was; None for one that is. Raises  ValueError"""
+    if found := re.fullmatch(_SECONDS, text, re.ASCII):
+        sign, whole, part = found.groups(default="")
+        return int(sign + "1") * (int(whole) * SECOND_NS + int(part.ljust(9, "0")))
+    if found := re.fullmatch(_WHEN, text, re.VERBOSE | re.ASCII):
+        return _civil_ns(text, found, local_s)
+    if re.fullmatch(r"[0-9]+", text, re.ASCII):
+        raise ValueError(f"{text!r} of what? Write {text}d for days, {text}h for hours; a date as 2026-11-01")
+    if not is_duration(text):
+        if found := re.fullmatch(r"[0-9]+ ?([A-Za-z]+)", text):
+            raise ValueError(f"{text!r}: there is no unit {found[1]!r}: s, m (minutes), h, d, w, month or y")
+        raise ValueError(f"{text!r} is not a time: {_HOW}")
+    return None
+
+
+def _civil_ns(text: str, found: re.Match[str], local_s: Callable[[CivilTime], float]) -> int:
+    """The moment of a date, perhaps with a time and a zone."""
+    from calendar import monthrange
+    from datetime import MAXYEAR, UTC, datetime, timedelta
+
+    parts = {key: int(value) for key, value in found.groupdict(default="0").items() if value.isdecimal()}
+    year, month, day = parts["year"], parts["month"], parts["day"]
+    if not 1 <= year <= MAXYEAR or not 1 <= month <= 12:
+        raise ValueError(f"{text!r}: there is no month {found['year']}-{found['month']}")
+    _, n_days = monthrange(year, month)
+    if not 1 <= day <= n_days:
+        raise ValueError(f"{text!r}: there is no such day, {found['year']}-{found['month']} has {n_days}")
+    for key, last in _LAST.items():
+        if parts[key] > last:
+            raise ValueError(f"{text!r}: there is no such time of the day or zone: {found[key]}")
+    at = datetime(year, month, day, parts["hour"], parts["minute"], parts["second"], tzinfo=UTC)
+    if found["zone"] is not None:
+        ahead = timedelta(hours=parts["ahead_h"], minutes=parts["ahead_m"])
+        since = at - datetime(1970, 1, 1, tzinfo=UTC) + (ahead if found["sign"] == "-" else -ahead)
+        return (since.days * 86_400 + since.seconds) * SECOND_NS
+    try:
+        return int(local_s((year, month, day, at.hour, at.minute, at.second, -1, -1, -1))) * SECOND_NS
+    except OverflowError as error:
+        raise ValueError(f"{text!r} is too far away for this machine's clock") from error
+
+
+def in_calendar(time_ns: int, pattern: str, beyond: str) -> str:
+    """A time in UTC, as strftime has it. beyond: what is told of one that no calendar has"""
+    from datetime import UTC, datetime
+
+    try:
+        return datetime.fromtimestamp(time_ns // SECOND_NS, UTC).strftime(pattern)
+    except (ValueError, OverflowError):
+        return beyond

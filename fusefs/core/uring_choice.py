@@ -1,0 +1,168 @@
+"""Why a mount's requests do not come over io_uring, and which fast paths a mount has, for people."""
+
+from __future__ import annotations
+
+import errno
+import re
+from enum import Enum
+from typing import Final, NamedTuple
+
+import msgspec
+
+from fusefs.core.errors import TrashdError
+
+SWITCH: Final = "/sys/module/fuse/parameters/enable_uring"
+
+"""The machine's, for every user's FUSE mount."""
+
+
+_SINCE = (6, 14)
+
+
+_TRUSTED = {(6, 18): 42, (7, 1): 6}
+
+"""The first release of each series that has the mends of what ends a mount, and of what waits for ever."""
+
+
+_TRUSTED_SINCE = (7, 2)
+
+
+_RELEASE = re.compile(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?", re.ASCII)
+
+
+_NOBODY, _GROUP_ONLY = 2, 1
+
+
+class UringFacts(NamedTuple):
+    """What a machine allows this process.
+
+    release     uname(2)'s
+    is_enabled  the machine's switch; None: its kernel has none
+    refusal     the errno of io_uring_setup(2); 0: it makes a ring
+    disabled    kernel.io_uring_disabled: 0 nobody is refused, 1 all but root and a group, 2 all
+    barred      cores that are online, on which this process may not run
+    """
+
+    release: str
+    is_enabled: bool | None
+    refusal: int
+    disabled: int
+    barred: frozenset[int]
+
+
+def why_not(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
+    """What keeps requests from coming by io_uring before the kernel is asked for it; None: nothing does.
+
+    trusts_all  also kernels that may have known faults
+    """
+    why = _why_not_by_kernel(facts) or (None if trusts_all else why_not_trusted(facts.release))
+    return why or _why_no_ring(facts) or _why_not_by_cores(facts)
+
+
+def why_not_trusted(release: str) -> str | None:
+    """The faults that a kernel, by its release, may have in it; None: it is known to be without them.
+
+    A distribution may have mended an older one; that can't be told by its release.
+    Source  docs/decisions/0060
+    """
+    major_minor, patch = _version(release)
+    if major_minor >= _TRUSTED_SINCE or patch >= _TRUSTED.get(major_minor, patch + 1):
+        return None
+    mended = ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in _TRUSTED.items())
+    since = f"{_TRUSTED_SINCE[0]}.{_TRUSTED_SINCE[1]}"
+    return f"Linux {release} may have faults in FUSE over io_uring that {mended} and {since} have not"
+
+
+def _version(release: str) -> tuple[tuple[int, int], int]:
+    found = _RELEASE.match(release)
+    major, minor, patch = map(int, found.groups("0")) if found else (0, 0, 0)
+    return (major, minor), patch
+
+
+def _why_not_by_kernel(facts: UringFacts) -> str | None:
+    if facts.is_enabled is None:
+        if _version(facts.release)[0] < _SINCE:
+            return f"it takes Linux {_SINCE[0]}.{_SINCE[1]}, and this is {facts.release}"
+        return f"this kernel is built without it (CONFIG_FUSE_IO_URING): there is no {SWITCH}"
+    if not facts.is_enabled:
+        return (
+            f"{SWITCH} is N, for every FUSE mount of this machine; root sets it by "
+            "`trashd service install --uring`, or by a mount with uring=on"
+        )
+    return None
+
+
+def _why_no_ring(facts: UringFacts) -> str | None:
+    if not facts.refusal:
+        return None
+    if facts.disabled == _NOBODY:
+        return "io_uring is switched off: kernel.io_uring_disabled is 2"
+    if facts.refusal == errno.EPERM and facts.disabled == _GROUP_ONLY:
+        return "kernel.io_uring_disabled is 1: io_uring is for root and the group kernel.io_uring_group alone"
+    name = errno.errorcode.get(facts.refusal, str(facts.refusal))
+    if facts.refusal in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+        return f"a container or a unit denies io_uring here, by seccomp or the like: {name}"
+    hint = "; the limit of locked memory may be too low (ulimit -l)" if facts.refusal == errno.ENOMEM else ""
+    return f"io_uring can't be had: {name}{hint}"
+
+
+def _why_not_by_cores(facts: UringFacts) -> str | None:
+    if not facts.barred:
+        return None
+    some = ", ".join(map(str, sorted(facts.barred)[:3])) + (", …" if len(facts.barred) > 3 else "")
+    cores = "core" if len(facts.barred) == 1 else "cores"
+    return f"a cpuset or CPU affinity keeps the daemon from {cores} {some}, whose programs it could not answer there"
+
+
+class FastPath(Enum):
+    """By the names that people read. Without the engine (plain mode) there is none of the others."""
+
+    ENGINE = "engine"
+    URING = "uring"
+    PASSTHROUGH = "passthrough"
+    LISTINGS = "kept-listings"
+
+
+ON: Final = {
+    FastPath.ENGINE: "requests are answered in C",
+    FastPath.URING: "requests come by io_uring, to a thread on the caller's core",
+    FastPath.PASSTHROUGH: "reads, writes and mmap go to the file below, past the daemon",
+    FastPath.LISTINGS: "the kernel lists an unchanged directory without a request",
+}
+
+"""What each does where nothing limits it."""
+
+
+SLOW: Final = "SRC answers slowly: Python answers from memory, and has threads ask for the rest"
+
+"""What limits the engine for now."""
+
+
+class FastPathState(msgspec.Struct, frozen=True):
+    """Whether a mount has a fast path. why: what it does, what limits it, or what keeps it off"""
+
+    name: str
+    is_on: bool
+    why: str
+
+
+class FastPathReport(msgspec.Struct, frozen=True):
+    """What a mount's daemon reports. device: st_dev of the mount"""
+
+    device: int
+    pid: int
+    fast_paths: tuple[FastPathState, ...]
+
+
+def encode(report: FastPathReport) -> bytes:
+    """As a text."""
+    return msgspec.json.format(msgspec.json.encode(report)) + b"\n"
+
+
+def decode(text: bytes) -> FastPathReport:
+    """From a text. Raises  TrashdError: it is something else"""
+    try:
+        return msgspec.json.decode(text, type=FastPathReport)
+    except (msgspec.MsgspecError, ValueError) as error:
+        hint = "is its daemon of another version? Mount it anew"
+        raise TrashdError(f"the fast paths of a mount are not understood ({error})", hint) from error

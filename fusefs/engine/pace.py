@@ -1,0 +1,614 @@
+"""The pace of a removal, asked before each slice: measured from the machine's load in the workers' common rests."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple, Protocol
+
+from fusefs.core import pacing
+from fusefs.core.pacing import (
+    AT_ONCE,
+    FIRST_LOOK_S,
+    HOLD,
+    SETTLE_S,
+    SLICE_S,
+    SMALL_SLICE_S,
+    TICK_S,
+    Backlog,
+    OtherUsers,
+    PacingState,
+    Pressure,
+    RateCaps,
+    Requests,
+    Sample,
+    SliceBudget,
+    Speed,
+    TokenBucket,
+    WorkDone,
+    rest_at,
+)
+from fusefs.core.results import Stops
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.metadata_writeback import MetadataWriteback
+from fusefs.linux.pressure import DeviceCounters, Psi, StallTimes
+
+GLANCE_S = 0.2
+
+"""How long a change of mind may go unseen."""
+
+
+_NAP_S = 0.002
+
+"""Shorter waits than that are slept through: no stop is looked for in them."""
+
+
+_GAP_S = 0.0002
+
+"""Between two looks whether the device has a gap for us."""
+
+
+_MAKES_UP = 5.0
+
+"""A slice that waited for a gap takes up to so many times as much, for those that it would have taken meanwhile."""
+
+
+_PATIENCE_S = 0.1
+
+"""On a device that never has one we take our small slice all the same: it must not starve."""
+
+
+class KeepsTime(Protocol):
+    """What tells seconds, and lets them pass: the module `time`, but where time is simulated."""
+
+    def monotonic(self) -> float:
+        """As time.monotonic."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """As time.sleep."""
+
+
+class SetsSpeed(Protocol):
+    """Who says how fast it goes: a person once and for all, or what watches the disk."""
+
+    def tempo(self) -> Speed:
+        """How fast it may be now; asked at least before each slice."""
+
+    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+        """A slice did so much, and took a worker that long."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait that long, or until the tempo changes."""
+
+
+class SliceDone(Protocol):
+    """What a slice did, as far as its pace is concerned (core.slices.RemovalSliceResult)."""
+
+    @property
+    def removed(self) -> int:
+        """Entries."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Freed."""
+
+    @property
+    def busy_s(self) -> float:
+        """How long it took."""
+
+
+class ConstantSpeed(NamedTuple):
+    """One tempo all the time."""
+
+    always: Speed
+
+    def tempo(self) -> Speed:
+        """See SetsSpeed."""
+        return self.always
+
+    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+        """See SetsSpeed."""
+
+    def wait(self, seconds: float) -> None:
+        """See SetsSpeed."""
+        time.sleep(seconds)
+
+
+FULL_SPEED = ConstantSpeed(AT_ONCE)
+
+
+class SlicePace:
+    """A tempo as budgets for slices."""
+
+    def __init__(
+        self,
+        pacer: SetsSpeed,
+        is_busy: Callable[[], bool] = lambda: False,
+        afterwork: float = 0.0,
+        clock: KeepsTime = time,
+    ) -> None:
+        """Be asked.
+
+        is_busy    whether the device has anything to do right now; asked beside others alone
+        afterwork  see Strategy
+        """
+        self._pacer = pacer
+        self._tempo = AT_ONCE
+        self._entries: TokenBucket | None = None
+        self._bytes: TokenBucket | None = None
+        self._clock = clock
+        self._small = _SmallSlices(is_busy, afterwork, clock)
+        self._rest_ends_s = 0.0
+        self.was_always_limited = True
+        self.follow()
+
+    def follow(self) -> Speed:
+        """The tempo as it is now."""
+        tempo = self._pacer.tempo()
+        if tempo != self._tempo and not tempo.holds():
+            now = self._clock.monotonic()
+            slice_s = SLICE_S if tempo.is_alone else SMALL_SLICE_S
+            self._entries = _changed(self._entries, tempo.entries_per_s, now, slice_s)
+            self._bytes = _changed(self._bytes, tempo.bytes_per_s, now, slice_s)
+        self._tempo = tempo  # what is owed when a hold begins is still owed when it ends
+        return tempo
+
+    def budget(self) -> SliceBudget | None:
+        """What a slice may do now; None if it has to wait."""
+        tempo = self.follow()
+        if tempo.holds() or (not tempo.is_alone and not self._small.may_begin()):
+            return None
+        now = self._clock.monotonic()
+        seconds = self._seconds(tempo, now)
+        if seconds <= 0.0:
+            return None
+        n_entries = None if self._entries is None else self._entries.take(now)
+        n_bytes = None if self._bytes is None else self._bytes.take(now)
+        if not tempo.is_alone and n_entries != 0:
+            few = self._small.n_entries
+            if self._entries is not None and n_entries is not None:
+                self._entries.give_back(max(n_entries - few, 0))
+            n_entries = few if n_entries is None else min(n_entries, few)
+        budget = SliceBudget(seconds, n_entries, n_bytes)
+        if n_entries == 0 or n_bytes == 0:
+            self.give_back(budget)
+            return None
+        self.was_always_limited &= budget.is_paced()
+        return budget
+
+    def _seconds(self, tempo: Speed, now_s: float) -> float:
+        """How long a slice may be that begins now; 0 in a rest."""
+        seconds = SLICE_S if tempo.is_alone else SMALL_SLICE_S
+        if not tempo.rests:
+            return seconds
+        begins_s, ends_s = rest_at(now_s, is_alone=tempo.is_alone)
+        self._rest_ends_s = ends_s if begins_s <= now_s else 0.0
+        return min(seconds, begins_s - now_s)
+
+    def done(self, budget: SliceBudget, outcome: SliceDone) -> None:
+        """Take in what a slice did with its budget."""
+        self.give_back(budget, outcome.removed, outcome.n_bytes)
+        if not self._tempo.is_alone:
+            self._small.done(outcome, self._tempo.share, self._clock.monotonic())
+        self._pacer.done(outcome.removed, outcome.n_bytes, outcome.busy_s)
+
+    def give_back(self, budget: SliceBudget, n_entries: int = 0, n_bytes: int = 0) -> None:
+        """Return what a slice did not spend; what it overspent is waited for."""
+        if self._entries is not None and budget.n_entries is not None:
+            self._entries.give_back(budget.n_entries - n_entries)
+        if self._bytes is not None and budget.n_bytes is not None:
+            self._bytes.give_back(budget.n_bytes - n_bytes)
+
+    def sleep(self) -> None:
+        """Wait until there is a budget again, or long enough to look whether to stop."""
+        now = self._clock.monotonic()
+        waits = [allowance.wait_s() for allowance in (self._entries, self._bytes) if allowance is not None]
+        waits += [self._rest_ends_s - now, self._small.wait_s(now)]
+        seconds = GLANCE_S if self._tempo.holds() else min(max(waits), GLANCE_S)
+        if 0.0 < seconds < _NAP_S:
+            self._clock.sleep(seconds)
+        else:
+            self._pacer.wait(max(seconds, 0.0))
+
+
+class _SmallSlices:
+    """Small slices beside others: a share of the time, each begun in a gap of the device."""
+
+    def __init__(self, is_busy: Callable[[], bool], afterwork: float, clock: KeepsTime) -> None:
+        self._is_busy = is_busy
+        self._afterwork = afterwork
+        self._clock = clock
+        self._due_s = 0.0
+        self._asked_s: float | None = None
+        self._fit = 1
+        self._share = 0.0
+        self.n_entries = 1
+
+    def may_begin(self) -> bool:
+        """Whether a slice may begin. A gap is waited for here: the long way through the engine would be felt by others.
+
+        False is for a moment only: there may be other things to do.
+        """
+        now_s = self._clock.monotonic()
+        if now_s < self._due_s:
+            return False
+        if self._asked_s is None:
+            self._asked_s = now_s
+        nap_ends_s = now_s + _NAP_S
+        while now_s - self._asked_s < _PATIENCE_S and self._is_busy():
+            if now_s >= nap_ends_s:
+                return False
+            self._clock.sleep(_GAP_S)
+            now_s = self._clock.monotonic()
+        missed = (now_s - self._asked_s) * self._share / SMALL_SLICE_S
+        self.n_entries = round(self._fit * min(1.0 + missed, _MAKES_UP))
+        return True
+
+    def done(self, outcome: SliceDone, share: float, now_s: float) -> None:
+        """A slice was done, and we have that share of the time."""
+        period_s = outcome.busy_s * (1.0 + self._afterwork) / share
+        # What was not taken when it was due is made up for by shorter pauses, not by none.
+        self._due_s = max(self._due_s + period_s, now_s + period_s / 2)
+        self._asked_s = None
+        self._share = share
+        if outcome.removed:
+            fits = SMALL_SLICE_S * outcome.removed / max(outcome.busy_s, 1e-6)
+            self._fit = max(1, min(round((3 * self._fit + fits) / 4), 2 * self._fit))
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until one may begin, as far as is known."""
+        return self._due_s - now_s
+
+
+def _changed(allowance: TokenBucket | None, per_s: int | None, now_s: float, slice_s: float) -> TokenBucket | None:
+    if per_s is None:
+        return None
+    if allowance is None:
+        return TokenBucket(per_s, now_s, slice_s)
+    allowance.change(per_s, now_s, slice_s)
+    return allowance
+
+
+_BEFORE_LOOK_S = 0.02
+
+"""Small orphans are gone before a look is due."""
+
+
+_EARLY_S = 0.002
+
+"""A look that should be in a rest is not left to its last moment."""
+
+
+_LATE_S = 0.01
+
+
+_PROBE_EVERY_S, _OFTEN_S = 10.0, 1.1
+
+
+_WRITE_BACK_EVERY_S, _WRITTEN_BACK_S = 0.09, 0.02
+
+"""As often as a tick; and so long before a rest, where it would be taken for another's load."""
+
+
+_PROBE = bytes(4096)
+
+
+_KEPT_PROBES = 5
+
+
+class _CounterSample(NamedTuple):
+    """All counters at a moment."""
+
+    at_s: float
+    stalls: StallTimes
+    requests: Requests | None
+
+
+class PressurePacer:
+    """The tempo of one volume's reaper."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        store_fd: Fd,
+        caps: RateCaps,
+        clock: Callable[[], float] = time.monotonic,
+        psi: Psi | None = None,
+        *,
+        may_write: bool = True,
+        write: Callable[[], None] | None = None,
+    ) -> None:
+        """Begin to listen.
+
+        store_fd  a directory on the volume in which we may make a file; it stays its owner's
+        psi       this machine's by default
+        may_write  whether the directory is ours to write to; else nothing is learnt of how long that takes
+        write     how a little is written on a server's filesystem, durably: few have files without a name, and what its
+                  other clients feel nothing else tells
+        """
+        self._kernel = kernel
+        self._store_fd = store_fd
+        self._may_write = may_write
+        self._is_remote = write is not None
+        self._write = self._write_unnamed if write is None else write
+        self._caps = caps
+        self._clock = clock
+        self._psi = psi or Psi()
+        self._device = DeviceCounters.of(store_fd)
+        self._writeback = MetadataWriteback.of(store_fd)
+        self._wrote_back_s = clock()
+        self._state = PacingState()
+        self._backlog = Backlog()
+        self._done = WorkDone()
+        self._began_s = clock()
+        self._tempo = HOLD
+        self._last = self._look()
+        self._probed_s = self._probe_ended_s = self._began_s - 1.0
+        self._is_probing = False
+        self._probes: deque[float] = deque(maxlen=_KEPT_PROBES)
+        self._new_probes: deque[tuple[float, bool]] = deque()
+
+    def tick(self, done: WorkDone, backlog: Backlog) -> Speed:
+        """How fast it may be from now on; to be asked when `next_tick_s` has passed, or sooner.
+
+        done  of all workers, since the beginning
+        """
+        self._backlog = backlog
+        n_entries, busy_s = done.n_entries - self._done.n_entries, done.busy_s - self._done.busy_s
+        self._state = pacing.progressed(self._state, n_entries, busy_s)
+        self._done = done
+        self._listen()
+        while self._new_probes:
+            seconds, in_rest = self._new_probes.popleft()
+            self._state = pacing.probed(self._state, seconds, in_rest=in_rest)
+            if self._is_remote:
+                self._state = pacing.felt(self._state)
+        tempo = pacing.tempo(self._state, self._caps, backlog)
+        if self._state.others is OtherUsers.UNKNOWN and self._clock() < self._began_s + _BEFORE_LOOK_S:
+            tempo = pacing.tempo(self._state._replace(others=OtherUsers.SOME), self._caps, backlog)
+        if tempo.is_alone != self._tempo.is_alone or tempo.rests != self._tempo.rests:
+            self._last = self._look()  # there are other rests from now on
+        self._tempo = tempo
+        return tempo
+
+    def next_tick_s(self) -> float:
+        """Seconds until the next tick tells something: where a rest begins or ends, or soon anyhow."""
+        now_s = self._clock()
+        _, until_s = self._span(now_s)
+        return min(max(until_s - now_s, 0.0), TICK_S)
+
+    def _listen(self) -> None:
+        """Take a sample if a rest, or the work between two, is over."""
+        now_s = self._clock()
+        is_rest, until_s = self._span(self._last.at_s)
+        if now_s < until_s:
+            return
+        look, late_s = self._look(), now_s - until_s
+        is_ours = self._is_probing or self._probe_ended_s >= self._last.at_s
+        is_whole = is_rest is not None and late_s <= (_EARLY_S if is_rest else _LATE_S)
+        if self._has_rests() and is_whole and not is_ours:
+            self._state = pacing.hear(self._state, _sample(self._last, look, is_rest=bool(is_rest)))
+        elif self._state.others is OtherUsers.UNKNOWN and look.at_s >= self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S:
+            self._began_s = look.at_s  # nobody asked when the first look was to end: it begins again
+        self._last = look
+
+    def _has_rests(self) -> bool:
+        return self._tempo.rests or self._state.others is OtherUsers.UNKNOWN
+
+    def _span(self, at_s: float) -> tuple[bool | None, float]:
+        """Whether a moment is in a rest (True), between two (False), or at the edge of one; and how long that stays."""
+        if self._state.others is OtherUsers.UNKNOWN:
+            begins_s, ends_s = self._began_s + _BEFORE_LOOK_S, self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S
+        else:
+            begins_s, ends_s = rest_at(at_s, is_alone=self._tempo.is_alone)
+        if at_s < begins_s:
+            return False, begins_s
+        if at_s < begins_s + SETTLE_S:
+            return None, begins_s + SETTLE_S
+        if at_s < ends_s - _EARLY_S:
+            return True, ends_s - _EARLY_S
+        return None, ends_s
+
+    def _look(self) -> _CounterSample:
+        requests = None if self._device is None else self._device.requests()
+        return _CounterSample(self._clock(), self._psi.read(), requests)
+
+    def wants_probe(self) -> bool:
+        """Whether it is time for a small durable write, which is to be done soon, where nothing waits for it."""
+        if not self._may_write:
+            return False
+        now_s = self._clock()
+        is_rest, until_s = self._span(now_s)
+        listens_by_probes = self._is_remote and self._state.others is OtherUsers.NONE
+        if not (listens_by_probes or pacing.needs_probes(self._state)):
+            # For those who look at it alone; never in a rest, where it would be taken for another's load.
+            return is_rest is False and now_s - self._probed_s >= _PROBE_EVERY_S
+        has_time = until_s - now_s >= 2 * self._expected_s(in_rest=is_rest is True)
+        if listens_by_probes and is_rest != (len(self._state.rest_probes) <= len(self._state.work_probes)):
+            return False
+        return is_rest is not None and has_time and now_s - self._probed_s >= _OFTEN_S
+
+    def _expected_s(self, *, in_rest: bool) -> float:
+        """How long a probe will take; of a server in a rest that may be less than at work, and is to be found out."""
+        if self._is_remote and in_rest:
+            return min(self._state.rest_probes, default=0.0)
+        return self._probes[-1] if self._probes else 0.0
+
+    def probe(self) -> None:
+        """Write a little, and wait until it is durable. Blocks; nothing is learnt where that is impossible."""
+        self._probed_s = began_s = self._clock()
+        is_rest, until_s = self._span(began_s)
+        self._is_probing = True  # what the counters tell meanwhile is about ourselves
+        with suppress(OSError):
+            self._write()
+            seconds = self._clock() - began_s
+            self._probes.append(seconds)
+            if is_rest is not None and began_s + seconds <= until_s:
+                self._new_probes.append((seconds, is_rest))
+        self._probe_ended_s = self._clock()
+        self._is_probing = False
+
+    def wants_write_back(self) -> bool:
+        """Whether it is time to have the disk do some of what the kernel would ask it for all at once."""
+        if self._writeback is None or self._state.others is not OtherUsers.SOME:
+            return False
+        now_s = self._clock()
+        is_rest, until_s = self._span(now_s)
+        is_due = now_s - self._wrote_back_s >= _WRITE_BACK_EVERY_S
+        return is_due and is_rest is False and until_s - now_s >= _WRITTEN_BACK_S
+
+    def write_back(self) -> None:
+        """Begin it. May block while the disk has much to do."""
+        self._wrote_back_s = self._clock()
+        if self._writeback is not None:
+            self._writeback.begin()
+
+    def _write_unnamed(self) -> None:
+        with self._kernel.create_unnamed(self._store_fd) as fd:
+            self._kernel.write(fd, _PROBE)
+            self._kernel.fsync(fd)
+
+    def is_yielding(self) -> bool:
+        """Whether others are why it does not go at full speed."""
+        return self._state.others is OtherUsers.SOME and not self._backlog.hurries
+
+    def pressure(self) -> Pressure:
+        """What was felt last."""
+        from statistics import median  # as long to load as a short sweep takes
+
+        rest = self._state.last or Sample(True, 0.0)
+        probe_ms = median(self._probes) * 1e3 if self._probes else None
+        each_s = self._state.busy_s_each
+        return Pressure(rest.io, rest.memory, rest.cpu, probe_ms, None if each_s is None else each_s * 1e6)
+
+    def why(self) -> str:
+        """Why it is so fast as it is: a short sentence for people."""
+        return pacing.describe(self._state, self._caps, self._backlog)
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        self._psi.close()
+        if self._writeback is not None:
+            self._writeback.close()
+        if self._device is not None:
+            self._device.close()
+
+
+def _sample(before: _CounterSample, after: _CounterSample, *, is_rest: bool) -> Sample:
+    """What happened between two looks."""
+    seconds = max(after.at_s - before.at_s, 1e-6)
+    io, memory, cpu = (
+        None if a is None or b is None else min(max(a - b, 0.0) / seconds, 1.0)
+        for a, b in zip(after.stalls, before.stalls, strict=True)
+    )
+    requests = None
+    if before.requests is not None and after.requests is not None:
+        requests = after.requests.since(before.requests)
+    return Sample(is_rest, seconds, io, memory, cpu, requests)
+
+
+@contextmanager
+def pacer_in(
+    kernel: Kernel, directory: Fd, most: Speed, tell: Callable[[str], None] | None, *, may_write: bool = True
+) -> Iterator[SetsSpeed]:
+    """Who leads a removal on a filesystem.
+
+    directory  on it, of any kind; files without a name are made there, if that is permitted and may_write
+    most       that it may be
+    tell       called with a sentence when it begins to yield to others, and when it ends; None: it does not yield
+    """
+    if tell is None:
+        yield ConstantSpeed(most)
+        return
+    from fusefs.linux.pressure import be_idle
+
+    be_idle()
+    pacer = PressurePacer(kernel, directory, RateCaps(most.entries_per_s, most.bytes_per_s), may_write=may_write)
+    try:
+        yield ForegroundPacer(pacer, tell)
+    finally:
+        pacer.close()
+
+
+class ForegroundPacer:
+    """Looks by itself, whenever the engine asks or waits (engine.pace.SetsSpeed)."""
+
+    def __init__(self, pacer: PressurePacer, tell: Callable[[str], None]) -> None:
+        """tell: called with a sentence when we begin to yield, and when we end."""
+        self._pacer = pacer
+        self._tell = tell
+        self._done = WorkDone()
+        self._was_yielding = False
+        self._next_s = 0.0
+        self._tempo = self._tick()
+
+    def tempo(self) -> Speed:
+        """How fast it may be now."""
+        return self._tick() if time.monotonic() >= self._next_s else self._tempo
+
+    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+        """A slice did so much."""
+        done = self._done
+        self._done = WorkDone(done.n_entries + n_entries, done.n_bytes + n_bytes, done.busy_s + busy_s)
+
+    def wait(self, seconds: float) -> None:
+        """Wait that long, or until the tempo changes."""
+        before, until_s = self._tempo, time.monotonic() + seconds
+        while (now := time.monotonic()) < until_s and self.tempo() == before:
+            time.sleep(max(min(until_s, self._next_s) - now, 0.0))
+
+    def _tick(self) -> Speed:
+        if self._pacer.wants_probe():
+            self._pacer.probe()
+        if self._pacer.wants_write_back():
+            self._pacer.write_back()
+        self._tempo = self._pacer.tick(self._done, Backlog())
+        self._next_s = time.monotonic() + self._pacer.next_tick_s()
+        if self._pacer.is_yielding() != self._was_yielding:
+            self._was_yielding = not self._was_yielding
+            self._tell(self._pacer.why())
+        return self._tempo
+
+
+class _Looked(NamedTuple):
+    """See engine.pace.SliceDone."""
+
+    removed: int
+    n_bytes: int
+    busy_s: float
+
+
+class PacedLooks:
+    """Called before each entry; returns when that may be looked at."""
+
+    def __init__(self, pacer: SetsSpeed, stops: Stops) -> None:
+        """stops: asked while it waits; after a yes it waits no more"""
+        self._pace = SlicePace(pacer)
+        self._stops = stops
+        self._budget: SliceBudget | None = None
+        self._n = 0
+        self._most: float = 0
+        self._began_s = self._ends_s = 0.0
+
+    def __call__(self) -> None:
+        """Wait, if a slice is over, for the next one."""
+        now_s = time.monotonic()
+        if self._n >= self._most or now_s >= self._ends_s:
+            if self._budget is not None:
+                self._pace.done(self._budget, _Looked(self._n, 0, now_s - self._began_s))
+            self._await_budget()
+        self._n += 1
+
+    def _await_budget(self) -> None:
+        self._n, self._most, self._budget = 0, math.inf, self._pace.budget()
+        while self._budget is None and not self._stops():
+            self._pace.sleep()
+            self._budget = self._pace.budget()
+        self._began_s = time.monotonic()
+        self._ends_s = math.inf if self._budget is None else self._began_s + self._budget.seconds
+        if self._budget is not None and self._budget.n_entries is not None:
+            self._most = self._budget.n_entries

@@ -1,0 +1,230 @@
+"""Credentials: the capabilities that root's daemon keeps, and one call made as another user."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import IntEnum
+from functools import cache, lru_cache
+from typing import NamedTuple, NoReturn, ParamSpec, TypeVar
+
+from fusefs.linux.syscalls import capget, capset, prctl, setfsgid, setfsuid, setgroups
+
+_PR_CAPBSET_DROP = 24
+
+
+_PR_GET_SECUREBITS = 27
+
+
+_PR_SET_SECUREBITS = 28
+
+
+_SECBIT_NO_SETUID_FIXUP = 1 << 2
+
+
+_VERSION_3 = 0x20080522
+
+
+_SETS = struct.Struct("=6I")  # effective, permitted, inheritable; then the same of capabilities 32 and above
+
+
+_N_KEPT = 64
+
+
+_HEADER = struct.pack("=Ii", _VERSION_3, 0)
+
+
+class Capability(IntEnum):
+    """Numbers of linux/capability.h."""
+
+    CHOWN = 0
+    DAC_OVERRIDE = 1
+    DAC_READ_SEARCH = 2
+    FOWNER = 3
+    FSETID = 4
+    SYS_ADMIN = 21
+    SYS_RESOURCE = 24
+    SETFCAP = 31
+
+
+def drop_capabilities(*dropped: Capability) -> None:
+    """Take capabilities from this thread and those that it starts: from all its sets, so that no exec brings any back.
+
+    Source  capabilities(7): CAP_FSETID lets a write keep set-user-ID bits, CAP_SYS_RESOURCE lets it pass quotas
+    """
+    for capability in dropped:
+        prctl(_PR_CAPBSET_DROP, capability)
+    keep = ~sum(1 << capability for capability in dropped)
+    low, high = keep & 0xFFFFFFFF, (keep >> 32) & 0xFFFFFFFF
+    mask = (low, low, low, high, high, high)
+    kept = [has & may for has, may in zip(_SETS.unpack(_sets()), mask, strict=True)]
+    take_up(_SETS.pack(*kept))
+
+
+def act_as_others_can() -> None:
+    """Have this thread, and those that it starts, act as others by linux/credentials.py and be judged as them.
+
+    The kernel takes the capabilities over files away with another fsuid, if it is not told to leave that; and what is
+    done as another user is not to be allowed for a group of ours.
+    Source  SECBIT_NO_SETUID_FIXUP in capabilities(7)
+    """
+    with suppress(PermissionError):  # in a user namespace that forbids setgroups
+        os.setgroups(())
+    bits = prctl(_PR_GET_SECUREBITS)
+    if bits & _SECBIT_NO_SETUID_FIXUP:
+        prctl(_PR_SET_SECUREBITS, bits & ~_SECBIT_NO_SETUID_FIXUP)
+
+
+@lru_cache(_N_KEPT)
+def with_effective(capabilities: int) -> bytes:
+    """What all threads have, with none effective but those of some bits, as far as they have them."""
+    _effective, permitted, inheritable, _more, more_permitted, more_inheritable = _SETS.unpack(at_rest())
+    low, high = capabilities & 0xFFFFFFFF & permitted, capabilities >> 32 & more_permitted
+    return _SETS.pack(low, permitted, inheritable, high, more_permitted, more_inheritable)
+
+
+def are_ours(capabilities: int) -> bool:
+    """Whether these bits are all that this process has, and perhaps more."""
+    return not _ours() & ~capabilities
+
+
+def may_use(capability: Capability) -> bool:
+    """Whether this thread has it now."""
+    return bool(_SETS.unpack(_sets())[0] >> capability & 1)  # all of ours are below 32
+
+
+@cache
+def at_rest() -> bytes:
+    """What all threads have, for `take_up`: none of them gets any more, or loses any for good, from now on.
+
+    To be asked first by a thread that acts as no other user.
+    """
+    return _sets()
+
+
+@cache
+def _ours() -> int:
+    _effective, low, _inheritable, _more, high, _more_inheritable = _SETS.unpack(at_rest())
+    return int(high << 32 | low)
+
+
+def take_up(sets: bytes) -> None:
+    """Give this thread the capabilities that it had, or fewer."""
+    capset(_HEADER, sets)
+
+
+def _sets() -> bytes:
+    return capget(_HEADER, _SETS.size)
+
+
+P = ParamSpec("P")
+
+
+R = TypeVar("R")
+
+
+NO_GROUP = 0xFFFF_FFFE
+
+"""The last one there can be, which nothing belongs to."""
+
+
+NO_ID = 0xFFFF_FFFF
+
+"""No id: setfsuid(2) and its like then change nothing, and return the present one."""
+
+
+class ThreadCredentials(NamedTuple):
+    """The credentials that a call is made with.
+
+    uid, gid      of the filesystem; 0: the thread's own. With another uid the kernel takes the thread's capabilities
+                  over files away, and gives them back
+    groups        supplementary; a thread that acts as others is in none but its own
+    capabilities  that are effective, as bits, of those that the thread has; None: what the uid leaves
+    umask         None: the thread's own
+    Source        setfsuid(2); cap_task_fix_setuid in the kernel's security/commoncap.c
+    """
+
+    uid: int = 0
+    gid: int = 0
+    groups: Sequence[int] = ()
+    capabilities: int | None = None
+    umask: int | None = None
+
+
+ITSELF = ThreadCredentials()
+
+
+def in_group(gid: int) -> ThreadCredentials:
+    """Root itself, in another group: a set-group-ID bit is only given by its members. Users are members already."""
+    return ITSELF if os.geteuid() else ThreadCredentials(gid=gid)
+
+
+@cache
+def in_no_group() -> ThreadCredentials:
+    """Root itself, which keeps no set-group-ID bit for being in the file's group: its own is 0.
+
+    In a user namespace no id is known that nothing belongs to.
+    """
+    with open("/proc/self/gid_map", "rb") as mapped:
+        knows_all = mapped.read().split() == [b"0", b"0", b"4294967295"]
+    return in_group(NO_GROUP) if knows_all else ITSELF
+
+
+def call_as(who: ThreadCredentials, act: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """What one call returns that is made with these credentials. It must neither suspend nor start a thread.
+
+    A thread that doesn't get its own identity back ends the process: nothing may be done as the wrong one.
+    Raises  OSError EPERM: these ids can't be had here (another user namespace)
+    """
+    uid, gid, groups, capabilities, umask = who
+    effective = b"" if capabilities is None else with_effective(capabilities)
+    if groups and not _may_have_groups():  # there would be no way back, either
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+    own_uid = own_gid = own_umask = -1
+    is_itself = False
+    try:
+        try:
+            if umask is not None:
+                own_umask = os.umask(umask)
+            if groups:
+                setgroups(groups)
+            if gid:
+                own_gid = setfsgid(gid)
+            if uid:
+                own_uid = setfsuid(uid)
+            if effective:
+                take_up(effective)
+            # Neither says whether it has worked.
+            if (gid and setfsgid(NO_ID) != gid) or (uid and setfsuid(NO_ID) != uid):
+                raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+            return act(*args, **kwargs)
+        finally:
+            if own_uid >= 0:
+                setfsuid(own_uid)
+            if own_gid >= 0:
+                setfsgid(own_gid)
+            if effective:
+                take_up(at_rest())
+            if groups:
+                setgroups(())
+            if own_umask >= 0:
+                os.umask(own_umask)
+            is_itself = (own_gid < 0 or setfsgid(NO_ID) == own_gid) and (own_uid < 0 or setfsuid(NO_ID) == own_uid)
+    finally:
+        if not is_itself:
+            _end()
+
+
+@cache
+def _may_have_groups() -> bool:
+    """Whether our user namespace allows groups."""
+    with open("/proc/self/setgroups", "rb") as said:
+        return said.read() != b"deny\n"
+
+
+def _end() -> NoReturn:
+    os.write(2, b"trashd: a thread did not get its own identity back\n")
+    os._exit(os.EX_SOFTWARE)

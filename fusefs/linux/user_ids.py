@@ -1,0 +1,100 @@
+"""User and group names as people type them, and the ranges of subordinate ids of subuid(5)."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from fusefs.core.printable_names import printable
+from fusefs.linux.fd import Fd
+
+_FILE = b"/etc/subuid"
+
+
+_MAX_BYTES = 1 << 20
+
+
+class SubuidRange(NamedTuple):
+    """So many uids from one on, and the user who may have them."""
+
+    start: int
+    n_uids: int
+    holder: int
+
+
+class Subordinates:
+    """The ranges of a system."""
+
+    def __init__(self, ranges: Iterable[SubuidRange]) -> None:
+        self._ranges = sorted(ranges)
+        self._starts = [one.start for one in self._ranges]
+
+    def holder_of(self, uid: int) -> int:
+        """The user who may become that uid at any time; that uid itself, if it is not subordinate."""
+        index = bisect_right(self._starts, uid) - 1
+        if index >= 0 and uid < self._ranges[index].start + self._ranges[index].n_uids:
+            return self._ranges[index].holder
+        return uid
+
+
+def read_subordinates(path: bytes = _FILE) -> Subordinates:
+    """What the system's file says; without one, or where it is not understood, no uid is subordinate.
+
+    Source  subuid(5): login name or uid, first uid, how many
+    """
+    try:
+        with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as fd:
+            text = os.pread(fd, _MAX_BYTES, 0).decode("utf-8", "replace")
+    except OSError:
+        return Subordinates(())
+    return Subordinates(filter(None, map(_range_in, text.splitlines())))
+
+
+def _range_in(line: str) -> SubuidRange | None:
+    name, _, numbers = line.strip().partition(":")
+    start, _, n_uids = numbers.partition(":")
+    if not (name and start.isdecimal() and n_uids.isdecimal()):
+        return None
+    return SubuidRange(int(start), int(n_uids), _holder(name, int(start)))
+
+
+def _holder(name: str, start: int) -> int:
+    if name.isdecimal():
+        return int(name)
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return -1 - start  # a user whom the system does not know is one person nonetheless
+
+
+_ID_MAX = (1 << 32) - 2
+
+"""The largest id; the number after it means "no id" to the kernel."""
+
+
+def uid_of(text: str) -> int:
+    """A user's number, by name or number; a name that looks like a number is a name, as for find and chown.
+
+    Raises  ValueError with a message: there is none
+    """
+    return _number(text, "user", lambda name: pwd.getpwnam(name).pw_uid)
+
+
+def gid_of(text: str) -> int:
+    """A group's number, by name or number; a name that looks like a number is a name."""
+    import grp
+
+    return _number(text, "group", lambda name: grp.getgrnam(name).gr_gid)
+
+
+def _number(text: str, what: str, find: Callable[[str], int]) -> int:
+    try:
+        return find(text)
+    except (KeyError, UnicodeEncodeError):  # a lone surrogate that no name can have
+        pass
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(_ID_MAX)) and int(text) <= _ID_MAX):
+        raise ValueError(f"there is no {what} {printable(os.fsencode(text))}")
+    return int(text)

@@ -1,0 +1,269 @@
+"""The service's small files: its status, pauses that only its own user writes, and the clock for its successor."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from fusefs.core import orphan_age
+from fusefs.core.orphan_age import Clock
+from fusefs.core.printable_names import printable
+from fusefs.core.record import quote, unquote
+from fusefs.core.service_status import HeldByUser, SeenStatus, Status, VolumeStatus, age_s, decode, encode
+from fusefs.linux.file_locks import holds_service_lock
+from fusefs.linux.machine_identity import boot_id, clocks_ns
+from fusefs.linux.runtime_directories import NEW, make_dir, replace_file
+
+FILE = b"status.json"
+
+
+_SIZES_DIRECTORY, _ALL_SIZES = b"sizes", b"all"
+
+
+_STATUS_MOST_BYTES = 64 << 20
+
+
+Held = dict[str, tuple[HeldByUser, ...]]
+
+"""By the path of a volume, as the status has it."""
+
+
+def write_status(directory: bytes, status: Status) -> None:
+    """Put the status where others find it, stamped with the clock that can't be set; at once or not at all.
+
+    Not durable: after a power failure there is no service that it could speak of.
+    Raises  OSError
+    """
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    volumes = tuple(msgspec.structs.replace(volume, held=()) for volume in status.volumes)
+    text = encode(msgspec.structs.replace(status, updated_boot_ns=now_ns, volumes=volumes))
+    replace_file(directory + b"/" + FILE, text, 0o644, whatever_umask=True)
+
+
+def read_status(directory: bytes) -> SeenStatus | None:
+    """The last status of a directory's service; None if none ever ran there. Raises  TrashdError, OSError"""
+    try:
+        with open(directory + b"/" + FILE, "rb") as file:
+            status = decode(file.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    age = age_s(status, boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns())
+    return SeenStatus(status, holds_service_lock(directory, status.pid), age)
+
+
+def served_volumes(directory: bytes) -> tuple[VolumeStatus, ...]:
+    """The volumes of a directory's service, if it runs. Raises  TrashdError, OSError"""
+    seen = read_status(directory)
+    return seen.status.volumes if seen is not None and seen.is_running else ()
+
+
+class HeldFiles:
+    """Written anew where something has changed."""
+
+    def __init__(self, runtime: bytes) -> None:
+        """runtime: the service's directory. What another service left there may not be true: it goes."""
+        self._directory = os.path.join(runtime, _SIZES_DIRECTORY)
+        self._written: dict[bytes, bytes] = {}
+        with suppress(OSError):
+            os.mkdir(self._directory, 0o711)
+        with suppress(OSError):
+            os.chmod(self._directory, 0o711)
+            for name in os.listdir(self._directory):
+                os.unlink(os.path.join(self._directory, name))
+
+    def publish(self, status: Status) -> None:
+        """Tell each user of his own. Raises  OSError"""
+        told = {name: msgspec.json.encode(held) for name, held in _by_reader(status).items()}
+        for name in self._written.keys() - told.keys():
+            os.unlink(os.path.join(self._directory, name))
+            del self._written[name]
+        for name, text in told.items():
+            if self._written.get(name) != text:
+                owner = None if name == _ALL_SIZES else int(name)
+                replace_file(os.path.join(self._directory, name), text, 0o400, whatever_umask=True, owner=owner)
+                self._written[name] = text
+
+
+def _by_reader(status: Status) -> dict[bytes, Held]:
+    """What each file has: root's that of all, and of each user that runs no service of his own his."""
+    readers: dict[bytes, Held] = {_ALL_SIZES: {volume.path: volume.held for volume in status.volumes}}
+    if os.geteuid():
+        return readers
+    for volume in status.volumes:
+        for one in volume.held:
+            if one.uid:
+                readers.setdefault(b"%d" % one.uid, {})[volume.path] = (one,)
+    return readers
+
+
+def read_held(runtime: bytes) -> Held:
+    """What orphans take by the service of that directory, as far as this user may know: root all, others their own."""
+    for name in (_ALL_SIZES, b"%d" % os.geteuid()):
+        try:
+            with open(os.path.join(runtime, _SIZES_DIRECTORY, name), "rb") as file:
+                return msgspec.json.decode(file.read(_STATUS_MOST_BYTES), type=Held)
+        except (OSError, msgspec.MsgspecError):
+            continue
+    return {}
+
+
+_PAUSE_DIRECTORY = b"pause"
+
+
+_ALL_VOLUMES = b"all"
+
+
+_PAUSE_MOST_BYTES = 16_384
+
+
+_FOREVER_S = 10 * 365 * 86_400.0
+
+
+class Pause(NamedTuple):
+    """Why, and until when (wall time in seconds; None: until it is resumed)."""
+
+    why: str
+    until_s: float | None
+
+    def left_s(self, now_s: float) -> float:
+        """Seconds until it ends by itself."""
+        return _FOREVER_S if self.until_s is None else max(0.0, self.until_s - now_s)
+
+
+class _PauseFile(msgspec.Struct):
+    volume: str | None
+    why: str
+    until_s: float | None
+
+
+def pause_dir(runtime: bytes) -> bytes:
+    """The directory of the pauses of a service, made if missing. Raises  OSError"""
+    return make_dir(os.path.join(runtime, _PAUSE_DIRECTORY))
+
+
+def write_pause(runtime: bytes, volume: bytes | None, pause: Pause) -> None:
+    """Pause a volume, or all of them. Raises  OSError"""
+    path = os.path.join(pause_dir(runtime), _name(volume))
+    text = msgspec.json.encode(_PauseFile(None if volume is None else quote(volume), pause.why, pause.until_s))
+    replace_file(path, text, 0o644)
+
+
+def remove_pause(runtime: bytes, volume: bytes | None) -> bool:
+    """End one; whether there was one. Raises  OSError"""
+    try:
+        os.unlink(os.path.join(runtime, _PAUSE_DIRECTORY, _name(volume)))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def nudge(runtime: bytes) -> None:
+    """Have a running service look at its pauses, and for new volumes; without one nothing happens."""
+    path = os.path.join(runtime, _PAUSE_DIRECTORY, b"nudge" + NEW)
+    with suppress(OSError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        os.unlink(path)
+
+
+def read_pauses(runtime: bytes, now_s: float) -> dict[bytes | None, Pause]:
+    """The pauses in force by volume, None for all of them; a file that says nothing sensible pauses everything."""
+    found: dict[bytes | None, Pause] = {}
+    directory = os.path.join(runtime, _PAUSE_DIRECTORY)
+    with suppress(FileNotFoundError):
+        for name in os.listdir(directory):
+            if name.endswith(NEW):
+                continue
+            volume, pause = _read_pause(os.path.join(directory, name))
+            if pause.left_s(now_s) > 0:
+                found[volume] = pause
+    return found
+
+
+def _read_pause(path: bytes) -> tuple[bytes | None, Pause]:
+    try:
+        with open(path, "rb") as file:
+            said = msgspec.json.decode(file.read(_PAUSE_MOST_BYTES), type=_PauseFile)
+        volume = None if said.volume is None else unquote(said.volume)
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return None, Pause(f"{printable(path)} can't be read", None)
+    return volume, Pause(said.why, said.until_s)
+
+
+def _name(volume: bytes | None) -> bytes:
+    return _ALL_VOLUMES if volume is None else hashlib.sha256(volume).hexdigest()[:32].encode()
+
+
+_FILE = b"clock.json"
+
+
+_COMMANDS_FILE = b"clock-of-commands.json"
+
+
+_CLOCK_MOST_BYTES = 4096
+
+
+def load_clock(state: bytes) -> tuple[int, Clock]:
+    """When the last service looked last (wall time, now if there was none), and the clock as it left it, brought up
+    to now; without one the wall clock is believed.
+    """
+    try:
+        saved = _read_clock(state, _FILE)
+    except OSError as error:
+        _warn("what the last service remembered can't be read: %s", error.strerror)
+        saved = None
+    now = _up_to_now(saved)
+    return now.wall_ns if saved is None else saved.wall_ns, now
+
+
+def _read_clock(state: bytes, name: bytes) -> Clock | None:
+    """What was saved; None for nothing, or what is not understood. Raises  OSError"""
+    try:
+        with open(os.path.join(state, name), "rb") as file:
+            return orphan_age.decode(file.read(_CLOCK_MOST_BYTES))
+    except FileNotFoundError:
+        return None
+
+
+def _up_to_now(saved: Clock | None) -> Clock:
+    now_ns, boot_ns = clocks_ns()
+    return orphan_age.started(now_ns, boot_ns, boot_id(), saved)
+
+
+def watched_clocks(state: bytes, *, notes: bool) -> tuple[Clock, ...]:
+    """What the service and the commands of a state directory remember of the wall clock, each brought up to now.
+
+    notes  note now for the next command, which then learns of a clock that is set between the two; or not, where
+           that can't be written
+    """
+    clocks = []
+    for name in (_FILE, _COMMANDS_FILE):
+        saved = None
+        with suppress(OSError):
+            saved = _read_clock(state, name)
+        clocks.append(_up_to_now(saved))
+    with suppress(OSError):
+        if notes:
+            make_dir(state)
+            replace_file(os.path.join(state, _COMMANDS_FILE), orphan_age.encode(clocks[-1]), 0o600, is_durable=False)
+    return tuple(clocks)
+
+
+def save_clock(state: bytes, now: Clock, *, is_durable: bool = True) -> None:
+    """Leave it for the next service. A full disk costs the memory, not the service."""
+    path = os.path.join(state, _FILE)
+    try:
+        make_dir(state)
+        replace_file(path, orphan_age.encode(now), 0o600, is_durable=is_durable)
+    except OSError as error:
+        _warn("%s can't be written: %s", os.fsdecode(path), error.strerror)
+
+
+def _warn(text: str, *values: str | None) -> None:
+    import logging  # commands look at clocks too, and log nothing
+
+    logging.getLogger(__name__).warning(text, *values)

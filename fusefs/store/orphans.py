@@ -1,0 +1,805 @@
+"""Orphans across all stores and users that the caller may see: listed from records, found, kept longer."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+from fusefs.core.container_states import DEFAULT_RETENTION_S, State
+from fusefs.core.errors import (
+    SETTLE,
+    BadRecord,
+    BrokenStore,
+    Busy,
+    Incomplete,
+    NotFound,
+    Refused,
+    TakenOver,
+    TrashdError,
+    Untrusted,
+    UsageError,
+    from_os,
+)
+from fusefs.core.human_units import DURATION_MAX_S
+from fusefs.core.names import ContainerId, Name, is_container_id, join, whose_store
+from fusefs.core.orphan_age import Clock, Now
+from fusefs.core.orphan_sums import KeyedSum, OrphanSums, OrphanToSum
+from fusefs.core.printable_names import printable, shell_word, show
+from fusefs.core.record import RECORD_MAX_BYTES, Failure, Invocation, Method, Record, TreeSize
+from fusefs.core.record_decoding import decode
+from fusefs.core.results import WORDS
+from fusefs.linux.batched_calls import read_on
+from fusefs.linux.fd import Fd
+from fusefs.linux.file_locks import flock_holders
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import moment
+from fusefs.linux.mountinfo import Mount, below, is_inside, read_mounts
+from fusefs.store.adopt import AdoptionProblem
+from fusefs.store.as_owner import as_owner
+from fusefs.store.container import ClaimLost, HeldContainer, hold_soon, move, open_record, rewrite, touch
+from fusefs.store.find_stores import discover, folders, with_lower
+from fusefs.store.layout import POINTERS, TREE, USERS, Store, UserFolder, open_store
+from fusefs.store.mounted_paths import open_shown
+from fusefs.store.pointers import lower_stores
+from fusefs.store.reserve import FOR_USER, with_room
+from fusefs.store.set_aside import waiting
+from fusefs.store.store_registry import is_vouched
+from fusefs.store.take_over import Waits, take_over
+from fusefs.store.tidy_folder import not_proven, prepare, tell, tend, told
+from fusefs.store.user_folders import FolderRefusal
+from fusefs.store.victim_rename import DirectRename, VisibleRename, take_back
+
+
+class ListedContainer(NamedTuple):
+    """One container as a list shows it.
+
+    path      its directory
+    origin    full path that the tree came from; None for what was dropped
+    problem   why its record can't be read; the other fields are then empty
+    failures  why it is in quarantine, as far as the record had room; `n_failed` of them
+    partial     the reaper has begun on it
+    is_stopped  and no process is at it now; never said where locks of other hosts are not seen
+    expires_ns, clock_set_ns  as the wall clock runs now, which was set forward by so much since it came
+    is_proven   whether its folder is: only its user reaps it otherwise
+    is_vouched  whether its store is vouched for, so that it is no copy: only by its ID it is reaped otherwise
+    invocation  the command that took it away; None: not told
+    size        what it takes, as far as that is known; None once a reaper has begun on it
+    """
+
+    id: ContainerId
+    uid: int
+    state: State
+    path: bytes
+    origin: bytes | None = None
+    method: Method | None = None
+    created_ns: int = 0
+    expires_ns: int | None = None
+    note: str = ""
+    partial: bool = False
+    n_failed: int = 0
+    problem: str = ""
+    failures: tuple[Failure, ...] = ()
+    clock_set_ns: int = 0
+    is_proven: bool = True
+    is_vouched: bool = True
+    is_stopped: bool = False
+    invocation: Invocation | None = None
+    size: TreeSize | None = None
+
+    def base_path(self) -> bytes:
+        """The directory that holds the store."""
+        return os.path.dirname(self.store_path())
+
+    def store_path(self) -> bytes:
+        """The path of the store."""
+        return self.path.rsplit(b"/", 4)[0]  # STORE/AREA/FOLDER/STATE/ID
+
+    def left_s(self, now_ns: int) -> int | None:
+        """Seconds until its term ends, negative if it has; None: never by itself."""
+        return None if self.expires_ns is None else (self.expires_ns - now_ns) // 1_000_000_000
+
+    def age_s(self, now_ns: int) -> int:
+        """Seconds since it came."""
+        return (now_ns - self.created_ns - self.clock_set_ns) // 1_000_000_000
+
+    def is_served_by(self, uid: int) -> bool:
+        """Whether it may go when that user asks for all that is due; as UserFolder has it."""
+        return self.is_proven or self.uid == uid != 0
+
+
+def entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
+    """The containers of one user in all states, oldest first; to be run as that user."""
+    vouched = is_vouched(folder.store)
+    for entry in _entries(folder, now):
+        yield entry._replace(is_vouched=vouched)
+
+
+def _entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
+    for state in State:
+        names = folder.list(state)
+        if not names:
+            continue
+        with folder.open(state) as state_fd:
+            for name in names:
+                entry = _look(folder, state, state_fd, name, now)
+                if entry is not None:
+                    yield entry
+
+
+def entries_in_no_order(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
+    """As `entries`, in the directories' own order, however many; whether the store is vouched for is not said.
+
+    One whose state changes meanwhile may come twice.
+    """
+    kernel = folder.store.kernel
+    for state in State:
+        try:
+            state_fd = kernel.open_dir(folder.fd, Name(state.value.encode()))
+        except FileNotFoundError:
+            continue
+        with state_fd:
+            while (block := read_on(kernel, state_fd)) is not None:
+                for name in map(os.fsencode, block.names):
+                    entry = _look(folder, state, state_fd, name, now)
+                    if entry is not None:
+                        yield entry
+
+
+def _look(folder: UserFolder, state: State, state_fd: Fd, name: bytes, now: Now) -> ListedContainer | None:
+    """What has a name in the directory of a state; None if that is no container, or not any more."""
+    text = name.decode("ascii", "replace")
+    if not is_container_id(text):
+        return None
+    kernel = folder.store.kernel
+    try:
+        with kernel.open_dir(state_fd, name) as fd, open_record(kernel, fd, folder.uid) as record_fd:
+            record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
+            is_stopped = state is State.REAPING and _is_left(kernel, record_fd)
+        return _entry(folder, state, ContainerId(text), record, now)._replace(is_stopped=is_stopped)
+    except FileNotFoundError:
+        return None  # moved meanwhile, or being made
+    except (BadRecord, OSError) as error:
+        told = error.message() if isinstance(error, BadRecord) else str(error.strerror)
+        return unreadable(folder, state, name, told)
+
+
+def _is_left(kernel: Kernel, record_fd: Fd) -> bool:
+    """Whether no process holds a record, without taking it even for a moment."""
+    return kernel.is_local(record_fd) and not flock_holders(kernel.fstat(record_fd))
+
+
+def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record, now: Now) -> ListedContainer:
+    base = folder.store.base_path
+    return ListedContainer(
+        id=container,
+        uid=folder.uid,
+        state=state,
+        path=folder.path_to(state, container.encode()),
+        origin=None if record.origin is None else os.path.join(base, record.origin) if record.origin else base,
+        method=record.method,
+        created_ns=record.created_ns,
+        expires_ns=record.expires_ns(now),
+        note=record.note,
+        partial=record.partial or state is State.REAPING,
+        n_failed=len(record.failures),
+        failures=record.failures,
+        clock_set_ns=record.clock_set_ns(now),
+        is_proven=folder.is_proven,
+        invocation=record.invocation,
+        size=None if record.partial or state is State.REAPING else record.size,
+    )
+
+
+def unreadable(folder: UserFolder, state: State, name: bytes, problem: str) -> ListedContainer:
+    """The entry of what has a name in the directory of a state, and whose record can't be, or was not, read."""
+    container, path = ContainerId(printable(name)), folder.path_to(state, name)
+    return ListedContainer(container, folder.uid, state, path, problem=problem, is_proven=folder.is_proven)
+
+
+def explain_failure(failure: Failure) -> str:
+    """A reason for a quarantine, in words. They may be a user's own: any number, any text."""
+    if failure.call in WORDS:
+        return f"{printable(failure.name)}: {WORDS[failure.call]}"
+    known = failure.errno in errno.errorcode
+    reason = os.strerror(failure.errno) if known else f"error {failure.errno}"
+    return f"{show(failure.call)} {printable(failure.name or b'.')}: {reason}"
+
+
+def explain_first(failure: Failure | None, n_failed: int) -> str:
+    """The first of so many things that could not be removed, in words, and how many more; nothing without one."""
+    if failure is None:
+        return ""
+    why = explain_failure(failure)
+    return why if n_failed == 1 else f"{why}, and {n_failed - 1:,} more"
+
+
+ID_LEAST_CHARS = 4
+
+"""Of an id that is cut short: what a script's empty variable begins is every orphan, perhaps the only one."""
+
+
+_MOST_LISTED = 100_000
+
+"""Orphans of another user: so many take some hundred megabytes in that user's process, and in ours."""
+
+
+T = TypeVar("T")
+
+
+def each_folder(
+    stores: Iterable[Store],
+    body: Callable[[UserFolder], T],
+    kind: Any,
+    lost: list[TrashdError] | None = None,
+    refused: list[AdoptionProblem] | None = None,
+    serves: Callable[[UserFolder], bool] | None = None,
+) -> Iterator[T]:
+    """`body` for each user's folder, lower stores included, each in a process of its owner.
+
+    stores  closed one after the other
+    kind    the result's type
+    lost    gets the errors of folders and stores that could not be looked at: one must not stop the command for all;
+            BrokenStore, by which `discover` ends
+    refused gets what is called like a folder and is none, and what waits for its owner in a store that was set aside
+    serves  which of them; None for all
+    Raises  the first such error, when all folders are done, without `lost`
+    """
+    errors: list[TrashdError] = [] if lost is None else lost
+    for store in _but_the_broken(stores, errors):
+        strangers: list[FolderRefusal] = []
+        unread: list[FolderRefusal] = []
+        with store:
+            try:
+                for folder in folders(store, strangers, unread):
+                    with folder:
+                        if serves is not None and not serves(folder):
+                            continue
+                        try:
+                            results = as_owner(folder, partial(_all, folder, body), list[kind])
+                        except (OSError, TrashdError) as error:
+                            errors.append(from_os(error, folder.path()))
+                        else:
+                            yield from results
+                if refused is not None and store.is_common():
+                    strangers += waiting(store, os.geteuid() or None)
+            except OSError as error:
+                errors.append(from_os(error, store.base_path))
+        for one in unread:
+            where = os.path.join(store.path(), one.area, one.name)
+            errors.append(
+                Incomplete(f"{printable(where)}: {one.why}", "its user can look into it; all others are done")
+            )
+        if refused is not None:
+            refused += tell(store.path(), strangers)
+    if lost is None and errors:
+        raise errors[0]
+
+
+def _but_the_broken(stores: Iterable[Store], errors: list[TrashdError]) -> Iterator[Store]:
+    try:
+        yield from stores
+    except BrokenStore as error:
+        errors.append(error)
+
+
+def _all(folder: UserFolder, body: Callable[[UserFolder], T], _visible: VisibleRename | None) -> list[T]:
+    return [body(one) for one in with_lower(folder)]
+
+
+def all_entries(
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    lost: list[TrashdError] | None = None,
+    clocks: tuple[Clock, ...] = (),
+    silent: list[bytes] | None = None,
+) -> list[ListedContainer]:
+    """The entries of all folders, oldest first.
+
+    A store reached by two ways is listed once, and a container that changes its state meanwhile is what it became.
+    clocks        what is remembered of the wall clock
+    lost, Raises  as for `each_folder`
+    silent        as for `discover`
+    """
+    listing = _FolderListing(moment(kernel, clocks))
+    found = {
+        (entry.path.rsplit(b"/", 2)[0], entry.id): entry
+        for part in each_folder(discover(kernel, volumes, silent), listing.of, list[ListedContainer], lost)
+        for entry in part
+    }
+    return sorted(found.values(), key=lambda entry: entry.id)
+
+
+class _FolderListing:
+    """Lists folders, of another user no more in all stores than an answer has room for.
+
+    Each user's process has a copy of its own, so that it counts for that user alone.
+    """
+
+    def __init__(self, now: Now) -> None:
+        self._now = now
+        self._asker = os.geteuid()
+        self._n_left = _MOST_LISTED
+
+    def of(self, folder: UserFolder) -> list[ListedContainer]:
+        """The entries of a folder. Raises  Incomplete"""
+        if folder.uid == self._asker:
+            return list(entries(folder, self._now))
+        found = list(islice(entries(folder, self._now), self._n_left + 1))
+        self._n_left -= len(found)
+        if self._n_left < 0:
+            text = f"{printable(folder.path())}: more than {_MOST_LISTED:,} orphans of one user"
+            raise Incomplete(text, "their owner can list them; trashd list --sum-by user counts them")
+        return found
+
+
+class _FolderSums(NamedTuple):
+    """path: of the folder; sums: of what is in it"""
+
+    path: bytes
+    sums: list[KeyedSum]
+
+
+def sum_entries(
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    new_sums: Callable[[], OrphanSums],
+    is_meant: Callable[[ListedContainer, int], bool],
+    lost: list[TrashdError] | None = None,
+    clocks: tuple[Clock, ...] = (),
+) -> OrphanSums:
+    """What orphans hold, from records alone and in bounded memory; one that changes its state may count twice.
+
+    new_sums  makes sums with nothing in them
+    is_meant  whether an orphan counts, at a time of the wall clock
+    lost, clocks, Raises  as for `all_entries`
+    """
+    now = moment(kernel, clocks)
+
+    def in_folder(folder: UserFolder) -> _FolderSums:
+        sums = new_sums()
+        for entry in entries_in_no_order(folder, now):
+            if is_meant(entry, now.wall_ns):
+                age_s, left_s = (None, None) if entry.problem else (entry.age_s(now.wall_ns), entry.left_s(now.wall_ns))
+                sums.add(OrphanToSum(entry.uid, folder.store.base_path, entry.origin, age_s, left_s, entry.size))
+        return _FolderSums(folder.path(), list(sums))
+
+    total, seen = new_sums(), set[bytes]()
+    for one in each_folder(discover(kernel, volumes), in_folder, _FolderSums, lost):
+        if one.path not in seen:
+            seen.add(one.path)
+            total.take_in(one.sums)
+    return total
+
+
+def tend_all(
+    kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = (), waits: Waits | None = None
+) -> list[str]:
+    """Tend all folders that the caller may see; what could not be settled, in words. ended, waits: as for `recover`
+
+    Of a broken store says what comes next: it can't be looked at either.
+    """
+    lost: list[TrashdError] = []
+    refused: list[AdoptionProblem] = []
+    silent: list[bytes] = []
+    stores = (_prepared(store, lost) for store in discover(kernel, volumes, silent))
+
+    asker = os.geteuid()
+
+    def act(folder: UserFolder) -> list[str]:
+        if not _is_tended(folder, asker):
+            return []  # below one that is
+        return [*tend(folder, ended, waits), *_given(folder)]
+
+    settled = [
+        line
+        for part in each_folder(stores, act, list[str], lost, refused, lambda one: _is_tended(one, asker))
+        for line in part
+    ]
+    passed_over = (f"{printable(path)} does not answer: passed over" for path in dict.fromkeys(silent))
+    errors = (f"{error.message()} ({error.hint})" for error in lost if not isinstance(error, BrokenStore))
+    return [*settled, *errors, *map(told, refused), *passed_over]
+
+
+def _given(folder: UserFolder) -> list[str]:
+    """See give_what_is_left; there is hardly ever anything."""
+    if folder.uid or os.geteuid() or not folder.list(State.STAGE):
+        return []
+    from fusefs.store.as_owner import give_what_is_left
+
+    return give_what_is_left(folder)
+
+
+def _prepared(store: Store, lost: list[TrashdError]) -> Store:
+    """A store after `prepare`, and so those that pointers of its folders lead to, as far as the caller may see them.
+
+    lost  gets the errors: one user must not keep root from looking at what others made
+    """
+    prepare(store, lost)
+    with suppress(OSError):  # the next look at the folders tells it
+        for folder in folders(store):
+            with folder:
+                try:
+                    _prepare_lower(folder, lost)
+                except (OSError, TrashdError) as error:
+                    lost.append(from_os(error, folder.path()))
+    return store
+
+
+def _prepare_lower(folder: UserFolder, lost: list[TrashdError]) -> None:
+    if folder.list(POINTERS):
+        for path in as_owner(folder, partial(_lower_paths, folder), list[bytes]):
+            with suppress(Untrusted):  # its owner's alone
+                lower = _beneath(folder.store, path)
+                if lower is not None:
+                    with lower:
+                        prepare(lower, lost)
+
+
+def _lower_paths(folder: UserFolder, _visible: VisibleRename | None) -> list[bytes]:
+    paths = []
+    for store in lower_stores(folder):
+        with store:
+            paths.append(store.path())
+    return paths
+
+
+def _is_tended(folder: UserFolder, asker: int) -> bool:
+    """Whether recovery may do what its records say at another user's request: it moves what they name.
+
+    Of a copy too: only the store's owner can have put there what lies in its `u/`.
+    """
+    is_in_u = folder.area == USERS and not folder.store.is_unknown()
+    return is_in_u or folder.is_served_by(asker)
+
+
+def find_container(
+    kernel: Kernel, volumes: Sequence[bytes], identifier: str, clocks: tuple[Clock, ...] = ()
+) -> ListedContainer:
+    """The one container with that id; arguments and errors as for `find_containers`."""
+    return find_containers(kernel, volumes, [identifier], clocks)[0]
+
+
+def find_containers(
+    kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str], clocks: tuple[Clock, ...] = ()
+) -> list[ListedContainer]:
+    """The container with each of some ids, or whose id begins or ends with it; the stores are read once.
+
+    clocks  what is remembered of the wall clock
+    Raises  NotFound; UsageError if several have it, or it is too short to be meant
+    """
+    for identifier in identifiers:
+        if len(identifier) < ID_LEAST_CHARS:
+            raise UsageError(
+                f"'{printable(os.fsencode(identifier))}' is no id", f"give at least {ID_LEAST_CHARS} characters of it"
+            )
+    lost: list[TrashdError] = []
+    silent: list[bytes] = []
+    listed = all_entries(kernel, volumes, lost, clocks, silent)
+    containers = []
+    for identifier in identifiers:
+        found = the_one_called(volumes, identifier, listed)
+        if found is None:
+            raise lost[0] if lost else NotFound(os.fsencode(identifier), not_looked_at(silent))
+        containers.append(found)
+    return containers
+
+
+def the_one_called(
+    volumes: Sequence[bytes], identifier: str, listed: Sequence[ListedContainer]
+) -> ListedContainer | None:
+    """The one of these with that id, or whose id begins or ends with it. Raises  UsageError: several have it"""
+    exact = [entry for entry in listed if entry.id == identifier]
+    found = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
+    if not found:
+        return None
+    if len({entry.id for entry in found}) > 1:
+        raise UsageError(f"{identifier} could be {found[0].id} or {found[1].id}", "give more of the id")
+    return found[0] if len(found) == 1 else _the_one_in(volumes, found)
+
+
+def not_looked_at(silent: Sequence[bytes]) -> str:
+    """A hint for who does not find what he looks for, if some mount points did not answer."""
+    return f"it may be on {', '.join(map(printable, silent))}, which does not answer" if silent else ""
+
+
+def _the_one_in(volumes: Sequence[bytes], found: Sequence[ListedContainer]) -> ListedContainer:
+    """Of containers with one id, in copies of a volume, the one in the volume that was named, and not in a store below.
+
+    Raises  UsageError if that does not tell them apart
+    """
+    named = [os.path.realpath(volume) for volume in volumes]
+    there = [entry for entry in found if any(is_inside(one, entry.base_path()) for one in named)]
+    if len(there) == 1 and len(named) == 1:
+        return there[0]
+    bases = sorted({entry.base_path() for entry in found})
+    if len(bases) == 1:
+        where = " and in ".join(printable(entry.path) for entry in found[:2])
+        raise UsageError(f"{found[0].id} is in {where}", "look at both with ls, and take one out with mv")
+    where = " and in ".join(map(printable, bases))
+    hint = " or ".join(f"--volume {shell_word(base)}" for base in bases)
+    raise UsageError(f"{found[0].id} is in {where}", f"one is a copy of the other; say which is meant: {hint}")
+
+
+def act_on(
+    kernel: Kernel,
+    volumes: Sequence[bytes],
+    entry: ListedContainer,
+    body: Callable[[UserFolder, VisibleRename | None], T],
+    kind: Any,
+    visible: DirectRename | None = None,
+    *,
+    needs_proof: bool = False,
+) -> T:
+    """The result of `body` for the folder that an entry is in, run by its owner; arguments as for `as_owner`.
+
+    needs_proof  whether it must be certain that only its owner or root put it there; of one's own it need not
+    Raises       NotFound if that folder is not there any more; NotProven; what `body` raises
+    """
+    asker = os.geteuid()
+
+    def in_its_folder(folder: UserFolder, names: VisibleRename | None) -> list[T]:
+        for one in with_lower(folder):
+            # Not by its path: root may have moved the folder to where it is proven since.
+            if one.store.path() == entry.store_path():
+                if needs_proof and not one.is_served_by(asker):
+                    raise not_proven(one)
+                return [body(one, names)]
+        return []
+
+    for store in discover(kernel, volumes):
+        with store:
+            for folder in folders(store):
+                with folder:
+                    if folder.uid == entry.uid:
+                        act = partial(in_its_folder, folder)
+                        for result in as_owner(folder, act, list[kind], visible):
+                            return result
+    raise NotFound(entry.id)
+
+
+@contextmanager
+def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer) -> Iterator[UserFolder]:
+    """The folder that an entry is in, opened by ourselves: for what root does in its own process.
+
+    Raises  NotFound if it is not there any more; Untrusted if its owner's pointer leads to a store that we don't trust
+    """
+    path = entry.store_path()
+    for upper in discover(kernel, volumes):
+        with upper:
+            store = _beneath(upper, path) if is_inside(path, upper.base_path) else None
+        if store is None:
+            continue
+        with store:
+            for folder in folders(store):
+                with folder:
+                    if folder.uid == entry.uid and folder.store.path() == path:
+                        yield folder
+                        return
+    raise NotFound(entry.id)
+
+
+def _beneath(upper: Store, path: bytes) -> Store | None:
+    """The store with that path, in the directory of another one's or beneath it; None: none there."""
+    base, name = os.path.split(path)
+    way = below(base, upper.base_path)
+    try:
+        sides = upper.base.beneath(upper.kernel, way)
+    except OSError:
+        return None  # another volume is mounted on the way, or it was moved
+    try:
+        return open_store(upper.kernel, sides, base, Name(name))
+    except Untrusted as error:
+        hint = f"root sets it aside in a new one, with what is in it, by: trashd init --replace {shell_word(base)}"
+        if whose_store(name) is not None:
+            hint = "only its owner's commands act in it"
+        raise Untrusted(error.detail, hint) from error
+
+
+class CameFrom(NamedTuple):
+    """An orphan that came from a path, or has in it what did; `inside` says where, and is None for all of it."""
+
+    entry: ListedContainer
+    inside: bytes | None
+
+
+def came_from(
+    kernel: Kernel, volumes: Sequence[bytes], path: bytes, listed: Iterable[ListedContainer]
+) -> list[CameFrom]:
+    """Those of some orphans that came from a path, by whatever mount it is named, and can be restored; newest first.
+
+    path    it need not be there any more, nor need directories above it; links in those are followed, it itself is not
+    """
+    mounts = read_mounts()
+    ways = _ways(kernel, path, mounts)
+    bases: dict[bytes, tuple[int, int] | None] = {}
+    found = []
+    for entry in listed:
+        if entry.origin is None or entry.state is not State.ORPHANS:
+            continue
+        base = entry.base_path()
+        if base not in bases:
+            bases[base] = _identity(kernel, base, mounts)
+        wanted, origin = ways.get(bases[base]), below(entry.origin, base)
+        if wanted == origin:
+            found.append(CameFrom(entry, None))
+        elif wanted is not None and is_inside(b"/" + wanted, b"/" + origin):
+            found.append(CameFrom(entry, below(b"/" + wanted, b"/" + origin)))
+    there = _there(kernel, volumes, found, directory=path.endswith(b"/"))
+    return sorted(there, key=lambda one: one.entry.created_ns, reverse=True)
+
+
+def _there(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom], *, directory: bool) -> list[CameFrom]:
+    """Without those that don't have what is wanted of them; each folder's owner looks once.
+
+    directory  only a directory is wanted
+    """
+    parts: dict[bytes, list[tuple[str, bytes]]] = {}
+    for entry, inside in found:
+        if inside is not None or directory:
+            parts.setdefault(entry.path.rsplit(b"/", 2)[0], []).append((entry.id, inside or b""))
+    if not parts:
+        return list(found)
+
+    flags = os.O_PATH | os.O_NOFOLLOW | (os.O_DIRECTORY if directory else 0)
+
+    def look(folder: UserFolder) -> list[str]:
+        return [name for name, inside in parts.get(folder.path(), ()) if _has(folder, name, inside, flags)]
+
+    stores = discover(kernel, volumes)
+    there = {name for part in each_folder(stores, look, list[str], []) for name in part}
+    return [one for one in found if one.entry.id in there or (one.inside is None and not directory)]
+
+
+def _ways(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[tuple[int, int] | None, bytes]:
+    """The way to a path from each directory above it, and from itself, by the directory's identity."""
+    above, name = os.path.split(os.path.abspath(path))
+    real = os.path.join(os.path.realpath(above), name)
+    ways: dict[tuple[int, int] | None, bytes] = {}
+    at = real
+    while True:
+        ways.setdefault(_identity(kernel, at, mounts), below(real, at))
+        if at == b"/":
+            break
+        at = os.path.dirname(at)
+    ways.pop(None, None)
+    return ways
+
+
+def _identity(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, int] | None:
+    """Of a directory, by a mount of ours of what that shows; None: there is none, or it can't be looked at."""
+    try:
+        with open_shown(kernel, path, mounts) as sides:
+            st = kernel.fstat(sides.fd)
+    except (OSError, TrashdError):
+        return None
+    return st.st_dev, st.st_ino
+
+
+def _has(folder: UserFolder, name: str, inside: bytes, flags: int) -> bool:
+    """Whether a part of an orphan can be opened with some flags."""
+    kernel, path = folder.store.kernel, join(name.encode(), TREE, inside)
+    try:
+        with folder.open(State.ORPHANS) as orphans, kernel.open_beneath(orphans, path, flags):
+            return True
+    except OSError:
+        return False
+
+
+_S = 1_000_000_000
+
+
+_ELSEWHERE = {
+    State.REAPING: ("is being reaped already", "trashd restore takes back what is left of it, on a local filesystem"),
+    State.QUARANTINE: ("is in quarantine, where nothing goes by itself", "trashd restore takes it back"),
+    State.RESTORING: ("is being restored", SETTLE),
+    State.STAGE: ("is not an orphan yet", SETTLE),
+}
+
+
+class PinnedOrphan(NamedTuple):
+    """An orphan with its new term.
+
+    retention_s  from its creation, as the record has it; None: pinned
+    expires_ns   wall time; None: pinned
+    """
+
+    id: ContainerId
+    retention_s: int | None
+    expires_ns: int | None
+
+
+class UsualTerm(NamedTuple):
+    """The usual term from its creation again, as if no other had been asked for."""
+
+
+class KeepFor(NamedTuple):
+    """So many seconds from now; None: until it is released."""
+
+    seconds: int | None
+
+
+Term = UsualTerm | KeepFor
+
+
+def keep_by_id(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, term: Term) -> PinnedOrphan:
+    """Give what a list entry tells of another term, in a process of its owner.
+
+    Raises  TrashdError; its record is as before then
+    """
+    return act_on(kernel, volumes, entry, lambda folder, _visible: keep(folder, entry.id, term), PinnedOrphan)
+
+
+def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan:
+    """Write another term into an orphan's record; to be run as the folder's owner.
+
+    Raises  Refused for what is no orphan any more; Busy if it is locked; NotFound; BadRecord; OSError
+    """
+    try:
+        held = hold_soon(folder, State.ORPHANS, container)
+    except FileNotFoundError as error:
+        raise BadRecord(container) from error
+    if held is ClaimLost.BUSY:
+        raise Busy(container, "a reap or restore of it begins, or somebody holds a lock on its record")
+    if isinstance(held, ClaimLost):
+        raise _gone(folder, container)
+    with held:
+        now = moment(folder.store.kernel)
+        # Where the wall clock was set some go by it and some know better: by both it is kept so long, or not at all.
+        ages = held.record.age_ns(now), now.wall_ns - held.record.created_ns
+        retention_s = _retention_s(max(ages) if isinstance(term, KeepFor) and term.seconds else min(ages), term)
+        record = held.record._replace(retention_s=retention_s)
+        if record != held.record and folder.store.is_shared():
+            _keep_anew(held, retention_s)
+        elif record != held.record:
+            with_room(folder, FOR_USER, partial(rewrite, held, record))
+            touch(folder.store.kernel, held.fd)  # the reaper's watch of orphans/ tells it
+            folder.store.kernel.fsync(held.fd)  # the name too: the pin has to last through a power failure
+        return PinnedOrphan(container, retention_s, record.expires_ns(now))
+
+
+def _keep_anew(held: HeldContainer, retention_s: int | None) -> None:
+    """Give what may be another node's to reap its term in a container of ours, which only then has the orphan's name.
+
+    That node's look at the old one may be stale, and its claim late. Raises  Busy; OSError
+    """
+    change = partial(Record._replace, retention_s=retention_s)
+    kernel = held.folder.store.kernel
+    try:
+        taken = with_room(held.folder, FOR_USER, partial(take_over, held, State.RESTORING, change))
+        if isinstance(taken, ClaimLost):
+            raise Busy(held.id)
+        with taken:
+            if taken.record.lent_mode is not None:
+                with kernel.open_beneath(taken.fd, TREE) as tree:
+                    take_back(taken, tree, taken.record.lent_mode)
+            move(taken, State.ORPHANS)
+            kernel.fsync(taken.fd)
+    except FileNotFoundError as error:
+        raise TakenOver(held.id) from error
+
+
+def _retention_s(age_ns: int, term: Term) -> int | None:
+    """A term as records have it: seconds from the creation."""
+    if isinstance(term, UsualTerm):
+        return DEFAULT_RETENTION_S
+    if term.seconds is None:
+        return None
+    # Whole seconds: not a moment less than was asked for, and for none at all not a moment more.
+    age_s = age_ns // _S + (1 if term.seconds else 0)
+    wanted_s = min(max(0, age_s + term.seconds), DURATION_MAX_S)
+    # Exactly the usual term would mean that none was asked for.
+    return wanted_s + 1 if wanted_s == DEFAULT_RETENTION_S else wanted_s
+
+
+def _gone(folder: UserFolder, container: ContainerId) -> NotFound | Refused:
+    """Why it is no orphan."""
+    name = container.encode()
+    for state, (what, hint) in _ELSEWHERE.items():
+        if name in folder.list(state):
+            return Refused(f"{container} {what}", hint)
+    return NotFound(container)

@@ -1,0 +1,500 @@
+"""The victim that a typed path means, opened on both sides, the stores that could take it, and what is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from typing import NamedTuple, Self
+
+from fusefs.core.errors import (
+    CrossesBoundary,
+    IsMountPoint,
+    IsStore,
+    LacksCall,
+    MountInside,
+    NoBacking,
+    NoStore,
+    NotADirectory,
+    NotFound,
+    Refused,
+    TrashdError,
+    Untrusted,
+    from_os,
+)
+from fusefs.core.names import STORE, Name, RelPath, ends_in_dots, join, user_store, whose_store
+from fusefs.core.printable_names import printable, shell_word
+from fusefs.core.record import KeptEntries
+from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import (
+    MERGERFS,
+    FilesystemPath,
+    Mount,
+    below,
+    every_place,
+    find_mount,
+    mounts_inside,
+    other_namespaces,
+    place_below,
+    place_of,
+    read_mounts,
+    views,
+)
+from fusefs.linux.syscalls import STATX_ATTR_ENCRYPTED
+from fusefs.store.backing_and_mount import (
+    DIRECTORY,
+    OUT_OF_REACH,
+    READABLE,
+    BackingAndMount,
+    Scope,
+    suppress_errno,
+    wholly_beneath,
+)
+from fusefs.store.find_stores import stores_below
+from fusefs.store.layout import FOLDER_MODE, VOLUME, Store, is_stores_own, open_own_store, open_store, trusted_owners
+from fusefs.store.store_maker import makes_common, way_out
+from fusefs.store.user_folders import NOT_MADE
+
+DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
+
+
+_OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
+
+"""What may be said of a call, and not of what it was asked for; the last by the C library."""
+
+
+class Victim(NamedTuple):
+    """What a person named, opened: always on the backing filesystem, if it is seen through a mount of ours.
+
+    parent   the directory that it is in
+    fd       itself (O_PATH): as long as it is open, its inode number means it and nothing else
+    staying  what of it stays in view when it is swapped; None for nothing
+    """
+
+    parent: Scope
+    name: Name
+    fd: Fd
+    stat: os.stat_result
+    staying: KeptEntries | None = None
+
+    def __enter__(self) -> Self:
+        """Own its fds for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close them."""
+        with self.parent:
+            self.fd.close()
+
+    def path(self) -> bytes:
+        """Its path, links resolved."""
+        return os.path.join(self.parent.root_path, self.parent.relative, self.name)
+
+    def place(self) -> FilesystemPath:
+        """Where it is in its filesystem, whatever namespace one looks from."""
+        return place_below(self.parent.root_place, join(self.parent.relative, self.name))
+
+    def is_directory(self) -> bool:
+        """Whether it is a directory; a link to one is not."""
+        return stat.S_ISDIR(self.stat.st_mode)
+
+
+def find_victim(kernel: Kernel, path: bytes) -> Victim:
+    """The victim at a path; links in its parent are followed, as a person expects, its own name is not.
+
+    Raises  Refused for `.` and `..`; NotADirectory for a slash behind another kind of file; NotFound, IsMountPoint,
+            NoStore, or what the kernel said
+    """
+    check_operand(path)
+    directory, name = _split(path)
+    try:
+        with kernel.open_long(directory) as wanted:
+            led = _Led.by(kernel, wanted, directory, path)
+            scope = led.mounted_scope(kernel)
+            if scope is not None:
+                try:
+                    return _victim_in(kernel, scope, name, path)
+                except (OSError, NoBacking):
+                    if led.mount.is_ours():
+                        raise
+            return _victim_in(kernel, led.plain_scope(kernel), name, path)
+    except OSError as error:
+        raise as_told(error, path) from error
+
+
+def as_told(error: OSError, path: bytes) -> TrashdError:
+    """The error for a person: `from_os`, or that a call is refused whatever it is asked."""
+    return (error.errno in _OF_A_CALL and lacks_call()) or from_os(error, path)
+
+
+def lacks_call() -> LacksCall | None:
+    """What to say where a call is refused that every swap needs."""
+    from fusefs.linux.refused_calls import refused_calls  # a swap that is not refused is spared it
+
+    needed = ", ".join(f"{one.call} ({one.errno})" for one in refused_calls() if one.is_needed)
+    return LacksCall(needed) if needed else None
+
+
+def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
+    """The victim that has a name in a directory; takes over that. Raises  IsMountPoint, OSError"""
+    with closed_on_error(scope), closed_on_error(_open_victim(kernel, scope.sides.fd, name, path)) as fd:
+        seen = kernel.fstat(fd)
+        if path.endswith(b"/") and not stat.S_ISDIR(seen.st_mode):
+            raise NotADirectory(path, "name it without the slash at its end")
+        if scope.sides.mounted is not None:
+            # Whether something is mounted on it there. What the mount remembers of it may be old, and doesn't matter.
+            _open_victim(kernel, scope.sides.mounted, name, path).close()
+    return Victim(scope, name, fd, seen)
+
+
+def _open_victim(kernel: Kernel, parent_fd: Fd, name: Name, path: bytes) -> Fd:
+    """What has a name. Raises  IsMountPoint, OSError"""
+    try:
+        return kernel.open_beneath(parent_fd, name, os.O_PATH | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise IsMountPoint(path) from error
+        raise
+
+
+def find_scope(kernel: Kernel, path: bytes) -> Scope:
+    """The directory at a path; links in its parents are followed, as a person expects, its own name is not.
+
+    Raises  NotADirectory if it is a link or no directory; Refused for `/`; IsStore if it lies in a trash store;
+            NotFound, NoStore, or what the kernel said
+    """
+    directory, name = _split(os.path.realpath(path) if ends_in_dots(path) else path)
+    try:
+        with kernel.open_long(directory) as above, _open_named(above, name, path) as wanted:
+            scope = scope_of(kernel, wanted, os.path.join(directory, name))
+    except OSError as error:
+        raise as_told(error, path) from error
+    if any(is_stores_own(one) for one in scope.place().path.split(b"/")):
+        with scope:
+            raise IsStore(scope.path())
+    return scope
+
+
+def _open_named(above: Fd, name: Name, path: bytes) -> Fd:
+    """A directory by its name in another one: what is mounted there, if anything is."""
+    try:
+        return Fd(os.open(name, DIRECTORY | os.O_CLOEXEC, dir_fd=above))
+    except NotADirectoryError as error:
+        raise NotADirectory(path, "name the directory itself") from error
+
+
+def scope_of(kernel: Kernel, wanted: Fd, typed: bytes) -> Scope:
+    """The scope of a directory that a path led to.
+
+    wanted  the directory, on whichever side the path was; it stays the caller's
+    Raises  OSError; NotFound, NoStore
+    """
+    led = _Led.by(kernel, wanted, typed, typed)
+    return led.mounted_scope(kernel) or led.plain_scope(kernel)
+
+
+class _Led(NamedTuple):
+    """Where a typed path led: an open directory, which stays its caller's.
+
+    path   as it was typed, for errors
+    fd     the directory, on whichever side the path was
+    real   its path without links
+    mount  what it is on
+    """
+
+    path: bytes
+    fd: Fd
+    real: bytes
+    mount: Mount
+    mounts: list[Mount]
+
+    @classmethod
+    def by(cls, kernel: Kernel, fd: Fd, directory: bytes, path: bytes) -> Self:
+        """directory: its own path as it was typed; path: of what is wanted there. Raises  OSError; NoStore"""
+        mounts = read_mounts()
+        mount = mount_of(kernel, fd, mounts, directory)
+        return cls(path, fd, _real_path(fd, directory), mount, mounts)
+
+    def mounted_scope(self, kernel: Kernel) -> Scope | None:
+        """On both sides; None if no mount of ours shows it. Raises  OSError; NotFound, NoBacking"""
+        if not any(one.is_ours() for one in self.mounts):
+            return None
+        from fusefs.store.mounted_paths import find_mounted  # who has nothing mounted is spared it
+
+        return find_mounted(kernel, self.path, self.real, self.fd, self.mount, self.mounts)
+
+    def plain_scope(self, kernel: Kernel) -> Scope:
+        """Where no mount of ours shows it. Raises  OSError; NotFound, NoStore"""
+        root, root_path = _open_root(kernel, self.mount, self.real)
+        relative = RelPath(below(self.real, root_path))
+        with closed_on_error(root), closed_on_error(kernel.open_beneath(root, relative or b".", DIRECTORY)) as fd:
+            if not os.path.samestat(kernel.fstat(self.fd), kernel.fstat(fd)):
+                raise NotFound(self.path, "its directory was moved meanwhile")
+        place = place_of(root_path, self.mount)
+        return Scope(
+            BackingAndMount(root), root_path, place, relative, BackingAndMount(fd), self.mount, tuple(self.mounts)
+        )
+
+
+def _split(path: bytes) -> tuple[bytes, Name]:
+    """Split a path into the directory and the name in it. Raises  NotFound, Refused"""
+    directory, name = os.path.split(path.rstrip(b"/"))
+    if not path:
+        raise NotFound(path, "the path is empty")
+    if not name:
+        raise Refused(path, "the root directory has no parent in which its name could stay")
+    return directory or b".", Name(name)
+
+
+def check_operand(path: bytes) -> None:
+    """Refuse `.`, `..` and paths that end in them, as rm(1) does: a shell makes them of `.*`, and nobody types them.
+
+    Raises  Refused
+    """
+    if ends_in_dots(path):
+        raise Refused(path, DOTS)
+
+
+def _real_path(fd: Fd, typed: bytes) -> bytes:
+    """Where an open directory is, without links."""
+    with suppress_errno(errno.ENAMETOOLONG):
+        return os.readlink(fd.path())
+    return os.path.normpath(os.path.join(os.getcwdb(), typed))
+
+
+def mount_of(kernel: Kernel, fd: Fd, mounts: list[Mount], path: bytes) -> Mount:
+    """What an fd is on, which a path led to. Raises  NoStore if we don't see that mounted"""
+    mount = find_mount(kernel, fd, mounts)
+    if mount is None:
+        raise NoStore(path, "its mount is not visible from here (a chroot?): run trashd outside of it")
+    return mount
+
+
+def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
+    """The mount's root, or the highest directory on the way to `path` that is not mounted over or closed to us."""
+    rest = below(path, mount.point).split(b"/")
+    for count in range(len(rest) + 1):
+        candidate = os.path.join(mount.point, *rest[:count])
+        try:
+            fd = kernel.open_path(candidate)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.ENOENT):
+                continue
+            raise
+        with ExitStack() as owned:
+            owned.enter_context(fd)
+            if kernel.statx(fd).mnt_id == mount.mnt_id:
+                owned.pop_all()
+                return fd, candidate
+    raise NoStore(path)
+
+
+def ancestors(scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
+    """The directories that could hold a store above what is in a directory, highest first: relative and full path."""
+    yield RelPath(b""), scope.root_path
+    names = scope.relative.split(b"/") if scope.relative else []
+    for count in range(1, len(names) + 1):
+        path = RelPath(b"/".join(names[:count]))
+        yield path, os.path.join(scope.root_path, path)
+
+
+def taking_ancestors(kernel: Kernel, scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
+    """Those whose store may take what is in the directory.
+
+    Names in an encrypted directory are secret, and a store has them in its records and ids: it is encrypted, too.
+    """
+    is_secret = _is_encrypted(kernel, scope.sides)
+    for relative, path in ancestors(scope):
+        if is_secret:
+            with wholly_beneath(kernel, scope.root, relative) as base:
+                if not _is_encrypted(kernel, base):
+                    continue
+        yield relative, path
+
+
+def _is_encrypted(kernel: Kernel, directory: BackingAndMount) -> bool:
+    return bool(kernel.statx(directory.fd).attributes & STATX_ATTR_ENCRYPTED)
+
+
+def existing_stores(
+    kernel: Kernel, scope: Scope, untrusted: list[Untrusted], *, to_take: bool = True
+) -> Iterator[tuple[RelPath, Store]]:
+    """The trusted stores in those directories, highest first, root's before the caller's own; the caller closes each.
+
+    to_take  only those that may take what is in the directory
+    Raises  BrokenStore where one of them is: none is used below it, whose pointer nobody could leave in it
+    """
+    for relative, path in taking_ancestors(kernel, scope) if to_take else ancestors(scope):
+        for opener in (open_store, open_own_store):
+            base = wholly_beneath(kernel, scope.root, relative)
+            try:
+                store = opener(kernel, base, path)
+            except Untrusted as error:
+                untrusted.append(error)
+                continue
+            if store is not None and store.is_unknown() and not makes_common():
+                untrusted.append(Untrusted(f"{printable(store.path())}: {NOT_MADE}", way_out(path)))
+                store.__exit__()
+            elif store is not None:
+                yield relative, store
+
+
+class Offered(NamedTuple):
+    """A store that could take something: where it is, below the root; the caller closes it.
+
+    is_made  for this: it was not there before
+    """
+
+    relative: RelPath
+    store: Store
+    is_made: bool
+
+
+def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]:
+    """The stores to try for something in a directory, or for all that is in it, best first: those that are there, then
+    those that we may make; highest first in both.
+
+    wanted  the path of what a store is wanted for, for people
+    To ask for the next one says that the last could not take it: one that was made for it goes again.
+    Raises  NoStore, LacksCall, or what making the last one met, after the last; BrokenStore as `existing_stores`
+    """
+    untrusted: list[Untrusted] = []
+    bases = set()
+    for relative, store in existing_stores(kernel, scope, untrusted):
+        bases.add(relative)
+        yield Offered(relative, store, is_made=False)
+    last: TrashdError = untrusted[0] if untrusted else NoStore(wanted)
+    for relative, path in taking_ancestors(kernel, scope):
+        if relative in bases:
+            continue
+        try:
+            made = _make_missing(kernel, scope, relative, path)
+        except Untrusted as error:
+            last = error
+        except (PermissionError, FileNotFoundError):
+            pass  # not ours to make one there; or what is there makes nothing, as /proc says it
+        else:
+            if made is not None:
+                yield Offered(relative, made, is_made=True)
+                unmake_at(kernel, scope, relative, made.name)
+    raise lacks_call() or last
+
+
+def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) -> Store | None:
+    """A new store at an ancestor; None if there is another user's: not to be trusted, not to be made again."""
+    from fusefs.store.make_store import make_store, name_for_new  # a swap into a store that is there is spared it
+
+    with ExitStack() as owned:
+        base = owned.enter_context(wholly_beneath(kernel, scope.root, relative))
+        name = name_for_new(kernel, base)
+        if name is None:
+            return None
+        owned.pop_all()
+    return make_store(kernel, base, path, name)
+
+
+def unmake_at(kernel: Kernel, scope: Scope, relative: RelPath, name: Name) -> None:
+    """Remove a store that was made for it, and was not needed: an empty one left behind is untidy, and no more."""
+    from fusefs.store.make_store import unmake_store
+
+    with suppress(OSError, TrashdError), wholly_beneath(kernel, scope.root, relative) as base:
+        unmake_store(kernel, base, os.path.join(scope.root_path, relative), name)
+
+
+_MERGED = "it is merged of directories on several branches, and a rename takes one: swap it on each branch itself"
+
+
+def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[TrashdError]:
+    """Every reason to leave the victim alone.
+
+    directory  whether it must be one (swap), or may be anything (rm)
+    """
+    if directory and not victim.is_directory():
+        yield NotADirectory(victim.path())
+    if any(is_stores_own(name) for name in victim.place().path.split(b"/")):
+        yield IsStore(victim.path())
+    if victim.is_directory():
+        yield from _mounted(victim)
+        held = held_store(kernel, victim.fd, b"")
+        if held is not None:
+            then = f", then rm -r {shell_word(os.path.join(victim.path(), held))}"
+            yield _holds(os.path.join(victim.path(), held), then)
+        above = victim.parent
+        if above.mount.fstype == MERGERFS and _is_merged(victim):
+            yield CrossesBoundary(victim.path(), _MERGED)
+        for lower in stores_below(kernel, above.root.fd, above.root_path, join(above.relative, victim.name)):
+            yield _holds(os.path.join(victim.path(), lower, STORE))
+
+
+def _is_merged(victim: Victim) -> bool:
+    from fusefs.linux.filesystem_probes import branches_with  # few have it
+
+    return len(branches_with(victim.fd)) > 1
+
+
+def _holds(store: bytes, then: str = "") -> IsStore:
+    directory = shell_word(os.path.dirname(store))
+    hint = f"trashd list --volume {directory} shows what it holds: restore that, or reap it, first{then}"
+    return IsStore(store, hint)
+
+
+def _mounted(victim: Victim) -> Iterator[TrashdError]:
+    here = _places(victim.place(), victim.parent.mounts)
+    for place in here:
+        for mount in mounts_inside(place, victim.parent.mounts):
+            yield IsMountPoint(mount.point) if mount.point == victim.path() else MountInside(mount.point)
+    # An exchange below a mount point of another namespace succeeds, and detaches that mount there. Only root
+    # may look into others' namespaces; for users the kernel's own check of this namespace has to do.
+    if os.geteuid() == 0:
+        for pid, mounts in other_namespaces():
+            for place in dict.fromkeys((*here, *_places(victim.place(), mounts))):
+                for mount in mounts_inside(place, mounts):
+                    where = mount.point + b" in the mount namespace of process " + pid.encode()
+                    yield MountInside(where)
+
+
+def _places(place: FilesystemPath, mounts: Iterable[Mount]) -> list[FilesystemPath]:
+    """Where it is, and where mounts of ours show it: what is mounted on something there is carried away as well."""
+    return every_place(place, views(mounts, trusted_owners(os.geteuid())))
+
+
+def held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
+    """The trash store in a directory by its name in another one, or by no name in that one itself; None: none is seen.
+
+    Of other users' names there those count that one system call tells, some hundreds: a swap takes as long whatever the
+    directory holds, and a reaper stops at stores anyway.
+    Raises  OSError with ESTALE if that one itself is gone, as another node removed it
+    """
+    try:
+        kernel.open_beneath(dir_fd, join(name, STORE, VOLUME)).close()
+    except OSError as error:
+        if error.errno == errno.ESTALE and not name:
+            raise
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP):
+            return STORE
+    else:
+        return STORE
+    with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(dir_fd, name or b".", READABLE) as fd:
+        for one in (user_store(os.geteuid()), *_names_like(kernel.first_names(fd), STORE + b"-")):
+            if whose_store(one) is not None and _is_users(kernel, fd, Name(one)):
+                return Name(one)
+    return None
+
+
+def _names_like(names: bytes, begin: bytes) -> Iterator[bytes]:
+    """What of some names, each ended by a NUL, begins so; the ends of others, too."""
+    at = names.find(begin)
+    while at >= 0:
+        yield names[at : names.index(0, at)]
+        at = names.find(begin, at + 1)
+
+
+def _is_users(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
+    """Whether something with the name of a user's store is one, as far as it can be seen from outside."""
+    with suppress_errno(*OUT_OF_REACH):
+        st = kernel.stat(dir_fd, name)
+        return stat.S_ISDIR(st.st_mode) and stat.S_IMODE(st.st_mode) == FOLDER_MODE
+    return False

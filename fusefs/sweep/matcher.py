@@ -1,0 +1,492 @@
+"""Matching entries: directories read by windows and matched by name, then by stat, by a look inside and by place."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from itertools import compress
+from typing import NamedTuple
+
+from fusefs.core.glob import ANY_ENDS, Matches, NameEnds
+from fusefs.core.names import STORE, join
+from fusefs.core.orphan_sums import STAT_BLOCK_BYTES
+from fusefs.core.results import ANOTHER, SweepSums
+from fusefs.core.selection import FORMATS, Matcher, StatBounds
+from fusefs.engine.strategy import in_order
+from fusefs.linux.batched_calls import (
+    FileSizes,
+    StatxResult,
+    UnlinkedByStat,
+    choose_all,
+    look_at_all,
+    read_on,
+    unlink_chosen,
+)
+from fusefs.linux.fd import Fd
+from fusefs.linux.getdents import DirentBlock
+from fusefs.linux.kernel import Kernel, RefusedNames
+from fusefs.store.backing_and_mount import BackingAndMount
+from fusefs.store.layout import is_stores_own
+from fusefs.sweep.agenda import SliceCounts
+from fusefs.sweep.request import Action, Identified, identify
+
+_OWN = STORE.decode()
+
+
+_LEAST = 8192
+
+"""Entries that are listed whatever the time: on ext4 a window that is too small is no order at all."""
+
+
+def kind_of(mode: int) -> int:
+    """What a mode says of the type, as listings tell it (d_type)."""
+    return stat.S_IFMT(mode) >> 12
+
+
+def kinds_of(matcher: Matcher) -> frozenset[int]:
+    """The types that a selection means, as listings tell them (d_type)."""
+    return frozenset(kind_of(FORMATS[kind]) for kind in matcher.types)
+
+
+DIRECTORY_KIND = kind_of(stat.S_IFDIR)
+
+
+ALL_KINDS = frozenset(map(kind_of, FORMATS.values()))
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is a store's own; quick to say no."""
+    return _OWN in name and is_stores_own(os.fsencode(name))
+
+
+class WantedEntries(NamedTuple):
+    """What is looked for in a directory.
+
+    is_chosen  by name; None: all are
+    is_pruned  by name: neither chosen nor entered; None: none is
+    kinds      of what is chosen
+    enters     directories are found too
+    ends       of the names that is_chosen means
+    """
+
+    is_chosen: Matches | None
+    is_pruned: Matches | None
+    kinds: frozenset[int]
+    enters: bool
+    ends: NameEnds = ANY_ENDS
+
+
+class MatchedEntries(NamedTuple):
+    """Entries of a directory.
+
+    names   chosen, without directories; in the order in which they are to be acted on, from the end
+    dirs    those that may be entered
+    chosen  directories that are chosen
+    is_all  the listing has ended
+    untold  of those that might be chosen or entered, what neither the listing nor a look tells what they are, and why
+    """
+
+    names: list[str]
+    dirs: list[str]
+    chosen: list[str]
+    n_seen: int
+    is_all: bool
+    untold: RefusedNames
+
+
+def depth_in(upper: bytes) -> int:
+    """How deep the entries of a directory are."""
+    return upper.count(b"/") + 2 if upper else 1
+
+
+def wanted_in(matcher: Matcher, upper: bytes) -> WantedEntries:
+    """What a selection looks for in a directory."""
+    depth = depth_in(upper)
+    path = os.fsdecode(upper)
+    kinds = kinds_of(matcher) if matcher.has_depth(depth) else frozenset()
+    return WantedEntries(
+        matcher.names_in(path), matcher.pruned_in(path), kinds, matcher.goes_below(depth), matcher.ends
+    )
+
+
+def stripped_in(matcher: Matcher, upper: bytes) -> WantedEntries:
+    """What goes with a directory that was chosen: all that is not excluded."""
+    return WantedEntries(None, matcher.pruned_in(os.fsdecode(upper)), ALL_KINDS, enters=True)
+
+
+def read_window(
+    kernel: Kernel, fd: Fd, wanted: WantedEntries, window: int | None, ends_at: float, *, by_inode: bool
+) -> MatchedEntries:
+    """What the next entries of a directory are.
+
+    window   the most that are found together; None: all there are, whatever the time
+    ends_at  by the monotonic clock
+    Raises   OSError
+    """
+    names: list[str] = []
+    inos: list[int] = []
+    dirs: list[str] = []
+    chosen: list[str] = []
+    untold: RefusedNames = []
+    is_chosen = wanted.is_chosen
+    n_seen = 0
+    while (block := read_on(kernel, fd, *wanted.ends)) is not None:
+        n_seen += block.n_seen
+        if _OWN in block.text or wanted.is_pruned is not None:
+            block = _without(block, wanted)
+        if 0 in block.kinds:
+            block, refused = _told(kernel, fd, block)
+            untold += (one for one in refused if wanted.enters or is_chosen is None or is_chosen(one[0]))
+        files = _of_kinds(block, wanted.kinds)
+        if is_chosen is not None:
+            files = _filtered(files, [*map(is_chosen, files.names)])
+        names += files.names
+        if by_inode:
+            inos += files.inos
+        if DIRECTORY_KIND in block.kinds:
+            found = [name for name, kind in zip(block.names, block.kinds, strict=True) if kind == DIRECTORY_KIND]
+            if wanted.enters:
+                dirs += found
+            if DIRECTORY_KIND in wanted.kinds:
+                chosen += found if is_chosen is None else filter(is_chosen, found)
+        is_much = window is not None and len(names) + len(dirs) + len(chosen) >= window
+        is_late = window is not None and n_seen >= _LEAST and time.monotonic() >= ends_at
+        if is_much or is_late:
+            break
+    return MatchedEntries(in_order(names, inos, by_inode=by_inode), dirs, chosen, n_seen, block is None, untold)
+
+
+def _told(kernel: Kernel, fd: Fd, block: DirentBlock) -> tuple[DirentBlock, RefusedNames]:
+    """A block with the types that the listing left out, as far as a look tells them; what of the others is there."""
+    unknown = [name for name, kind in zip(block.names, block.kinds, strict=True) if not kind]
+    looked, refused = look_at_all(kernel, fd, unknown)
+    kinds = {one.name: kind_of(one.st_mode) for one in looked}
+    known = [kind or kinds.get(name, 0) for name, kind in zip(block.names, block.kinds, strict=True)]
+    there = [one for one in refused if one[1] != errno.ENOENT]
+    return _filtered(block._replace(kinds=known), [kind != 0 for kind in known]), there
+
+
+def _without(block: DirentBlock, wanted: WantedEntries) -> DirentBlock:
+    """A block without what is a store's own, or pruned."""
+    is_pruned = wanted.is_pruned or (lambda _name: False)
+    keeps = [not (is_pruned(name) or is_own(name)) for name in block.names]
+    return _filtered(block, keeps)
+
+
+def _of_kinds(block: DirentBlock, kinds: frozenset[int]) -> DirentBlock:
+    """What is chosen of it by its type, without directories."""
+    if block.kinds.count(stat.S_IFREG >> 12) == len(block.kinds) and stat.S_IFREG >> 12 in kinds:
+        return block
+    return _filtered(block, [kind in kinds and kind != DIRECTORY_KIND for kind in block.kinds])
+
+
+def _filtered(block: DirentBlock, keeps: list[bool]) -> DirentBlock:
+    """What is kept of a block; its text stays."""
+    names, inos, kinds = compress(block.names, keeps), compress(block.inos, keeps), compress(block.kinds, keeps)
+    return block._replace(names=list(names), inos=list(inos), kinds=list(kinds))
+
+
+_FILES = ALL_KINDS - {DIRECTORY_KIND}
+
+
+_NONE = SweepSums()
+
+
+_ANY_INO: Mapping[str, int] = {}
+
+
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+"""What was listed is no directory any more; what a link leads to is not looked at."""
+
+
+def missing(n: int, are_again: bool) -> SweepSums:
+    """What is counted for listed names that are not there. are_again: a worker had begun with them, and was lost"""
+    return SweepSums(n_vanished=n) if are_again else SweepSums(n_missing=n)
+
+
+class Dirs(Enum):
+    """What becomes of directories that are chosen themselves."""
+
+    WHOLE = "taken with all that they hold, and not entered"
+    FIRST = "told, then entered"
+    LAST = "entered, then taken"
+    STRIPPED = "all that they hold is taken, then they are"
+
+
+class SweepStrategy(NamedTuple):
+    """How a sweep goes about it.
+
+    window      entries of a directory that are looked at together: memory is bounded by it
+    by_inode    acted on in the order of inode numbers
+    is_at_once  the filesystem needs no server to tell what an inode is
+    mounts      paths relative to the sweep's directory on which something is mounted
+    """
+
+    dirs: Dirs
+    window: int
+    by_inode: bool
+    is_at_once: bool
+    mounts: tuple[bytes, ...]
+
+    def is_hidden(self, upper: bytes) -> bool:
+        """Whether a directory is what something is mounted on, on either side, or below that."""
+        return any(upper == mount or upper.startswith(mount + b"/") for mount in self.mounts)
+
+    def ends_at_limit(self) -> bool:
+        """Whether nothing is left to do when as much was chosen as may be: no directory that is emptied first."""
+        return self.dirs is not Dirs.STRIPPED
+
+
+class ChosenFiles(NamedTuple):
+    """What of some names is chosen, with the files' sizes if they were looked at, and what of it is for later."""
+
+    names: list[str]
+    sizes: FileSizes
+    later: list[str]
+
+
+class Chooser:
+    """Looks, and counts what it could not look at."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        root: BackingAndMount,
+        matcher: Matcher,
+        action: Action,
+        way: SweepStrategy,
+        tally: SliceCounts,
+    ) -> None:
+        """root: the sweep's directory."""
+        self._kernel = kernel
+        self._root = root
+        self._matcher = matcher
+        self._avoided: frozenset[Identified] = action.avoided
+        self._kinds = kinds_of(matcher) & _FILES
+        self._bounds = matcher.bounds.packed(self._kinds)
+        self._every = StatBounds().packed(_FILES)
+        self._way = way
+        self._tally = tally
+
+    def choose_files(
+        self, upper: bytes, sides: BackingAndMount, names: list[str], n_bytes: int | None, *, strips: bool
+    ) -> ChosenFiles:
+        """Of some names of a directory those that are chosen.
+
+        n_bytes  the most that those chosen now may hold together, if they are more than one; None: whatever
+        strips   all are chosen
+        """
+        names = self._without_mounts(upper, names)
+        if n_bytes is None and (strips or not self._matcher.needs_stat):
+            return ChosenFiles(names, FileSizes([], []), [])
+        bounds, at_once = self._every if strips else self._bounds, self._way.is_at_once
+        names, sizes, unsure = choose_all(self._kernel, sides.fd, names, bounds, at_once=at_once)
+        kinds, takes = (_FILES, lambda _st, _btime_ns: True) if strips else (self._kinds, self._matcher.takes)
+        looked = self._look(upper, sides, unsure)
+        looked = [one for one in looked if one.st_mode >> 12 in kinds and takes(one, one.btime_ns)]
+        names += _names(looked)
+        sizes.lengths.extend(one.st_size for one in looked)
+        sizes.spaces.extend(map(_taken, looked))
+        n = len(names) if n_bytes is None else _fitting(sizes.lengths, n_bytes)
+        return ChosenFiles(names[:n], sizes.first(n), names[n:])
+
+    def chooses_at_once(self) -> bool:
+        """Whether files are chosen by their stats, and these need neither a server nor Python."""
+        return self._bounds is not None and self._matcher.needs_stat and self._way.is_at_once
+
+    def unlink_files(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> UnlinkedByStat:
+        """Unlink those of some names of a directory that are chosen (chooses_at_once), as far as they are plain."""
+        assert self._bounds is not None
+        names = self._without_mounts(upper, names)
+        return unlink_chosen(self._kernel, sides.fd, sides.names(), names, self._bounds)
+
+    def choose_dirs(
+        self, upper: bytes, sides: BackingAndMount, names: list[str], *, are_listed: bool = False
+    ) -> list[str]:
+        """Of some directories in a directory those that are chosen."""
+        is_last = are_listed or not self._matcher.goes_below(depth_in(upper))
+        if self._matcher.needs_stat or self._avoided:
+            found = self._look(upper, sides, names, tells_mounts=is_last)
+            looked = self._taken(one for one in found if stat.S_ISDIR(one.st_mode))
+            names = _names(one for one in looked if (one.st_dev, one.st_ino) not in self._avoided)
+        if self._way.mounts:
+            names = [name for name in names if not self._is_mounted(join(upper, os.fsencode(name)), is_last)]
+        if self._matcher.needs_emptiness:
+            names = [name for name in names if self._is_empty(upper, sides, name, is_last)]
+        return names
+
+    def is_chosen_still(self, fd: Fd) -> bool:
+        """Whether a directory that is open would be chosen now, as far as its stat tells."""
+        born_ns = self._kernel.statx(fd, asks=self._matcher.needs_birth).btime_ns
+        return self._matcher.takes(self._kernel.fstat(fd), born_ns)
+
+    def chosen_still(self, sides: BackingAndMount, names: list[str]) -> list[str]:
+        """Of directories that were chosen some time ago those that would be now; and what can't be looked at."""
+        if not self._matcher.needs_stat:
+            return names
+        looked, _refused = self._look_at_all(sides, names)
+        others = {one.name for one in looked if not self._matcher.takes(one, one.btime_ns)}
+        return [name for name in names if name not in others]
+
+    def _look_at_all(self, sides: BackingAndMount, names: Iterable[str]) -> tuple[list[StatxResult], RefusedNames]:
+        asks_birth, at_once = self._matcher.needs_birth, self._way.is_at_once
+        return look_at_all(self._kernel, sides.fd, names, asks_birth=asks_birth, at_once=at_once)
+
+    def choose(
+        self,
+        upper: bytes,
+        sides: BackingAndMount,
+        names: Sequence[str],
+        inos: Mapping[str, int] = _ANY_INO,
+        directories: frozenset[str] = frozenset(),
+        *,
+        are_again: bool,
+    ) -> tuple[list[str], list[str]]:
+        """Of names that were listed those that are chosen: files and directories. It counts the others.
+
+        inos         the inode number that each must have; any, if it is not in here
+        directories  the names that were listed with a slash at their end
+        are_again    see `missing`
+        """
+        before, n_listed = self._tally.sums.n_not_chosen(), len(names)
+        wanted = wanted_in(self._matcher, upper)
+        is_chosen, is_pruned = wanted.is_chosen, wanted.is_pruned
+        names = [name for name in names if not is_own(name)]
+        if is_chosen is not None:
+            names = [name for name in names if is_chosen(name)]
+        if is_pruned is not None:
+            names = [name for name in names if not is_pruned(name)]
+        chosen, others = list[str](), names
+        if wanted.kinds and not inos:
+            at_once = self._way.is_at_once
+            chosen, _sizes, others = choose_all(self._kernel, sides.fd, names, self._bounds, at_once=at_once)
+            if DIRECTORY_KIND in wanted.kinds and len(chosen) + len(others) < len(names):
+                known = frozenset(chosen)
+                others = [name for name in names if name not in known]
+        looked = self._look(upper, sides, others, absent=missing(1, are_again))
+        self._tally.count(SweepSums(n_seen=len(names) - len(others) + len(looked)))
+        if inos:
+            looked = list(self._as_listed(upper, looked, inos))
+        kinds = wanted.kinds - {DIRECTORY_KIND}
+        files = [one for one in looked if one.st_mode >> 12 in kinds]
+        dirs = (
+            [one.name for one in looked if one.st_mode >> 12 == DIRECTORY_KIND]
+            if DIRECTORY_KIND in wanted.kinds
+            else []
+        )
+        if self._matcher.needs_stat:
+            files = self._taken(files)
+        chosen += _names(files)
+        for name in filter(directories.__contains__, chosen):
+            self._tally.fail(join(upper, os.fsencode(name) + b"/"), errno.ENOTDIR, "open")
+        chosen = [name for name in chosen if name not in directories]
+        dirs = self.choose_dirs(upper, sides, dirs, are_listed=True)
+        n_counted = self._tally.sums.n_not_chosen() - before
+        self._tally.count(SweepSums(n_unmatched=n_listed - len(chosen) - len(dirs) - n_counted))
+        return chosen, dirs
+
+    def _as_listed(self, upper: bytes, looked: Iterable[StatxResult], inos: Mapping[str, int]) -> Iterator[StatxResult]:
+        """Those that are what was listed; of the others it is told."""
+        for one in looked:
+            if inos.get(one.name, one.st_ino) == one.st_ino:
+                yield one
+            else:
+                self._tally.spare(join(upper, os.fsencode(one.name)), ANOTHER)
+
+    def may_look(self, upper: bytes) -> bool:
+        """Whether a directory may be looked into that was not walked to. Raises  OSError"""
+        parts = upper.split(b"/") if upper else []
+        for at, part in enumerate(parts):
+            above, path = b"/".join(parts[:at]), b"/".join(parts[: at + 1])
+            is_pruned = self._matcher.pruned_in(os.fsdecode(above))
+            if is_stores_own(part) or (is_pruned is not None and is_pruned(os.fsdecode(part))):
+                return False
+            if self._avoided:
+                with self._kernel.open_beneath(self._root.fd, path) as fd:
+                    found = identify(self._kernel, fd)
+                if found in self._avoided:
+                    return False
+        return True
+
+    def refuse(self, upper: bytes, refused: RefusedNames, *, tells_mounts: bool = True) -> None:
+        """Count names of a directory that can't be looked at, and tell them. tells_mounts: else entering does"""
+        for name, number in refused:
+            if number == errno.EXDEV:
+                self._tally.count(SweepSums(n_mounts=int(tells_mounts)))
+            else:
+                self._tally.fail(join(upper, os.fsencode(name)), number, "stat")
+
+    def _taken(self, looked: Iterable[StatxResult]) -> list[StatxResult]:
+        takes = self._matcher.takes
+        return [one for one in looked if takes(one, one.btime_ns)]
+
+    def _look(
+        self,
+        upper: bytes,
+        sides: BackingAndMount,
+        names: Sequence[str],
+        *,
+        absent: SweepSums = _NONE,
+        tells_mounts: bool = True,
+    ) -> list[StatxResult]:
+        """Those that are there. absent: what is counted for each that is not; tells_mounts: see `refuse`"""
+        if not names:
+            return []
+        looked, refused = self._look_at_all(sides, names)
+        there = [one for one in refused if one[1] != errno.ENOENT]
+        for _name in range(len(refused) - len(there)):
+            self._tally.count(absent)
+        self.refuse(upper, there, tells_mounts=tells_mounts)
+        return looked
+
+    def _without_mounts(self, upper: bytes, names: list[str]) -> list[str]:
+        """The files on which nothing is mounted."""
+        if not self._way.mounts:
+            return names
+        free = [name for name in names if join(upper, os.fsencode(name)) not in self._way.mounts]
+        self._tally.count(SweepSums(n_mounts=len(names) - len(free)))
+        return free
+
+    def _is_mounted(self, path: bytes, is_last: bool) -> bool:
+        """Whether a mount is in the way, or would be carried away. is_last: it is not entered, which would tell"""
+        if path in self._way.mounts:
+            self._tally.count(SweepSums(n_mounts=int(is_last)))
+            return True
+        holds = self._way.dirs is Dirs.WHOLE and any(mount.startswith(path + b"/") for mount in self._way.mounts)
+        if holds:
+            self._tally.spare(path, "something is mounted in it")
+        return holds
+
+    def _is_empty(self, upper: bytes, sides: BackingAndMount, name: str, is_last: bool) -> bool:
+        """Whether a directory is. is_last: it is not entered, which would tell that it may not be read"""
+        try:
+            with self._kernel.open_dir(sides.fd, os.fsencode(name)) as fd:
+                return self._kernel.is_empty(fd)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                self._tally.count(SweepSums(n_mounts=int(is_last)))
+            elif error.errno not in GONE and (is_last or error.errno != errno.EACCES):
+                self._tally.fail(join(upper, os.fsencode(name)), error.errno, "open")
+            return False
+
+
+def _names(looked: Iterable[StatxResult]) -> list[str]:
+    return [one.name for one in looked]
+
+
+def _taken(one: StatxResult) -> int:
+    return one.st_blocks * STAT_BLOCK_BYTES if one.st_nlink == 1 else 0
+
+
+def _fitting(lengths: Sequence[int], n_bytes: int) -> int:
+    """How many of them fit, at least one."""
+    for at, length in enumerate(lengths):
+        n_bytes -= length
+        if n_bytes <= 0:
+            return at + 1
+    return len(lengths)
