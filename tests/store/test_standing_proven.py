@@ -21,7 +21,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.make_folder import look_first
 from fusefs.store.orphans import all_entries
 from fusefs.store.stage import SwapOptions
-from fusefs.store.user_folders import open_user, take_census
+from fusefs.store.standing import open_user, take_census
 from tests.support.covering_sets import share_of
 from tests.support.crash_scenarios import STRIDE, changing
 from tests.support.group_members import FORGED, plant
