@@ -253,16 +253,16 @@ def look_first(store: Store, resting: Collection[int] = ()) -> list[Standing]:
     with suppress_errno(*FULL), ExitStack() as owned:
         registry_fd = take_registry(store, owned)
         if registry_fd is not None:
-            _register_new(store, registry_fd, areas.new_fd, resting, failed)
+            _register_new(store, registry_fd, resting, failed)
     return failed
 
 
-def _register_new(store: Store, registry_fd: Fd, new_fd: Fd, resting: Collection[int], failed: list[Standing]) -> None:
+def _register_new(store: Store, registry_fd: Fd, resting: Collection[int], failed: list[Standing]) -> None:
     """Register new folders while the caller has the registry's lock; if there are very many, the first of them.
 
     failed  gets what could not be looked at, of users who have no folder yet
     """
-    n_left = _MOST_A_LOOK
+    n_left, (_area, new_fd) = _MOST_A_LOOK, store.areas.for_new()
     named, registered = names_in(store.kernel, new_fd), names_in(store.kernel, store.areas.u_fd)
     subordinates = SubordinateFolders(len(named) + len(registered), registered)
     for uid, names in _in_order(named):
@@ -271,7 +271,7 @@ def _register_new(store: Store, registry_fd: Fd, new_fd: Fd, resting: Collection
         if subordinates.is_one_too_many(uid):
             continue
         entry = read_registered(store, uid)
-        unread: list[Standing] = []
+        unread: list[tuple[Name, str]] = []
         for name in names:
             if entry.is_closed() or len(unread) >= MOST_REFUSED:
                 break
@@ -281,14 +281,15 @@ def _register_new(store: Store, registry_fd: Fd, new_fd: Fd, resting: Collection
                 if _has_folder(store, entry):
                     unread.clear()
                     break
-                entry = _look_at(store, registry_fd, new_fd, entry, name)
+            except OSError as error:
+                unread.append((name, why_unread(error)))
+                continue
+            before, entry = entry, _look_at(store, registry_fd, entry, name, unread)
+            if entry is not before:
                 n_left -= 1
                 if entry.name:
                     subordinates.count(uid)
-            except _NotAFolder as no_folder:
-                if no_folder.why:
-                    unread.append(Standing(NEW, name, uid, uid, no_folder.why, is_used=True))
-        failed += unread
+        failed += [Standing(NEW, name, uid, uid, why, is_used=True) for name, why in unread]
 
 
 def _in_order(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
@@ -299,84 +300,74 @@ def _in_order(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
     return sorted(named.items(), key=lambda one: holder_of(one[0]) != one[0])
 
 
-class _NotAFolder(Exception):
-    """It is no user's folder, or can't be looked at; nothing needs to be remembered."""
-
-    def __init__(self, why: str = "") -> None:
-        """why: of what may be one, and can't be looked at now."""
-        super().__init__(why)
-        self.why = why
-
-
 def _has_folder(store: Store, entry: RegisteredFolder) -> bool:
-    """Whether a user's registered folder is there, and is one. Raises  _NotAFolder if it can't be read now"""
+    """Whether a user's registered folder is there, and is one. Raises  OSError if it can't be read now"""
     if not entry.name:
         return False
-    try:
-        with suppress_errno(*OUT_OF_REACH), store.kernel.open_beneath(store.areas.u_fd, entry.name, DIRECTORY) as fd:
-            return standing_of(store, entry, USERS, entry.name, fd).is_registered
-    except OSError as error:
-        raise _NotAFolder(why_unread(error)) from error
+    with suppress_errno(*OUT_OF_REACH), store.kernel.open_beneath(store.areas.u_fd, entry.name, DIRECTORY) as fd:
+        return standing_of(store, entry, USERS, entry.name, fd).is_registered
     return False
 
 
-def _look_at(store: Store, registry_fd: Fd, new_fd: Fd, entry: RegisteredFolder, name: Name) -> RegisteredFolder:
-    """What root knows of a user after a look at one of that user's names.
+def _look_at(
+    store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name, unread: list[tuple[Name, str]]
+) -> RegisteredFolder:
+    """What root knows of a user after a look at one of that user's names: `entry` itself if there is nothing new.
 
-    Raises  _NotAFolder; OSError of root's own directories
+    unread  gets the name, and why, if it can't be read now
+    Raises  OSError of root's own directories
     """
-    kernel = store.kernel
+    kernel, (_area, new_fd) = store.kernel, store.areas.for_new()
     with ExitStack() as owned:
         try:
             fd = owned.enter_context(kernel.open_beneath(new_fd, name, DIRECTORY))
-        except OSError as error:  # anybody can have put it there: the census says what it is
-            raise _NotAFolder from error
+        except OSError:
+            return entry  # anybody can have put it there: the census says what it is
         if kernel.fstat(fd).st_uid != entry.uid:
-            raise _NotAFolder  # this uid could not have made it; and its maker can make thousands
+            return entry  # this uid could not have made it; and its maker can make thousands
         try:
             found = kernel.identify(fd)
             is_registered, why = entry.is_same(found), ""
             if not is_registered:
                 if entry.has_refused(found):
-                    raise _NotAFolder
+                    return entry
                 why = why_not_deep(kernel, fd, entry.uid, store.areas.dev)
-        except (FileNotFoundError, PermissionError) as error:
-            raise _NotAFolder from error  # it has gone; root of another host
+        except (FileNotFoundError, PermissionError):
+            return entry  # it has gone; root of another host
         except OSError as error:
-            raise _NotAFolder(why_unread(error)) from error
+            unread.append((name, why_unread(error)))
+            return entry
         if why.endswith(MOUNTED):
-            raise _NotAFolder(why)  # what lies below it can't be seen now
+            unread.append((name, why))  # what lies below it can't be seen now
+            return entry
         if why:
             entry = entry._replace(refused=(*entry.refused, found))
             write_registered(kernel, registry_fd, entry)
             return entry
-        return _register(store, registry_fd, new_fd, entry, name, fd)
+        return _register(store, registry_fd, entry, name, fd, unread)
 
 
 def _register(
-    store: Store, registry_fd: Fd, new_fd: Fd, entry: RegisteredFolder, name: Name, fd: Fd
+    store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name, fd: Fd, unread: list[tuple[Name, str]]
 ) -> RegisteredFolder:
-    """Note a folder, then move it to where only root makes names.
-
-    Raises  _NotAFolder if it has gone, or can't be moved; OSError of root's own directories
-    """
-    kernel, u_fd = store.kernel, store.areas.u_fd
+    """Note a folder, then move it to where only root makes names. Arguments, Returns, Raises as for `_look_at`"""
+    kernel, u_fd, (_area, new_fd) = store.kernel, store.areas.u_fd, store.areas.for_new()
     place = free_name(kernel, u_fd, entry.uid)
-    entry = entry._replace(name=place, identity=kernel.identify(fd))
-    write_registered(kernel, registry_fd, entry)
+    moved = entry._replace(name=place, identity=kernel.identify(fd))
+    write_registered(kernel, registry_fd, moved)
     try:
         kernel.rename_free(new_fd, name, u_fd, place)
-        if not kernel.is_named(fd, u_fd, place):
-            # Its owner put something else there at that moment: it is not what is registered, and goes back.
-            kernel.rename_free(u_fd, place, new_fd, _another_name(entry.uid))
-            raise _NotAFolder
-    except FileNotFoundError as error:
-        raise _NotAFolder from error
+        if kernel.is_named(fd, u_fd, place):
+            return moved
+        # Its owner put something else there at that moment: it is not what is registered, and goes back.
+        kernel.rename_free(u_fd, place, new_fd, _another_name(entry.uid))
+    except FileNotFoundError:
+        pass
     except OSError as error:
         if error.errno in FULL:
             raise
         # Its owner mounted something on it, or gave it another project.
-        raise _NotAFolder(f"root can't move it to u/: {error.strerror}") from error
+        unread.append((name, f"root can't move it to u/: {error.strerror}"))
     return entry
 
 
@@ -400,7 +391,7 @@ def register_again(store: Store) -> list[str]:
                 try:
                     if _has_folder(store, entry):
                         break
-                except _NotAFolder:
+                except OSError:
                     break  # it can't be read now: no other name takes its place meanwhile
                 with suppress(OSError), kernel.open_beneath(areas.u_fd, name, DIRECTORY) as fd:
                     if not why_not_deep(kernel, fd, uid, areas.dev):
