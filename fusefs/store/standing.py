@@ -4,8 +4,8 @@ The owner of a directory need not have put it there: everyone who may write in i
 too. A move to another parent takes write permission on the directory itself, so only its owner can have moved one whose
 mode is exactly 0700: that is the condition. But a mode is today's, and the move was earlier. So the proof is another:
 the folder lies where only the store's owner makes names, and root registered its identity in files that only root can
-write. trashd refuses and reports a directory that does not meet the condition, and never repairs it: a repair would
-approve what somebody planted. A folder that is not proven serves its own user's commands only.
+write. A directory that does not meet the condition is refused and reported, and never repaired: a repair would approve
+what somebody planted. A folder that is not proven serves its own user's commands only.
 """
 
 from __future__ import annotations
