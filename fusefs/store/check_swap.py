@@ -1,4 +1,8 @@
-"""`trashd check`: what a swap would do, including which processes still work in the tree."""
+"""`trashd check`: what a swap would do, including which processes still work in the tree.
+
+Tried are whether its store could be made, and whether a rename leads there. All that is made for it is empty, ours,
+and gone again at the end; the victim stays where it is.
+"""
 
 from __future__ import annotations
 
@@ -113,8 +117,6 @@ def holders_of_path(kernel: Kernel, path: bytes) -> HeldTree:
 
 
 _WRITE_SEARCH = os.W_OK | os.X_OK
-
-
 _INSIDE = Name(b"inside")
 
 

@@ -12,11 +12,10 @@ from fusefs.core.errors import BrokenStore, Busy, NoStore, NotPermitted, TrashdE
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.names import STORE, Name, VolumeId, join, whose
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.linux.disks import disk_of
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
-from fusefs.linux.mountinfo import below, find_mount, read_mounts
+from fusefs.linux.mountinfo import below, disk_of, find_mount, read_mounts
 from fusefs.linux.runtime_directories import lasting_dir, make_dir, replace_file
 from fusefs.store.backing_and_mount import (
     ABSENT,
@@ -73,8 +72,6 @@ from fusefs.store.store_maker import StoreMaker, is_noted, makes_common, way_out
 from fusefs.store.tidy_folder import look_over
 
 _FILE = b"chosen-disks"
-
-
 _MOST_BYTES = 1 << 16
 
 

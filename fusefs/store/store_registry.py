@@ -2,6 +2,11 @@
 
 Each user has one below their home, and root its own, which no user can write. A line tells the store's identity besides
 its path: a copy is another store, which is not vouched for.
+
+A registry is written whole, under a lock, without the stores that are gone. What users' registries name is, for root,
+read by a child with its user's uid, reached through no link of theirs. Root hears of a user from the accounts, and of
+one whom these don't list from a folder in a store. A registry is looked for below the home that the accounts name,
+since root knows no other $XDG_STATE_HOME.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Swap and rm from a path to the result: refusals, the store, the user's folder, one exchange with the victim."""
+"""Swap and rm from a path to the result: refusals, the store, the user's folder, one exchange with the victim.
+
+rm: the name disappears by one rename into the store; files too, on every filesystem, restorable.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,6 @@ from fusefs.store.victim import Victim, as_told, existing_stores, find_victim, r
 from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleMove, VisibleRename, lend, take_back
 
 Unlike = tuple[MetadataDifference, ...]
-
 """What of a victim's likeness its fresh directory could not be given."""
 
 
@@ -109,7 +111,6 @@ def adopt(held: HeldContainer) -> Adopted:
 
 
 Adopt = Callable[[HeldContainer], Adopted]
-
 """What is done with a container that has its victim, before its lock goes."""
 
 
@@ -403,12 +404,8 @@ def remove(
 
 
 Transact = Callable[[Store, Victim, RelPath], Swapped]
-
 """Takes a victim into a store; gets the victim's parent relative to the store's base. Tried store by store."""
-
-
 Point = Callable[[Store, Victim, RelPath], None]
-
 """Notes in an upper store that a lower one, told relative to the upper one's base, gets the victim."""
 
 

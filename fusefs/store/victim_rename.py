@@ -30,7 +30,6 @@ from fusefs.store.gate import gate, late_name
 from fusefs.store.layout import ANNOUNCED_PREFIX, FRESH, TREE, UserFolder, Volume
 
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
-
 """What a filesystem says that can't exchange; the last two where it ignores the flag and tries a plain rename."""
 
 
@@ -51,8 +50,6 @@ _GIVEN = {
     VisibleMove.BACK: TREE,
     VisibleMove.REPLACE: FRESH,
 }
-
-
 _TAKEN = {VisibleMove.ASIDE: TREE, VisibleMove.ASIDE_FRESH: FRESH, VisibleMove.REPLACE: TREE}
 
 
@@ -387,20 +384,10 @@ def take_back(held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRen
 
 
 _PAIR = (Name(b"probe-a"), Name(b"probe-b"))
-
-
 _NOREPLACE = Name(b"probe-noreplace")
-
-
 _UNKNOWN_FLAG = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-
-
 _FULL, _EMPTY, _FREE, _MARK = (trial(name) for name in ("full", "empty", "free", "mark"))
-
-
 _FILE, _OTHER, _FREE_FILE = (trial(name) for name in ("file", "other", "free-file"))
-
-
 _CONTENT, _OTHERS = b"one", b"the other"
 
 
