@@ -11,7 +11,7 @@ import pytest
 from fusefs.core.names import whose
 from fusefs.linux.kernel import Kernel
 from fusefs.store.orphans import all_entries
-from fusefs.store.user_folders import open_user
+from fusefs.store.standing import open_user
 from tests.support.acls import ACCESS, DEFAULT, acl
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
