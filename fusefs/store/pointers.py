@@ -78,7 +78,7 @@ def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
         from fusefs.linux.children import ChildLost, call_as
 
         try:
-            text = call_as(uid, lambda _ask: read(), lambda _question: b"")
+            text = call_as(uid, lambda _ask: read())
         except ChildLost:
             return []  # its user stopped it
     found = []
