@@ -42,7 +42,7 @@ class ChildSilent(ChildLost):
     """The child was stopped, or took too long."""
 
 
-def fork(life: Callable[[], None], fds: Sequence[int] | None = None) -> int:
+def fork(life: Callable[[], object], fds: Sequence[int] | None = None) -> int:
     """Fork a child that the kernel kills when this thread ends. It exits with 0, or with the errno of an OSError.
 
     fds      the child has these as 3 and so on, and no other fd, signal or terminal of ours; None: it has all
@@ -141,7 +141,7 @@ def _read(channel: socket, size: int, wait: Callable[[], None]) -> bytes:
 class Child:
     """A child process, and our end of the channel to it."""
 
-    def __init__(self, life: Callable[[socket], None], *, is_detached: bool = False) -> None:
+    def __init__(self, life: Callable[[socket], object], *, is_detached: bool = False) -> None:
         """Fork it.
 
         life         gets its end of the channel
@@ -157,7 +157,7 @@ class Child:
         self._poll = select.poll()
         self._poll.register(self.channel, select.POLLIN)
 
-    def _live(self, theirs: socket, life: Callable[[socket], None]) -> None:
+    def _live(self, theirs: socket, life: Callable[[socket], object]) -> None:
         self.channel.close()
         life(theirs)
 
@@ -210,21 +210,15 @@ class Child:
         """
         self.channel.close()
         with suppress(ChildProcessError, ProcessLookupError):
-            if most_s is not None:
-                with Fd(os.pidfd_open(self.pid)) as pidfd:
-                    self.kill()
-                    _wait_for(pidfd, most_s)
-                os.waitpid(self.pid, os.WNOHANG)
-            else:
-                self.kill()
+            self.kill()
+            if most_s is None:
                 os.waitpid(self.pid, 0)
-
-
-def _wait_for(fd: Fd, seconds: float) -> None:
-    """By poll, as select knows no high numbers."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    poll.poll(seconds * 1000)
+                return
+            with Fd(os.pidfd_open(self.pid)) as pidfd:
+                ended = select.poll()
+                ended.register(pidfd, select.POLLIN)
+                ended.poll(most_s * 1000)
+            os.waitpid(self.pid, os.WNOHANG)
 
 
 Ask = Callable[[bytes], bytes]
