@@ -50,6 +50,7 @@ from fusefs.store.layout import (
     open_store,
     read_volume,
     take_lock,
+    write_small,
 )
 from fusefs.store.reserve import discard_reserve
 from fusefs.store.standing import open_user
@@ -379,7 +380,7 @@ def _fill(kernel: Kernel, fd: Fd, name: Name, identifier: VolumeId) -> None:
     _check_empty(kernel, fd)  # an ACL of the parent's may have let others in until now
     for area in AREA_MODES if is_common else (USERS,):
         make_area(kernel, fd, area, AREA_MODES[area])
-    _write_new(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT)
+    write_small(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT, 0o644)
     kernel.create(fd, LOCK).close()
     if is_common:
         note_made(kernel, fd)
@@ -411,7 +412,7 @@ def make_area(kernel: Kernel, fd: Fd, name: Name, mode: int) -> None:
 
 def write_volume(kernel: Kernel, fd: Fd, volume: Volume) -> None:
     """Write volume.json, durably. Raises  OSError"""
-    _write_new(kernel, fd, VOLUME, encode_volume(volume))
+    write_small(kernel, fd, VOLUME, encode_volume(volume), 0o644)
     kernel.fsync(fd)
 
 
@@ -420,17 +421,6 @@ def own(kernel: Kernel, fd: Fd, mode: int) -> None:
     drop_acls(kernel, fd)
     kernel.chown(fd, os.geteuid(), os.getegid())
     kernel.chmod(fd, mode)
-
-
-def _write_new(kernel: Kernel, dir_fd: Fd, name: Name, content: bytes) -> None:
-    temporary = Name(name + b".new")
-    with suppress(FileNotFoundError):
-        kernel.unlink(dir_fd, temporary)
-    with kernel.create(dir_fd, temporary) as fd:
-        kernel.write(fd, content)
-        kernel.chmod(fd, 0o644)
-        kernel.fsync(fd)
-    kernel.rename(dir_fd, temporary, dir_fd, name)
 
 
 def sync_dir(kernel: Kernel, fd: Fd) -> None:

@@ -27,8 +27,18 @@ from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import lasting_dir
 from fusefs.linux.user_ids import read_subordinates
-from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, FILE_TO_LOCK, FILE_TO_READ, FULL, READABLE, suppress_errno
-from fusefs.store.layout import FOLDER_MODE, FOLDERS, NEW, USERS, Store, UserFolder, decode_identity
+from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, FILE_TO_LOCK, FULL, READABLE, suppress_errno
+from fusefs.store.layout import (
+    FOLDER_MODE,
+    FOLDERS,
+    NEW,
+    USERS,
+    Store,
+    UserFolder,
+    decode_identity,
+    read_small,
+    write_small,
+)
 from fusefs.store.registry_lines import registered
 from fusefs.store.store_maker import StoreMaker
 from fusefs.store.store_registry import is_remembered, place_of_store
@@ -280,8 +290,7 @@ def read_registered(store: Store, uid: int) -> RegisteredFolder:
     if store.areas.registry_fd is None:
         return nothing
     try:
-        with kernel.open_beneath(store.areas.registry_fd, plain_name(uid), FILE_TO_READ) as fd:
-            fields = json.loads(kernel.read(fd, _MAX_BYTES))
+        fields = json.loads(read_small(kernel, store.areas.registry_fd, plain_name(uid), _MAX_BYTES) or b"")
     except (FileNotFoundError, ValueError, RecursionError):
         return nothing
     if not isinstance(fields, dict) or fields.get("uid") != uid:
@@ -302,29 +311,20 @@ def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -
         "refused": [one._asdict() for one in entry.refused],
     }
     file = plain_name(entry.uid)
-    new = Name(file + _NEW)
     text = json.dumps(fields).encode() + b"\n"
-    with suppress(FileNotFoundError):
-        kernel.unlink(registry_fd, new)
     try:
-        with kernel.create(registry_fd, new) as fd:
-            _fill(kernel, fd, text)
+        write_small(kernel, registry_fd, file, text, 0o644)
     except OSError as error:
         with suppress(FileNotFoundError):
-            kernel.unlink(registry_fd, new)
+            kernel.unlink(registry_fd, file + _NEW)
         if error.errno not in FULL:
             raise
-        new = _SPARE
-        with kernel.open_beneath(registry_fd, new, FILE_TO_LOCK) as fd:
-            _fill(kernel, fd, text)
-    kernel.rename(registry_fd, new, registry_fd, file)
+        with kernel.open_beneath(registry_fd, _SPARE, FILE_TO_LOCK) as fd:
+            kernel.write(fd, text)
+            kernel.chmod(fd, 0o644)
+            kernel.fsync(fd)
+        kernel.rename(registry_fd, _SPARE, registry_fd, file)
     kernel.fsync(registry_fd)
-
-
-def _fill(kernel: Kernel, fd: Fd, text: bytes) -> None:
-    kernel.write(fd, text)
-    kernel.chmod(fd, 0o644)
-    kernel.fsync(fd)
 
 
 def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
