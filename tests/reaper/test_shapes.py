@@ -136,12 +136,6 @@ def test_deep_chain_of_closed_directories_is_no_obstacle_to_its_owner(volume: Pa
     assert state_of(volume, identifier) is None
 
 
-def test_directory_of_200_000_files_is_reaped_whole() -> None:
-    with roomy_volume("tmpfs", 205_000) as volume:
-        assert_reaped(volume, fill(volume / "job", 200_000), 200_001)
-        assert_silent(volume)
-
-
 @pytest.mark.parametrize("fs_type", ALL_FILESYSTEMS)
 def test_5_000_empty_subdirectories_and_files_between_them_are_reaped_whole(fs_type: str) -> None:
     with roomy_volume(fs_type, 15_000) as volume:

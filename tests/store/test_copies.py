@@ -19,7 +19,7 @@ from fusefs.store.orphans import KeepFor, find_container, keep_by_id
 from tests.support.crash_scenarios import DyingAfter
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import bind_mount, full, loop_volume, mount_of, sync, unmount
+from tests.support.real_filesystems import bind_mount, full, loop_volume
 from tests.support.shared_memory_children import code_of_child
 from tests.support.small_orphans import command
 from tests.support.store_verbs import (
@@ -32,7 +32,6 @@ from tests.support.store_verbs import (
     raw,
     reap_now,
     recover_all,
-    remove,
     restore,
     swap,
 )
@@ -167,32 +166,6 @@ def test_what_a_sweep_took_comes_back_in_a_copy_and_what_is_in_the_way_stays(vol
     assert (volumes.copy / "job/a").read_text() == "1"
 
 
-def test_a_refused_restore_of_a_copied_sweep_leaves_it_for_another_try(volumes: Volumes) -> None:
-    make_tree(volumes.source / "job", {"a": "1"})
-    orphan = gather(volumes.source / "job", ["a"]).orphan
-    assert orphan is not None
-    _by_cp(volumes.source, volumes.copy)
-    (volumes.copy / "job").rmdir()
-    (volumes.copy / "job").write_text("a file")
-    with pytest.raises(TrashdError):
-        restore(volumes.copy, orphan)
-    assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]
-    (volumes.copy / "job").unlink()
-    restore(volumes.copy, orphan)
-    assert (volumes.copy / "job/a").read_text() == "1"
-
-
-def test_what_was_removed_comes_back_in_a_copy(volumes: Volumes) -> None:
-    def act() -> str:
-        (volumes.source / "alice/file").write_text("hers")
-        return str(remove(volumes.source / "alice/file").id)
-
-    identifier = as_user(ALICE, act)
-    _by_cp(volumes.source, volumes.copy)
-    as_user(ALICE, lambda: restore(volumes.copy, identifier))
-    assert (volumes.copy / "alice/file").read_text() == "hers"
-
-
 def test_recovery_loses_nothing_of_a_copy_that_was_made_in_the_middle_of_a_restore(volumes: Volumes) -> None:
     identifier = orphan_of(volumes.source, ALICE)
     container = place(volumes.source, identifier)
@@ -311,30 +284,3 @@ def test_a_copy_mounted_in_its_original_is_the_one_that_is_named(volumes: Volume
         as_user(ALICE, lambda: restore(inner, identifier))
         assert (inner / "alice/job/results").read_text() == "his own"
         assert [entry.id for entry in entries(volumes.source)] == [identifier]
-
-
-def test_an_image_mounted_beside_its_original_is_a_volume_of_its_own() -> None:
-    with loop_volume("ext4", 16) as original:
-        init(original)
-        make_tree(original / "alice", Dir(owner=(ALICE, ALICE)))
-        identifier = orphan_of(original, ALICE)
-        entry = mount_of(original)
-        assert entry is not None
-        sync(original)
-        image = original.parent / "image"
-        subprocess.run(["dd", f"if={os.fsdecode(entry.source)}", f"of={image}", "bs=1M", "status=none"], check=True)
-        there = original.parent / "copy"
-        there.mkdir()
-        subprocess.run(["mount", "-o", "loop", image, there], check=True)
-        try:
-            with pytest.raises(UsageError, match=" and in "):
-                find_container(Kernel(), [raw(original), raw(there)], identifier)
-            as_user(ALICE, lambda: restore(there, identifier))
-            assert (there / "alice/job/results").read_text() == "his own"
-            assert_silent(there)
-            as_user(ALICE, lambda: restore(original, identifier))
-            assert (original / "alice/job/results").read_text() == "his own"
-        finally:
-            unmount(there)
-            there.rmdir()
-            image.unlink()

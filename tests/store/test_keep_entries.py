@@ -14,12 +14,11 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import NotKept, TrashdError, UsageError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.check_swap import preflight
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from tests.support.background_processes import reading
-from tests.support.make_trees import Dir, Spec, make_tree, snapshot
+from tests.support.make_trees import Spec, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.store_verbs import (
     ActingBefore,
@@ -66,19 +65,6 @@ def test_files_and_directories_that_match_stay_in_view(job: Path) -> None:
     assert not swapped.warnings
 
 
-def test_old_tree_has_all_but_the_kept_directories(job: Path) -> None:
-    swapped = keeping(job, "*.conf", "cache")
-    assert names(tree_of(swapped)) == {"a.conf", "b.conf", "data", "log"}
-
-
-def test_record_names_the_kept_directories(job: Path) -> None:
-    ino = (job / "cache").stat().st_ino
-    assert record_of(keeping(job, "*")).kept == (
-        (b"cache", ino),
-        (b"data", (job / "data").stat().st_ino),
-    )
-
-
 def test_record_of_a_plain_swap_says_that_nothing_was_kept(job: Path) -> None:
     assert record_of(swap(job)).kept is None
 
@@ -122,17 +108,6 @@ def test_stores_own_names_never_match(volume: Path) -> None:
     assert keeping(job, ".trash*").kept == (b".trash",)
 
 
-def test_a_thousand_entries_are_kept(volume: Path) -> None:
-    spec = {f"file-{n}": "" for n in range(500)} | {f"directory-{n:030}": {"f": ""} for n in range(500)}
-    job = make_tree(volume / "job", spec)
-    before = snapshot(job)
-    swapped = keeping(job, "file-*", "directory-*")
-    assert len(names(job)) == 1000
-    assert names(tree_of(swapped)) == {f"file-{n}" for n in range(500)}
-    restore(volume, swapped.id)
-    assert snapshot(job) == before
-
-
 def test_kept_names_are_kept_again_by_the_next_swap(volume: Path, job: Path) -> None:
     first = keeping(job, "*.conf", "cache")
     second = keeping(job, "a.conf", "cache")
@@ -141,34 +116,6 @@ def test_kept_names_are_kept_again_by_the_next_swap(volume: Path, job: Path) -> 
     restore(volume, first.id)
     assert names(job) == {"a.conf", "b.conf", "data", "cache", "log"}
     assert [entry.id for entry in entries(volume)] == []
-
-
-def test_a_read_only_directory_of_its_owner_keeps_too(volume: Path) -> None:
-    volume.chmod(0o1777)
-    job = volume / "job"
-
-    def act() -> None:
-        make_tree(job, Dir({"a": "1", "d": {"b": "2"}, "c": "3"}, mode=0o555))
-        before = snapshot(job)
-        swapped = keeping(job, "a", "d")
-        assert (names(job), stat.S_IMODE(job.stat().st_mode)) == ({"a", "d"}, 0o555)
-        assert stat.S_IMODE(tree_of(swapped).stat().st_mode) == 0o555
-        restore(volume, swapped.id)
-        assert snapshot(job) == before
-
-    as_user(4711, act)
-
-
-def test_root_keeps_for_the_owner(volume: Path) -> None:
-    volume.chmod(0o755)
-    job = make_tree(volume / "job", Dir({"a": "1", "d": {"b": "2"}, "c": "3"}, owner=(4711, 65534)))
-    for path in (job / "a", job / "c", job / "d"):
-        os.chown(path, 4711, 65534)
-    swapped = swap_for_owner(Kernel(), raw(job), SwapOptions(keep=("a", "d")))
-    assert (names(job), swapped.kept) == ({"a", "d"}, (b"a", b"d"))
-    volume.chmod(0o777)  # a restore is the user's own
-    restore(volume, swapped.id)
-    assert names(job) == {"a", "c", "d"}
 
 
 # What is refused, before anything is touched
@@ -245,15 +192,6 @@ def test_file_that_became_a_directory_is_told_as_one(job: Path) -> None:
     kernel = Kernel(lambda call: next(links, lambda: None)() if call == "link" else None)
     with pytest.raises(NotKept, match="became a directory"):
         keeping(job, "a.conf", kernel=kernel)
-
-
-def test_full_volume_is_no_reason_of_its_own(volume: Path, job: Path) -> None:
-    hook = Failing("link", 2, errno.ENOSPC)
-    with pytest.raises(TrashdError) as caught:
-        keeping(job, "*.conf", kernel=Kernel(hook))
-    assert caught.value.errno == errno.ENOSPC
-    assert names(job) == set(TREE)
-    assert_silent(volume)
 
 
 class Failing:

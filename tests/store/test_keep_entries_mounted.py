@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.stage import SwapOptions
 from tests.support.background_processes import reading
 from tests.support.crash_scenarios import DyingAfter
 from tests.support.foreground_mount import Mounted
 from tests.support.make_trees import snapshot
-from tests.support.mount_and_backing import ALICE, NOGROUP, both, hers
-from tests.support.other_users import as_user
-from tests.support.store_verbs import DyingAt, in_child, raw, recover_all, restore, swap, tree_of
+from tests.support.mount_and_backing import both
+from tests.support.store_verbs import DyingAt, in_child, recover_all, restore, swap, tree_of
 
 pytestmark = pytest.mark.needs("root", "fuse")
 
@@ -57,18 +55,6 @@ def test_client_that_opens_it_all_the_time_never_misses_it_in_a_swap(mount: Moun
         restore(mount.path, swapped.id)
 
 
-def test_owner_keeps_what_root_swaps_for_him(mount: Mounted, job: Path) -> None:
-    assert job.exists()
-    path = hers(mount, 0o700)
-    os.chown(path, ALICE, NOGROUP)
-    os.chown(path / "results", ALICE, NOGROUP)
-    swapped = swap_for_owner(Kernel(), raw(path), SwapOptions(keep=("results",)))
-    assert os.listdir(path) == ["results"]
-    assert (path / "results").lstat().st_nlink == 2
-    restore(mount.path, swapped.id)
-    assert (path / "results").lstat().st_nlink == 1
-
-
 def test_recovery_completes_it_for_clients_too(mount: Mounted, job: Path) -> None:
     before = snapshot(job)
     killed = in_child(lambda: swap(job, Kernel(DyingAfter("exchange")), KEEP))
@@ -80,14 +66,3 @@ def test_recovery_completes_it_for_clients_too(mount: Mounted, job: Path) -> Non
     [orphan] = (mount.backing / ".trashd/u/0/orphans").iterdir()
     restore(mount.path, orphan.name)
     assert snapshot(job) == before
-
-
-def test_user_keeps_in_his_own_directory(mount: Mounted, job: Path) -> None:
-    assert job.exists()
-    path = hers(mount, 0o555)
-
-    def act() -> list[str]:
-        swap(path, options=SwapOptions(keep=("results",)))
-        return os.listdir(path)
-
-    assert as_user(path.lstat().st_uid, act) == ["results"]

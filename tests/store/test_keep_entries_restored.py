@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.store.test_keep_entries import TREE, keeping, names
-from tests.support.make_trees import make_tree, snapshot
-from tests.support.store_verbs import entries, place, restore
+from tests.support.make_trees import make_tree
+from tests.support.store_verbs import place, restore
 
 pytestmark = pytest.mark.needs("root")
 
@@ -17,14 +17,6 @@ pytestmark = pytest.mark.needs("root")
 @pytest.fixture
 def job(volume: Path) -> Path:
     return make_tree(volume / "job", TREE)
-
-
-def test_restore_puts_the_tree_together_again(volume: Path, job: Path) -> None:
-    before = snapshot(job)
-    done = restore(volume, keeping(job, "*.conf", "cache").id)
-    assert snapshot(job) == before
-    assert (done.rescued, done.warnings) == (None, ())
-    assert entries(volume) == []
 
 
 def test_restore_takes_what_was_written_in_a_kept_directory_with_it(volume: Path, job: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.errors import NoBacking, Occupied
+from fusefs.core.errors import NoBacking
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
@@ -17,8 +17,8 @@ from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import own_folder
 from tests.support.foreground_mount import Mounted
-from tests.support.make_trees import make_tree, snapshot
-from tests.support.mount_and_backing import ALICE, NOGROUP, STAGED, TREE, both, hers, opened
+from tests.support.make_trees import snapshot
+from tests.support.mount_and_backing import ALICE, NOGROUP, STAGED, both, hers, opened
 from tests.support.other_users import as_user
 from tests.support.store_verbs import (
     entries,
@@ -37,23 +37,6 @@ pytestmark = pytest.mark.needs("root", "fuse")
 # Swap and rm
 
 
-def test_a_swapped_directory_is_empty_at_once_and_its_old_tree_is_kept(mount: Mounted, job: Path) -> None:
-    before = snapshot(job)
-    swapped = swap(job)
-    assert [os.listdir(path) for path in both(mount, job)] == [[], []]
-    assert snapshot(tree_of(swapped)) == before
-    assert (job / "new").write_text("z") == 1
-    assert (mount.backing / "job" / "new").read_text() == "z"
-
-
-def test_people_are_told_the_path_that_they_know(mount: Mounted, job: Path) -> None:
-    swapped = swap(job)
-    assert (swapped.path, swapped.volume) == (raw(job), None)
-    [entry] = entries(mount.path)
-    assert (entry.origin, entry.id) == (raw(job), swapped.id)
-    assert entry.path.startswith(raw(mount.path))
-
-
 def test_exchange_is_one_of_the_mounts_own_names_whichever_path_was_typed(mount: Mounted, job: Path) -> None:
     for path in both(mount, job):
         with opened(job) as where:
@@ -70,26 +53,6 @@ def test_removal_is_one_of_the_mounts_own_names_and_comes_back_at_once(mount: Mo
         restore(mount.path, removed.id)
         assert where() == str(job)
     assert snapshot(job) == before
-
-
-@pytest.mark.usefixtures("job")
-def test_a_file_is_removed_and_restored(mount: Mounted) -> None:
-    file = mount.path / "file"
-    file.write_text("x")
-    removed = remove(file)
-    assert not file.exists()
-    restore(mount.path, removed.id)
-    assert file.read_text() == "x"
-
-
-def test_holders_of_the_old_tree_go_on_in_it(job: Path) -> None:
-    fd = os.open(job / "deep", os.O_RDONLY)
-    with open(job / "results") as file:
-        swap(job)
-        assert file.read() == "x"
-        assert os.listdir(fd) == ["er"]
-        os.close(os.open("er", os.O_RDONLY, dir_fd=fd))
-    os.close(fd)
 
 
 def test_all_of_the_stores_work_is_done_behind_the_mount(mount: Mounted, job: Path) -> None:
@@ -148,14 +111,6 @@ def test_a_restored_tree_is_there_at_once(mount: Mounted, job: Path) -> None:
         assert snapshot(job) == before
 
 
-def test_what_was_written_meanwhile_is_kept(mount: Mounted, job: Path) -> None:
-    swapped = swap(job)
-    (job / "new").write_text("z")
-    restored = restore(mount.path, swapped.id)
-    assert restored.rescued is not None
-    assert sorted(os.listdir(job)) == sorted(TREE)
-
-
 @pytest.mark.parametrize("side", [0, 1])
 def test_restore_to_another_name(mount: Mounted, job: Path, side: int) -> None:
     before = snapshot(job)
@@ -166,13 +121,6 @@ def test_restore_to_another_name(mount: Mounted, job: Path, side: int) -> None:
     assert snapshot(mount.path / "job2") == before
 
 
-def test_restore_to_a_taken_name_is_refused(mount: Mounted, job: Path) -> None:
-    swapped = swap(job)
-    with pytest.raises(Occupied):
-        restore(mount.path, swapped.id, to=job)
-    assert [entry.id for entry in entries(mount.path)] == [swapped.id]
-
-
 def test_a_part_is_restored(mount: Mounted, job: Path) -> None:
     swapped = swap(job)
     with opened(tree_of(swapped) / "deep") as where:
@@ -181,12 +129,6 @@ def test_a_part_is_restored(mount: Mounted, job: Path) -> None:
     assert os.listdir(job) == ["deep"]
     restore(mount.path, swapped.id, inside=b"results", to=mount.path / "file")
     assert (mount.path / "file").read_text() == "x"
-
-
-def test_the_way_to_a_restored_part_is_made(mount: Mounted, job: Path) -> None:
-    swapped = swap(job)
-    restore(mount.path, swapped.id, inside=b"deep/er")
-    assert (job / "deep" / "er").read_text() == "y"
 
 
 # Users
@@ -266,13 +208,6 @@ def test_the_reaper_refuses_a_directory_of_a_mount(mount: Mounted) -> None:
         refuse_mounted(kernel, mounted)
     with kernel.open_path(raw(mount.backing)) as backing:
         refuse_mounted(kernel, backing)
-
-
-def test_what_was_dropped_through_the_mount_is_removed(mount: Mounted, job: Path) -> None:
-    swap(job)  # makes root's folder
-    make_tree(mount.path / "job2", TREE)
-    os.rename(mount.path / "job2", mount.path / ".trashd/u/0/drop/job2")
-    assert {swapped.method.value for swapped in entries(mount.path) if swapped.method} == {"exchange", "removed"}
 
 
 def test_a_container_that_mv_takes_out_through_the_mount_is_whole(mount: Mounted, job: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from fusefs.core.errors import IsMountPoint, MountInside, NoBacking, NotFound, Refused
 from fusefs.linux import mountinfo
 from fusefs.linux.kernel import Kernel
-from fusefs.store.check_swap import holders_of, holders_of_path, preflight
 from fusefs.store.orphans import all_entries
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.make_trees import Dir, make_tree, snapshot
@@ -20,12 +19,10 @@ from tests.support.mount_namespaces import tmpfs_elsewhere
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, project_quota_volume, set_project, tmpfs_volume
 from tests.support.store_verbs import (
-    Counting,
     assert_silent,
     entries,
     init,
     raw,
-    reap_now,
     remove,
     restore,
     swap,
@@ -105,27 +102,6 @@ def test_a_bind_mount_of_a_part_of_the_mount_has_its_own_store(mount: Mounted) -
         assert snapshot(mount.path / "part" / "job") == before
 
 
-@pytest.mark.parametrize("has_store", [True, False])
-def test_a_tree_mounted_over_itself(has_store: bool) -> None:
-    with tmpfs_volume() as path:
-        if has_store:
-            init(path)
-        make_tree(path / "job", TREE)
-        with trashd_mount(path, path) as mounted:
-            before = snapshot(mounted.path / "job")
-            with opened(mounted.path / "job") as where:
-                swapped = swap(mounted.path / "job")
-                assert where() == str(mounted.path / STAGED / swapped.id / "tree")
-            assert swapped.path == raw(path / "job")
-            assert os.listdir(path / "job") == []
-            assert [entry.origin for entry in entries(path)] == [raw(path / "job")]
-            restore(path, swapped.id)
-            assert snapshot(path / "job") == before
-            reap_now(path, remove(path / "job").id)
-            assert entries(path) == []
-        assert_silent(path)
-
-
 # What is refused
 
 
@@ -152,17 +128,6 @@ def test_what_holds_a_mount_of_another_namespace_is_refused(
         pytest.raises(Refused, match="mount namespace of process"),
     ):
         swap(both(mount, job)[typed])
-
-
-def test_a_backing_path_that_is_something_else_here_is_told_with_what_to_do(mount: Mounted, job: Path) -> None:
-    with tmpfs_volume() as other:
-        init(other)
-        with bind_mount(other, mount.backing), pytest.raises(NoBacking) as caught:
-            swap(job)
-        assert os.listdir(other) == [".trashd"]
-        assert_silent(other)
-    assert f"mv DIR {mount.path}/.trashd/drop/" in caught.value.hint
-    assert sorted(os.listdir(job)) == sorted(TREE)
 
 
 def test_a_backing_path_that_is_something_else_is_told_without_any_store_too() -> None:
@@ -220,44 +185,3 @@ def test_the_backing_path_of_a_dead_mount_is_worked_on_directly() -> None:
         assert_silent(path / "source")
 
 
-@pytest.mark.usefixtures("job")
-def test_a_refused_swap_makes_nothing(mount: Mounted) -> None:
-    hook = Counting()
-    with pytest.raises(NotFound):
-        swap(mount.path / "nothing", Kernel(hook))
-    assert "mkdir" not in hook.calls
-
-
-# Looking
-
-
-@pytest.mark.parametrize("asked", [0, 1])
-def test_holders_of_an_orphan_are_found_on_both_sides(mount: Mounted, job: Path, asked: int) -> None:
-    pids = []
-    for path in both(mount, job):
-        pid = os.fork()
-        if pid == 0:
-            os.chdir(path / "deep")
-            os.kill(os.getpid(), 19)
-            os._exit(0)
-        pids.append(pid)
-        os.waitpid(pid, os.WUNTRACED)
-    try:
-        assert {holder.pid for holder in holders_of_path(Kernel(), raw(both(mount, job)[asked])).holders} == set(pids)
-        swapped = swap(job)
-        [entry] = entries(both(mount, mount.path)[asked])
-        [held] = holders_of([os.path.join(entry.path, b"tree")])
-        assert {(holder.pid, holder.kind, holder.path) for holder in held.holders} == {
-            (pid, "cwd", b"deep") for pid in pids
-        }
-        assert entry.id == swapped.id
-    finally:
-        for pid in pids:
-            os.kill(pid, 9)
-            os.waitpid(pid, 0)
-
-
-def test_preflight_tells_of_the_backing_filesystem(mount: Mounted, job: Path) -> None:
-    found = preflight(Kernel(), raw(job))
-    assert found.filesystem in ("tmpfs", "ext4")
-    assert (found.store, found.method, found.refusals) == (raw(mount.path / ".trashd"), "exchange", ())

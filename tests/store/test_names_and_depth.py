@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import stat
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,23 +16,16 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import remove_path, swap_path
 from tests.support.covering_sets import runs_every_case
 from tests.support.make_trees import (
-    HardLink,
-    SpecialFile,
-    Symlink,
     deep_chain,
     make_tree,
-    remove_tree_hard,
     snapshot,
     weird_names,
 )
-from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import (
     assert_silent,
     entries,
     init,
-    place,
-    problems,
     raw,
     reap_now,
     remove,
@@ -112,29 +102,6 @@ def test_a_path_that_is_not_there_is_told_with_its_name_harmless(volume: Path, p
     assert_silent(volume)
 
 
-def test_no_control_character_of_a_record_reaches_the_terminal(volume: Path) -> None:
-    make_tree(volume / "job", {})
-    record = place(volume, swap(volume / "job").id) / "record.json"
-    fields = json.loads(record.read_text())
-    evil = "\x1b[31m\x9b\r\n\u202e"
-    for change in ({"note": evil}, {"method": evil}, {"origin": evil}, {"host": evil * 200}, {evil: 1, "format": evil}):
-        record.write_text(json.dumps({**fields, **change}))
-        for command in ("list", "doctor"):
-            where = ("--volume", os.fspath(volume)) if command == "list" else (os.fspath(volume),)
-            done = run(command, *where)
-            assert_printable(done.stdout + done.stderr)
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    code = "import sys; from fusefs.cli.main import main; sys.exit(main())"
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=False, timeout=60)
-
-
-def assert_printable(output: bytes) -> None:
-    text = output.decode()
-    assert [c for c in text if not c.isprintable() and c != "\n"] == []
-
-
 # Depth
 
 
@@ -145,14 +112,6 @@ def test_thousands_of_levels_go_and_come_back(volume: Path, verb: Callable[[Path
     [entry] = entries(volume)
     restore(volume, entry.id)
     assert snapshot(volume / "deep") == before
-    assert_silent(volume)
-
-
-def test_thousands_of_levels_are_reaped(volume: Path) -> None:
-    deep_chain(volume / "deep", N_DEEP, name=b"some-longer-name")
-    identifier = swap(volume / "deep").id
-    reaped = reap_now(volume, identifier)
-    assert (reaped.report.n_failed, reaped.report.removed) == (0, N_DEEP + 2)
     assert_silent(volume)
 
 
@@ -213,35 +172,6 @@ def test_an_origin_too_long_for_a_record_is_a_clear_error(volume: Path) -> None:
 # What is in the tree
 
 
-def test_special_files_and_links_keep_what_they_are(volume: Path) -> None:
-    make_tree(volume / "outside", {"shared": "one inode", "target": {"in": "side"}})
-    make_tree(
-        volume / "job",
-        {
-            "fifo": SpecialFile(stat.S_IFIFO | 0o640),
-            "null": SpecialFile(stat.S_IFCHR | 0o666, os.makedev(1, 3)),
-            "block": SpecialFile(stat.S_IFBLK | 0o600, os.makedev(7, 255)),
-            "broken": Symlink("nowhere"),
-            "link": Symlink("../outside/target"),
-            "a": "twice",
-            "b": HardLink("a"),
-        },
-    )
-    os.link(volume / "outside" / "shared", volume / "job" / "across")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.fspath(volume / "job" / "socket"))
-    before, outside = snapshot(volume / "job"), snapshot(volume / "outside")
-    identifier = swap(volume / "job").id
-    restore(volume, identifier)
-    assert snapshot(volume / "job") == before
-    identifier = remove(volume / "job").id
-    assert reap_now(volume, identifier).report.n_failed == 0
-    after = snapshot(volume / "outside")
-    assert [seen.content for seen in after] == [seen.content for seen in outside]
-    assert (volume / "outside" / "shared").stat().st_nlink == 1
-    assert_silent(volume)
-
-
 @pytest.mark.parametrize("kind", ["file", "link", "broken", "fifo", "device", "socket"])
 def test_what_is_no_directory_is_removed_and_restored(volume: Path, kind: str) -> None:
     path = volume / "thing"
@@ -266,17 +196,3 @@ def test_what_is_no_directory_is_removed_and_restored(volume: Path, kind: str) -
     assert reap_now(volume, identifier).report.n_failed == 0
     assert entries(volume) == []
     assert_silent(volume)
-
-
-def test_hostile_depth_of_a_user_is_reaped_by_root(volume: Path) -> None:
-    make_tree(volume / "alice", {})
-    os.chown(volume / "alice", 1001, 1001)
-
-    def act() -> str:
-        deep_chain(volume / "alice" / "deep", 2000)
-        return str(swap(volume / "alice" / "deep").id)
-
-    identifier = as_user(1001, act)
-    assert reap_now(volume, identifier).report.n_failed == 0
-    assert problems(volume) == []
-    remove_tree_hard(volume / "alice")

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.cli.main import run
-from fusefs.core.container_states import State
-from fusefs.core.errors import Incomplete, KernelRefused, MountInside, Untrusted
+from fusefs.core.errors import Incomplete, KernelRefused, Untrusted
 from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.stage import SwapOptions
@@ -23,11 +22,10 @@ from tests.support.covering_sets import runs_every_case
 from tests.support.make_trees import Dir, deep_chain, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, full, loop_volume, tmpfs_volume
-from tests.support.small_orphans import EXPIRED, command, orphan_of
+from tests.support.small_orphans import command
 from tests.support.store_verbs import ActingBefore as At
 from tests.support.store_verbs import (
     die,
-    entries,
     in_child,
     init,
     place,
@@ -37,7 +35,6 @@ from tests.support.store_verbs import (
     recover_all,
     restore,
     swap,
-    tmpfs_store,
 )
 from tests.support.team_trees import tick
 
@@ -192,26 +189,6 @@ def test_what_is_as_deep_as_it_likes_is_given_and_restored_by_root() -> None:
         assert snapshot(volume / "back") == before
 
 
-def test_a_store_far_down_stops_the_reaper_and_goes_by_a_persons_word() -> None:
-    with tmpfs_volume() as volume:
-        init(volume)
-        with tmpfs_store() as other:
-            make_tree(other / "in", {"leaf": "in it"})
-            swap(other / "in")
-            deep_chain(volume / "deep", N_DEEP, leaf=None)
-            fd = os.open(volume / "deep", os.O_RDONLY)
-            for _ in range(N_DEEP):
-                above, fd = fd, os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
-                os.close(above)
-            subprocess.run(["cp", "-a", other / ".trashd", f"/proc/self/fd/{fd}/"], pass_fds=[fd], check=True)
-            os.close(fd)
-        deep = swap(volume / "deep").id
-        assert run(["reap", "--now", deep, "--volume", str(volume)]) == Incomplete.exit_code
-        assert [entry.state for entry in entries(volume)] == [State.QUARANTINE]
-        assert run(["reap", "--now", "--with-stores", deep, "--volume", str(volume)]) == 0
-        assert entries(volume) == []
-
-
 # In the way
 
 
@@ -270,26 +247,6 @@ def test_a_store_in_the_named_volume_that_can_not_be_used_is_no_empty_one(verb: 
         assert run([*verb, "--volume", str(volume)]) == 0
 
 
-def test_a_mount_in_a_victim_is_carried_away_by_no_verb() -> None:
-    with hers() as (volume, _whole, _cut):
-        victim = her_tree(volume, "victim")
-        make_tree(victim / "mnt", {})
-        with bind_mount(volume / "roots/mounted", victim / "mnt"):
-            for words in (["swap", "--for-owner"], ["swap"], ["check"]):
-                assert run([*words, str(victim)]) == MountInside.exit_code
-        assert sorted(os.listdir(victim)) == ["leaf", "mnt"]
-
-
-def test_a_mount_in_an_orphan_is_not_emptied_by_a_persons_word() -> None:
-    with hers() as (volume, whole, _cut):
-        tree = place(volume, whole) / "tree"
-        make_tree(tree / "mnt", {})
-        (volume / "roots/mounted/kept").write_text("not to be lost")
-        with bind_mount(volume / "roots/mounted", tree / "mnt"):
-            assert run(["reap", "--now", "--with-stores", whole, "--volume", str(volume)]) == Incomplete.exit_code
-        assert (volume / "roots/mounted/kept").read_text() == "not to be lost"
-
-
 def test_on_a_read_only_volume_each_verb_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     with hers() as (volume, whole, _cut):
         given, to = her_tree(volume, "given"), str(volume / "roots/to")
@@ -319,23 +276,3 @@ def test_who_may_not_list_a_volumes_root_has_all_his_ways_there() -> None:
             ]
 
         assert as_user(UID, act) == [1, 0, 0, 0]
-
-
-def test_a_bare_reap_says_of_a_copy_what_it_leaves_and_what_helps(capfd: pytest.CaptureFixture[str]) -> None:
-    with tmpfs_volume() as volume:
-        init(volume)
-        orphan = orphan_of(UID, volume, EXPIRED).id
-        recover_all(volume)
-        subprocess.run(["cp", "-a", volume / ".trashd", volume / "copy"], check=True)
-        shutil.rmtree(volume / ".trashd")
-        (volume / "copy").rename(volume / ".trashd")
-        assert run(["reap", "--volume", str(volume)]) == 0
-        assert f"1 orphan stays in {volume}/.trashd, of which nobody can tell" in capfd.readouterr().err
-        run(["doctor", str(volume)])
-        assert f"trashd init {volume}" in capfd.readouterr().out
-        run(["reap", "--now", orphan, "--volume", str(volume)])
-        assert f"trashd init {volume}" in capfd.readouterr().err
-        assert [entry.id for entry in entries(volume)] == [orphan]
-        init(volume)
-        assert run(["reap", "--volume", str(volume)]) == 0
-        assert entries(volume) == []

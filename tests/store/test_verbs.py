@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.container_states import DEFAULT_RETENTION_S, State
-from fusefs.core.errors import BrokenStore, NotFound, Refused
+from fusefs.core.errors import NotFound, Refused
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.record import Method
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id, host_id
 from fusefs.store.stage import SwapOptions
-from tests.support.make_trees import Dir, File, Symlink, make_tree, snapshot
+from tests.support.make_trees import make_tree, snapshot
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.small_orphans import OTHER, TREE, victim_in
+from tests.support.small_orphans import victim_in
 from tests.support.store_verbs import (
     ActingBefore,
     assert_silent,
@@ -27,7 +26,6 @@ from tests.support.store_verbs import (
     opened,
     record_of,
     recover_all,
-    remove,
     restore,
     swap,
     tree_of,
@@ -48,13 +46,6 @@ def test_init_leaves_a_magic_file_with_a_random_id(volume: Path) -> None:
         assert_silent(other)
 
 
-@pytest.mark.quick("init")
-def test_init_again_changes_nothing(volume: Path) -> None:
-    before = snapshot(volume, with_times=True)
-    init(volume)
-    assert snapshot(volume, with_times=True) == before
-
-
 def test_init_tells_backup_programs_to_stay_out(volume: Path) -> None:
     tag = (volume / ".trashd/CACHEDIR.TAG").read_bytes()
     assert tag.startswith(b"Signature: 8a477f597d28d172789f06886806bc55\n")
@@ -65,38 +56,7 @@ def test_store_is_open_to_all_and_each_folder_to_its_user_alone(volume: Path) ->
     assert [(volume / name).stat().st_mode & 0o7777 for name in names] == [0o755, 0o755, 0o1777, 0o755, 0o700]
 
 
-def test_store_is_made_on_first_use() -> None:
-    with tmpfs_volume() as path:
-        swapped = swap(victim_in(path))
-        assert tree_of(swapped).is_relative_to(path / ".trashd/u/0/orphans")
-        assert_silent(path)
-
-
-def test_store_without_its_magic_file_is_broken_and_is_not_made_again() -> None:
-    with tmpfs_volume() as path:
-        init(path)
-        swapped = swap(victim_in(path))
-        magic = (path / ".trashd/volume.json").rename(path / "aside")
-        with pytest.raises(BrokenStore):
-            entries(path)
-        with pytest.raises(BrokenStore):
-            restore(path, swapped.id)
-        with pytest.raises(BrokenStore):
-            swap(path / "job")
-        magic.rename(path / ".trashd/volume.json")
-        restore(path, swapped.id)
-        assert_silent(path)
-
-
 # swap
-
-
-def test_swap_leaves_an_empty_directory_like_the_old_one(volume: Path) -> None:
-    job = make_tree(volume / "job", Dir(TREE, mode=0o2750, owner=(OTHER, OTHER), xattrs={"user.k": b"v"}))
-    before = snapshot(job)
-    swapped = swap(job)
-    assert snapshot(job) == before[:1]
-    assert swapped.unlike == ()
 
 
 @pytest.mark.quick("swap")
@@ -131,12 +91,6 @@ def test_the_record_is_flushed_before_the_exchange_and_the_container_once_after_
     assert calls[exchange:].count("fsync") == 1
 
 
-def test_nothing_touches_the_name_but_one_exchange(volume: Path) -> None:
-    job = victim_in(volume)
-    calls = calls_of(lambda kernel: swap(job, kernel))
-    assert [call for call in calls if call in ("exchange", "rename", "renameat2")] == ["exchange", "rename"]
-
-
 @pytest.mark.parametrize("kind", ["file", "empty directory", "full directory"])
 def test_what_took_the_name_just_before_the_exchange_keeps_it(volume: Path, kind: str) -> None:
     job = victim_in(volume)
@@ -154,26 +108,6 @@ def test_what_took_the_name_just_before_the_exchange_keeps_it(volume: Path, kind
 
 
 # rm
-
-
-@pytest.mark.parametrize("kind", [Dir(TREE), File(b"text", 0o640, (OTHER, OTHER)), Symlink("nowhere")])
-@pytest.mark.quick("rm", "restore")
-def test_rm_takes_the_name_away_and_restore_brings_the_same_thing_back(
-    volume: Path, kind: Dir | File | Symlink
-) -> None:
-    make_tree(volume / "home", {"thing": kind})
-    before = snapshot(volume / "home", with_times=False)
-    removed = remove(volume / "home/thing")
-    assert os.listdir(volume / "home") == []
-    assert removed.method is Method.REMOVED
-    restore(volume, removed.id)
-    assert snapshot(volume / "home") == before
-
-
-def test_rm_is_one_rename_of_the_name_and_no_exchange(volume: Path) -> None:
-    job = victim_in(volume)
-    calls = calls_of(lambda kernel: remove(job, kernel))
-    assert [call for call in calls if call in ("exchange", "rename", "renameat2")] == ["rename", "rename"]
 
 
 # drop

@@ -10,13 +10,11 @@ import pytest
 from fusefs.core.container_states import State
 from fusefs.core.errors import NotADirectory, NotFound, Occupied, OtherFilesystem, UsageError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.recover import RESCUED_RETENTION_S
-from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.make_trees import Dir, make_tree
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import OTHER, orphan_in, victim_in
 from tests.support.store_verbs import (
     ActingBefore,
-    calls_of,
     entries,
     remove,
     restore,
@@ -25,30 +23,6 @@ from tests.support.store_verbs import (
 )
 
 pytestmark = pytest.mark.needs("root")
-
-
-@pytest.mark.quick("restore")
-def test_restore_exchanges_the_tree_back_and_drops_the_fresh_directory(volume: Path) -> None:
-    job = victim_in(volume)
-    before, ino = snapshot(job), job.stat().st_ino
-    swapped = swap(job)
-    calls = calls_of(lambda kernel: restore(volume, swapped.id, kernel))
-    assert "exchange" in calls
-    assert (snapshot(job), job.stat().st_ino) == (before, ino)
-    assert entries(volume) == []
-
-
-def test_what_was_written_into_the_fresh_directory_becomes_an_orphan_for_a_week(volume: Path) -> None:
-    job = victim_in(volume)
-    swapped = swap(job)
-    (job / "new").write_text("late")
-    restored = restore(volume, swapped.id)
-    (kept,) = entries(volume)
-    assert (kept.id, kept.origin) == (restored.rescued, bytes(job))
-    assert kept.expires_ns == kept.created_ns + RESCUED_RETENTION_S * 10**9
-    assert swapped.id in kept.note
-    assert (Path(os.fsdecode(kept.path)) / "tree/new").read_text() == "late"
-    assert (job / "a").read_text() == "1"
 
 
 def test_restore_gives_the_name_back_to_anything_else_and_hints_at_to(volume: Path) -> None:
@@ -86,15 +60,6 @@ def test_what_takes_the_name_during_a_restore_keeps_it(volume: Path) -> None:
     assert sorted(os.listdir(tree_of(swapped))) == ["a", "sub"]
 
 
-def test_restore_to_another_place_leaves_the_fresh_directory(volume: Path) -> None:
-    job = victim_in(volume)
-    swapped = swap(job)
-    restored = restore(volume, swapped.id, to=volume / "other")
-    assert (volume / "other/sub/b").read_text() == "2"
-    assert os.listdir(job) == []
-    assert restored.path == bytes(volume / "other")
-
-
 @pytest.mark.parametrize("there", [{}, {"x": "y"}])
 def test_restore_to_a_name_that_is_taken_is_refused(volume: Path, there: dict[str, str]) -> None:
     swapped = swap(victim_in(volume))
@@ -102,27 +67,6 @@ def test_restore_to_a_name_that_is_taken_is_refused(volume: Path, there: dict[st
     with pytest.raises(Occupied):
         restore(volume, swapped.id, to=volume / "other")
     assert sorted(os.listdir(tree_of(swapped))) == ["a", "sub"]
-
-
-def test_restore_into_a_directory_that_is_gone_asks_for_to(volume: Path) -> None:
-    (volume / "up").mkdir()
-    swapped = swap(victim_in(volume, "up/job"))
-    (volume / "up/job").rmdir()
-    (volume / "up").rmdir()
-    with pytest.raises(NotFound) as caught:
-        restore(volume, swapped.id)
-    assert "--to" in caught.value.hint
-    assert [entry.state for entry in entries(volume)] == [State.ORPHANS]
-
-
-@pytest.mark.parametrize("inside", ["a", "sub/b", "sub"])
-def test_part_comes_back_alone_and_the_rest_stays_an_orphan(volume: Path, inside: str) -> None:
-    job = victim_in(volume)
-    swapped = swap(job)
-    restore(volume, swapped.id, inside=inside.encode())
-    assert (job / inside).exists()
-    assert not (tree_of(swapped) / inside).exists()
-    assert [entry.id for entry in entries(volume)] == [swapped.id]
 
 
 def test_directories_on_the_way_to_a_part_are_made_like_the_trees_own(volume: Path) -> None:
@@ -140,12 +84,6 @@ def test_part_never_replaces_what_has_its_name(volume: Path) -> None:
     with pytest.raises(Occupied):
         restore(volume, swapped.id, inside=b"a")
     assert ((job / "a").read_text(), (tree_of(swapped) / "a").read_text()) == ("new", "1")
-
-
-def test_part_goes_where_to_says(volume: Path) -> None:
-    swapped = swap(victim_in(volume))
-    restore(volume, swapped.id, inside=b"sub/b", to=volume / "b")
-    assert (volume / "b").read_text() == "2"
 
 
 @pytest.mark.parametrize(

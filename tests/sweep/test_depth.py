@@ -13,7 +13,7 @@ from fusefs.sweep.request import ToMove, ToTrash
 from tests.support.make_trees import deep_chain, remove_tree_hard
 from tests.support.nested_directories import CountedPathBytes
 from tests.support.run_sweep import sweep
-from tests.support.store_verbs import entries, init, reap_now, restore
+from tests.support.store_verbs import entries, init, restore
 
 pytestmark = pytest.mark.needs("root")
 
@@ -125,9 +125,3 @@ def test_deep_chain_that_is_gone_is_restored_with_its_directories(volume: Path, 
     assert files(top) == [deepest, deepest]
     restore(volume, orphan)
     assert files(top) == [*before[:-1], deepest]
-
-
-def test_orphan_of_a_deep_chain_is_reaped(volume: Path) -> None:
-    orphan = trash(chain(volume / "top", 2000, 70), CountedPathBytes())
-    reap_now(volume, orphan)
-    assert entries(volume) == []

@@ -20,7 +20,6 @@ from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import IfExists
 from tests.support.crash_invariants import spread
 from tests.support.crash_scenarios import changing
-from tests.support.foreground_mount import trashd_mount
 from tests.support.fuse_bad_rename import Mode, lying_volume
 from tests.support.make_trees import (
     Dir,
@@ -35,8 +34,8 @@ from tests.support.make_trees import (
 )
 from tests.support.move_entries import move, pass_a_tick
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import btrfs_subvolume, loop_volume, project_quota_volume, set_project, tmpfs_volume
-from tests.support.store_verbs import ActingBefore, Counting, DyingAt, FailingAt, in_child, init, numbered_calls
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
+from tests.support.store_verbs import Counting, DyingAt, FailingAt, in_child, numbered_calls
 
 pytestmark = pytest.mark.needs("root")
 
@@ -103,14 +102,6 @@ def test_directories_are_moved_whole(volume: Path, archive: Path) -> None:
     wanted = snapshot(job)
     assert move(job, archive, whole=True) == {}
     assert snapshot(archive)[1:] == wanted[1:]
-
-
-def test_a_directory_that_holds_a_store_stays(volume: Path, archive: Path) -> None:
-    job = make_tree(volume / "job", {"a": {}, "b": {"x": b""}})
-    init(job / "a")
-    assert move(job, archive, whole=True) == {}
-    assert os.listdir(archive) == ["b"]
-    assert (job / "a/.trashd").exists()
 
 
 def test_a_directory_is_merged_into_none(volume: Path, archive: Path) -> None:
@@ -193,15 +184,6 @@ def test_another_subvolume_is_refused_before_anything_is_touched() -> None:
             move(job, btrfs_subvolume(path, "other"))
 
 
-@pytest.mark.needs("xfs")
-def test_another_project_is_refused_before_anything_is_touched() -> None:
-    with project_quota_volume("xfs") as path:
-        job = make_tree(path / "job", {"file": b""})
-        set_project(make_tree(path / "other", {}), 7)
-        with pytest.raises(OtherFilesystem):
-            move(job, path / "other")
-
-
 def test_a_tree_may_be_moved_up(volume: Path) -> None:
     make_tree(volume / "above", {"job": {"a": {"x": b"1"}}})
     assert move(volume / "above/job", volume / "above") == {}
@@ -230,26 +212,6 @@ def test_a_link_that_mallory_has_put_in_his_directory_is_not_followed(volume: Pa
     as_user(MALLORY, partial(os.symlink, "/etc", home / "a"))
     assert move(job, home) == {"a/file": errno.ENOTDIR}
     assert (job / "a/file").exists()
-
-
-def test_mallory_gets_no_directory_by_exchanging_the_one_that_is_made(volume: Path) -> None:
-    """A user owns the place, and has a directory of root's in it, which is put where one like the user's is to come."""
-    owner = (MALLORY, MALLORY)
-    job = make_tree(volume / "job", Dir({"a": Dir({"file": b""}, 0o755, owner)}, owner=owner))
-    home = make_tree(volume / "home", Dir({"secret": Dir({"key": b""}, 0o700)}, owner=(MALLORY, MALLORY)))
-
-    def exchange() -> None:
-        for name in os.listdir(home):
-            if name != "secret":
-                os.rename(home / name, home / "aside")
-                os.rename(home / "secret", home / name)
-
-    for call in ("openat2", "chown", "chmod", "renameat2"):
-        hook = ActingBefore(call, lambda: as_user(MALLORY, exchange))
-        move(job, home, Kernel(hook))
-        for path in (home / "secret", home / "a"):
-            if path.exists() and (path / "key").exists():
-                assert (path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) == (0, 0o700)
 
 
 # Killed, failing, at once.
@@ -311,16 +273,3 @@ def test_without_rename_flags_a_taken_name_is_not_replaced() -> None:
         assert move(served.path / "job", served.path / "archive", if_exists=IfExists.NUMBER) == {}
         assert (served.backing / "archive/file").read_bytes() == b"old"
         assert (served.backing / "archive/file.1").read_bytes() == b"new"
-
-
-def test_a_move_in_a_mount_is_seen_in_it_at_once(volume: Path) -> None:
-    tree: Spec = {"a": {"file": b"text", "link": Symlink("x")}, "small": b""}
-    source = make_tree(volume / "source", {"job": tree, "archive": {}})
-    (volume / "mounted").mkdir()
-    init(source)
-    with trashd_mount(source, volume / "mounted", limit_s=60) as mount:
-        wanted = snapshot(mount.path / "job")
-        snapshot(mount.path / "archive")
-        assert move(mount.path / "job", mount.path / "archive") == {}
-        assert snapshot(mount.path / "archive")[1:] == wanted[1:]
-        assert not (mount.path / "job/small").exists()

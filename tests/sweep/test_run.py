@@ -10,7 +10,6 @@ import pytest
 
 from fusefs.core.errors import IsStore, NotADirectory, NotFound, Refused
 from fusefs.core.record import Failure
-from fusefs.core.results import SweepSums
 from fusefs.core.selection import Selection, SizeBound
 from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import ToCount, ToDelete
@@ -28,24 +27,10 @@ DIRECTORIES = Selection(types=frozenset("d"))
 # What is chosen goes, and nothing else
 
 
-def test_matches_go_and_all_else_stays(volume: Path) -> None:
-    top = make_tree(volume / "top", {"a.log": "1", "b": "2", "d": {"c.log": "3", "link.log": Symlink("../b"), "e": {}}})
-    swept = sweep(top, LOGS)
-    assert swept.sums == SweepSums(n_seen=6, n_matched=3, n_done=3)
-    assert names(top) == {"b", "d", "d/e"}
-
-
 def test_directories_go_after_what_is_in_them(volume: Path) -> None:
     top = make_tree(volume / "top", {"a": {"b": {"c": {"f": ""}}, "g": ""}, "h": {}})
     assert sweep(top, EVERY_KIND).sums.n_done == 6
     assert names(top) == set()
-
-
-def test_a_directory_that_is_not_empty_stays_and_is_told(volume: Path) -> None:
-    top = make_tree(volume / "top", {"a": {"f": ""}, "b": {}})
-    swept = sweep(top, DIRECTORIES)
-    assert (swept.sums.n_done, swept.failures) == (1, (Failure(b"a", errno.ENOTEMPTY, "rmdir"),))
-    assert names(top) == {"a", "a/f"}
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
@@ -54,12 +39,6 @@ def test_recursive_takes_a_directory_with_all_that_it_holds(volume: Path, n_work
     swept = sweep(top, Selection(names=("build",), types=frozenset("d")), ToDelete(True), n_workers=n_workers)
     assert (swept.sums.n_done, swept.sums.n_inside) == (2, 3)
     assert names(top) == {"x", "keep", "keep/build.txt"}
-
-
-def test_empty_takes_empty_files_and_directories(volume: Path) -> None:
-    top = make_tree(volume / "top", {"full": "1", "none": "", "a": {"b": {}}})
-    assert sweep(top, Selection(empty=True)).sums.n_done == 2
-    assert names(top) == {"full", "a"}
 
 
 def test_a_store_is_neither_listed_nor_taken(volume: Path) -> None:
