@@ -73,10 +73,16 @@ def volumes() -> Iterator[Volumes]:
         yield Volumes(source, copy)
 
 
-@pytest.mark.parametrize("how", COPIES)
-def test_what_a_copied_store_holds_is_listed_and_restored_to_its_free_name(volumes: Volumes, how: str) -> None:
+def copied_orphan(volumes: Volumes, how: str = "cp -a") -> str:
+    """The id of an orphan of Alice's, with which the volume was copied."""
     identifier = orphan_of(volumes.source, ALICE)
     COPIES[how](volumes.source, volumes.copy)
+    return identifier
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_what_a_copied_store_holds_is_listed_and_restored_to_its_free_name(volumes: Volumes, how: str) -> None:
+    identifier = copied_orphan(volumes, how)
     assert [entry.id for entry in entries(volumes.copy)] == [identifier]
     (volumes.copy / "alice/job").rmdir()
     as_user(ALICE, lambda: restore(volumes.copy, identifier))
@@ -86,8 +92,7 @@ def test_what_a_copied_store_holds_is_listed_and_restored_to_its_free_name(volum
 
 @pytest.mark.parametrize("how", COPIES)
 def test_a_refused_restore_of_a_copy_leaves_the_orphan_for_another_try(volumes: Volumes, how: str) -> None:
-    identifier = orphan_of(volumes.source, ALICE)
-    COPIES[how](volumes.source, volumes.copy)
+    identifier = copied_orphan(volumes, how)
     for _ in range(2):
         with pytest.raises(Occupied) as caught:
             as_user(ALICE, lambda: restore(volumes.copy, identifier))
@@ -98,8 +103,7 @@ def test_a_refused_restore_of_a_copy_leaves_the_orphan_for_another_try(volumes: 
 
 
 def test_a_refused_restore_of_a_read_only_copy_takes_its_loan_back(volumes: Volumes) -> None:
-    identifier = orphan_of(volumes.source, ALICE)
-    _by_cp(volumes.source, volumes.copy)
+    identifier = copied_orphan(volumes)
     tree = place(volumes.copy, identifier) / "tree"
     tree.chmod(0o555)
     with pytest.raises(Occupied):
@@ -108,8 +112,7 @@ def test_a_refused_restore_of_a_read_only_copy_takes_its_loan_back(volumes: Volu
 
 
 def test_a_refused_restore_of_a_part_leaves_the_copys_orphan_for_another_try(volumes: Volumes) -> None:
-    identifier = orphan_of(volumes.source, ALICE)
-    _by_cp(volumes.source, volumes.copy)
+    identifier = copied_orphan(volumes)
     (volumes.copy / "alice/job/results").write_text("another's")
     with pytest.raises(Occupied):
         as_user(ALICE, lambda: restore(volumes.copy, identifier, inside=b"results"))
@@ -140,8 +143,7 @@ def test_a_refused_restore_from_quarantine_goes_back_there(volumes: Volumes, is_
 
 
 def test_root_gives_a_copy_no_name_that_its_record_does_not_prove(volumes: Volumes) -> None:
-    identifier = orphan_of(volumes.source, ALICE)
-    _by_cp(volumes.source, volumes.copy)
+    identifier = copied_orphan(volumes)
     make_tree(volumes.copy / "srv", {})
     with pytest.raises(Refused, match="its tree is") as caught:
         restore(volumes.copy, identifier, to=volumes.copy / "srv/data")
@@ -259,8 +261,7 @@ def test_root_deletes_from_quarantine_what_has_a_record_with_a_second_link(volum
 
 
 def test_two_mounted_copies_are_told_apart_by_volume_and_the_message_says_so(volumes: Volumes) -> None:
-    identifier = orphan_of(volumes.source, ALICE)
-    _by_cp(volumes.source, volumes.copy)
+    identifier = copied_orphan(volumes)
     kernel, both = Kernel(), [raw(volumes.source), raw(volumes.copy)]
     with pytest.raises(UsageError) as caught:
         find_container(kernel, both, identifier[:-2])
@@ -272,8 +273,7 @@ def test_two_mounted_copies_are_told_apart_by_volume_and_the_message_says_so(vol
 
 
 def test_a_copy_mounted_in_its_original_is_the_one_that_is_named(volumes: Volumes) -> None:
-    identifier = orphan_of(volumes.source, ALICE)
-    _by_cp(volumes.source, volumes.copy)
+    identifier = copied_orphan(volumes)
     inner = volumes.source / "copy"
     inner.mkdir()
     with bind_mount(volumes.copy, inner):

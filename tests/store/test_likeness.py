@@ -321,14 +321,6 @@ def test_unlike_accepts_what_can_not_be_had_and_tells(volume: Path, told: str, v
     assert snapshot(job) == before
 
 
-def test_root_gives_what_a_user_can_not(volume: Path) -> None:
-    for number, victim in enumerate(victim for _, victim in STRANGE):
-        job = make_tree(volume / str(number), victim)
-        before = looks(job)
-        assert swap(job).unlike == ()
-        assert looks(job) == before
-
-
 def test_who_may_not_write_in_it_is_refused_and_unlike_does_not_help(volume: Path) -> None:
     job = hers(volume, Dir({"results": "x"}, 0o755, (BOB, BOB)))
     before = snapshot(volume / "home", with_times=True)

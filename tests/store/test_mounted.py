@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import NoBacking
+from fusefs.core.selection import Selection
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
@@ -16,14 +17,22 @@ from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import own_folder
+from fusefs.store.victim import find_scope
+from fusefs.sweep.request import Request, ToTrash
+from fusefs.sweep.run import run
+from tests.support.background_processes import reading
+from tests.support.crash_scenarios import DyingAfter
 from tests.support.foreground_mount import Mounted
 from tests.support.make_trees import snapshot
 from tests.support.mount_and_backing import ALICE, NOGROUP, STAGED, both, hers, opened
 from tests.support.other_users import as_user
 from tests.support.store_verbs import (
+    DyingAt,
     entries,
+    in_child,
     raw,
     reap_now,
+    recover_all,
     remove,
     restore,
     swap,
@@ -218,3 +227,73 @@ def test_a_container_that_mv_takes_out_through_the_mount_is_whole(mount: Mounted
     assert sorted(os.listdir(rescued)) == ["record.json", "tree"]
     assert snapshot(rescued) == snapshot(mount.backing / "rescued")
     remove(rescued)
+
+
+# Sweep
+
+
+def test_what_is_open_follows_into_the_store_as_the_mount_shows_it(mount: Mounted, job: Path) -> None:
+    with opened(job / "deep") as where:
+        swept = run(Kernel(), Request(raw(job), Selection(types=frozenset("d")), ToTrash()))
+        assert where() == str(mount.path / f".trashd/u/0/stage/{swept.orphan}/tree/deep")
+    assert not (job / "deep").exists()
+
+
+def test_directory_has_both_sides_whichever_path_was_typed(mount: Mounted, job: Path) -> None:
+    for path in both(mount, job):
+        with find_scope(Kernel(), raw(path)) as scope:
+            assert scope.sides.mounted is not None
+            assert os.fstat(scope.sides.fd).st_dev == (mount.backing / "job").stat().st_dev
+
+
+# swap --keep: clients see what is kept all the time, with its right number of links
+
+
+KEEP = SwapOptions(keep=("results", "deep"))
+
+
+def seen(path: Path) -> dict[str, tuple[int, int]]:
+    """The inode and the number of links of each name, as a client of the mount is told."""
+    return {name: ((st := (path / name).lstat()).st_ino, st.st_nlink) for name in sorted(os.listdir(path))}
+
+
+def test_clients_see_what_is_kept_and_how_many_links_it_has(mount: Mounted, job: Path) -> None:
+    for path in both(mount, job):
+        before = seen(job)
+        swapped = swap(path, options=KEEP)
+        assert seen(job) == {**before, "results": (before["results"][0], 2)}
+        assert (job / "deep/er").read_text() == "y"
+        restore(mount.path, swapped.id)
+        assert seen(job) == before
+
+
+def test_open_file_is_the_one_that_is_kept(job: Path) -> None:
+    with (job / "results").open("r+") as file, (job / "deep/er").open("r+") as deep:
+        swapped = swap(job, options=KEEP)
+        file.write("new")
+        deep.write("new")
+        file.flush()
+        deep.flush()
+        assert [(job / name).read_text() for name in ("results", "deep/er")] == ["new", "new"]
+        assert (tree_of(swapped) / "results").read_text() == "new"
+
+
+def test_client_that_opens_it_all_the_time_never_misses_it_in_a_swap(mount: Mounted, job: Path) -> None:
+    for _ in range(10):
+        with reading(job / "results"):
+            swapped = swap(job, options=KEEP)
+        # Not beside a restore: who has just found the fresh directory may ask it for the name when that has gone.
+        restore(mount.path, swapped.id)
+
+
+def test_recovery_completes_it_for_clients_too(mount: Mounted, job: Path) -> None:
+    before = snapshot(job)
+    killed = in_child(lambda: swap(job, Kernel(DyingAfter("exchange")), KEEP))
+    assert killed == DyingAt.EXIT_CODE
+    assert os.listdir(job) == ["results"]
+    assert recover_all(mount.backing) == []
+    assert sorted(os.listdir(job)) == ["deep", "results"]
+    assert (job / "deep/er").read_text() == "y"
+    [orphan] = (mount.backing / ".trashd/u/0/orphans").iterdir()
+    restore(mount.path, orphan.name)
+    assert snapshot(job) == before

@@ -183,5 +183,3 @@ def test_the_backing_path_of_a_dead_mount_is_worked_on_directly() -> None:
                 swap(mounted.path / "job")
         assert sorted(os.listdir(path / "source" / "job")) == sorted(TREE)
         assert_silent(path / "source")
-
-

@@ -54,7 +54,7 @@ def at(directory: Path, name: bytes) -> Path:
 
 
 @pytest.mark.parametrize("name", weird_names())
-def test_any_name_is_swapped_and_restored(volume: Path, name: bytes) -> None:
+def test_any_name_is_swapped_removed_restored_whole_or_in_part_and_reaped(volume: Path, name: bytes) -> None:
     victim = at(volume, name)
     before = snapshot(make_tree(victim, {name: "content", "sub": {name: {name: "deep"}}}))
     swapped = swap(victim)
@@ -63,13 +63,6 @@ def test_any_name_is_swapped_and_restored(volume: Path, name: bytes) -> None:
     assert entry.origin == raw(victim)
     restore(volume, swapped.id)
     assert snapshot(victim) == before
-    assert_silent(volume)
-
-
-@pytest.mark.parametrize("name", weird_names())
-def test_any_name_is_removed_restored_in_part_and_reaped(volume: Path, name: bytes) -> None:
-    victim = at(volume, name)
-    make_tree(victim, {name: "content", "sub": {name: {name: "deep"}}})
     removed = remove(victim)
     assert not victim.exists()
     restore(volume, removed.id, inside=b"sub/" + name + b"/" + name)

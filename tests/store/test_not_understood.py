@@ -129,9 +129,14 @@ stuck = pytest.mark.parametrize("make", STUCK, ids=lambda make: make.__name__)
 
 
 @stuck
-def test_mv_takes_it_out_whole_and_leaves_a_store_in_order(volume: Path, make: Callable[[Path], Path]) -> None:
+def test_its_hint_names_mv_which_takes_it_out_whole_and_leaves_a_store_in_order(
+    volume: Path, make: Callable[[Path], Path]
+) -> None:
     where = make(volume)
     recover_all(volume)
+    hints = [problem.hint for problem in problems(volume) if os.path.basename(problem.where) != "reserve"]
+    assert hints
+    assert all(WAY_OUT in hint for hint in hints)
     before = snapshot(where, with_times=True)
     mv(where, volume / "out")
     assert snapshot(volume / "out", with_times=True) == before
@@ -150,16 +155,6 @@ def test_moved_into_the_drop_directory_it_is_an_orphan_that_can_be_reaped(
     (orphan,) = [entry.id for entry in entries(volume) if snapshot(Path(os.fsdecode(entry.path)) / "tree") == before]
     assert reap_now(volume, orphan).report.n_failed == 0
     assert list((volume / ".trashd/u/0").glob("*/2*")) == []
-
-
-@stuck
-def test_its_hint_names_mv(volume: Path, make: Callable[[Path], Path]) -> None:
-    where = make(volume)
-    recover_all(volume)
-    hints = [problem.hint for problem in problems(volume) if os.path.basename(problem.where) != "reserve"]
-    assert hints
-    assert all(WAY_OUT in hint for hint in hints)
-    mv(where, volume / "out")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from tests.support.store_verbs import (
     place,
     raw,
     recover_all,
-    tree_of,
 )
 from tests.support.two_users_store import ALICE, job_of, shared_store, stuck
 
@@ -83,24 +82,11 @@ def test_the_list_shows_the_first_reasons_and_says_that_there_are_more(
 # Retry
 
 
-def test_a_retry_finishes_when_the_cause_is_gone(volume: Path) -> None:
-    entry = stuck(volume)
-    free(entry)
-    assert command(volume, "reap", entry.id) == 0
-    assert entries(volume) == []
-
-
 def test_a_reap_of_all_leaves_what_is_in_quarantine(volume: Path) -> None:
     entry = stuck(volume)
     free(entry)
     assert as_user(ALICE, partial(command, volume, "reap", "--all", "--now")) == 0
     assert [one.id for one in entries(volume)] == [entry.id]
-
-
-def test_force_is_refused_for_what_is_not_in_quarantine(volume: Path) -> None:
-    swapped = orphan_in(volume)
-    assert delete(volume, swapped.id) == Refused.exit_code
-    assert (tree_of(swapped) / "sub/b").read_text() == "2"
 
 
 @pytest.mark.parametrize("words", [(), ("--all", "--now"), ("--free=1G",), ("ID", "--wait")])

@@ -57,16 +57,6 @@ def files(top: Path) -> list[int]:
         os.close(above)
 
 
-def assert_way_grows_with_the_depth(volume: Path, act: Callable[[Path, CountedPathBytes], object]) -> None:
-    """What an action costs on a chain twice as long is about twice as much."""
-    costs = []
-    for n_levels in (N_LEVELS, 2 * N_LEVELS):
-        kernel = CountedPathBytes()
-        act(chain(volume / f"top{n_levels}", n_levels), kernel)
-        costs.append(kernel.n_bytes)
-    assert costs[1] < 3 * costs[0]
-
-
 def trash(top: Path, kernel: CountedPathBytes) -> str:
     swept = sweep(top, FILES, ToTrash(), kernel=kernel, n_workers=1)
     assert swept.failures == ()
@@ -74,34 +64,32 @@ def trash(top: Path, kernel: CountedPathBytes) -> str:
     return swept.orphan
 
 
-def test_way_of_a_trash_grows_with_the_depth(volume: Path) -> None:
-    assert_way_grows_with_the_depth(volume, trash)
+def move(top: Path, kernel: CountedPathBytes) -> None:
+    there = top.with_name(f"to-{top.name}")
+    there.mkdir()
+    swept = sweep(top, FILES, ToMove(bytes(there)), kernel=kernel, n_workers=1)
+    assert (swept.sums.n_done, swept.failures) == (len(files(there)) - 1, ())
 
 
-def test_way_of_a_move_grows_with_the_depth(volume: Path) -> None:
-    def move(top: Path, kernel: CountedPathBytes) -> None:
-        there = volume / f"to-{top.name}"
-        there.mkdir()
-        swept = sweep(top, FILES, ToMove(bytes(there)), kernel=kernel, n_workers=1)
-        assert (swept.sums.n_done, swept.failures) == (len(files(there)) - 1, ())
-
-    assert_way_grows_with_the_depth(volume, move)
+def put_back(top: Path, kernel: CountedPathBytes) -> None:
+    restore(top.parent, trash(top, CountedPathBytes()), kernel)
 
 
-def test_way_of_a_restore_grows_with_the_depth(volume: Path) -> None:
-    def put_back(top: Path, kernel: CountedPathBytes) -> None:
-        restore(volume, trash(top, CountedPathBytes()), kernel)
+def put_back_the_deepest(top: Path, kernel: CountedPathBytes) -> None:
+    n_levels = files(top)[-1]
+    restore(top.parent, trash(top, CountedPathBytes()), kernel, inside=b"/".join([NAME] * n_levels) + b"/x")
+    assert files(top) == [n_levels, n_levels]
 
-    assert_way_grows_with_the_depth(volume, put_back)
 
-
-def test_way_of_a_restore_of_one_deep_file_grows_with_the_depth(volume: Path) -> None:
-    def put_back(top: Path, kernel: CountedPathBytes) -> None:
-        n_levels = files(top)[-1]
-        restore(volume, trash(top, CountedPathBytes()), kernel, inside=b"/".join([NAME] * n_levels) + b"/x")
-        assert files(top) == [n_levels, n_levels]
-
-    assert_way_grows_with_the_depth(volume, put_back)
+@pytest.mark.parametrize("act", [trash, move, put_back, put_back_the_deepest])
+def test_way_grows_with_the_depth(volume: Path, act: Callable[[Path, CountedPathBytes], object]) -> None:
+    """What an action costs on a chain twice as long is about twice as much."""
+    costs = []
+    for n_levels in (N_LEVELS, 2 * N_LEVELS):
+        kernel = CountedPathBytes()
+        act(chain(volume / f"top{n_levels}", n_levels), kernel)
+        costs.append(kernel.n_bytes)
+    assert costs[1] < 3 * costs[0]
 
 
 @pytest.mark.parametrize("every", [1, 70])

@@ -1,8 +1,7 @@
-"""The verbs as the issue promises them, each on a plain store without interference."""
+"""Swap on a plain store without interference, and what is moved into drop/."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,11 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id, host_id
 from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import make_tree, snapshot
-from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import victim_in
 from tests.support.store_verbs import (
     ActingBefore,
-    assert_silent,
     calls_of,
     entries,
-    init,
     opened,
     record_of,
     recover_all,
@@ -32,28 +28,6 @@ from tests.support.store_verbs import (
 )
 
 pytestmark = pytest.mark.needs("root")
-
-
-# init
-
-
-def test_init_leaves_a_magic_file_with_a_random_id(volume: Path) -> None:
-    fields = json.loads((volume / ".trashd/volume.json").read_bytes())
-    assert (fields["magic"], fields["format"], fields["exchange"]) == ("trashd", 2, True)
-    with tmpfs_volume() as other:
-        init(other)
-        assert json.loads((other / ".trashd/volume.json").read_bytes())["id"] != fields["id"]
-        assert_silent(other)
-
-
-def test_init_tells_backup_programs_to_stay_out(volume: Path) -> None:
-    tag = (volume / ".trashd/CACHEDIR.TAG").read_bytes()
-    assert tag.startswith(b"Signature: 8a477f597d28d172789f06886806bc55\n")
-
-
-def test_store_is_open_to_all_and_each_folder_to_its_user_alone(volume: Path) -> None:
-    names = (".trashd", ".trashd/folders", ".trashd/new", ".trashd/u", ".trashd/u/0")
-    assert [(volume / name).stat().st_mode & 0o7777 for name in names] == [0o755, 0o755, 0o1777, 0o755, 0o700]
 
 
 # swap
@@ -105,9 +79,6 @@ def test_what_took_the_name_just_before_the_exchange_keeps_it(volume: Path, kind
     assert job.is_file() == (kind == "file")
     assert (kind == "full directory") == (job / "x").exists()
     assert (volume / "moved/sub/b").read_text() == "2"
-
-
-# rm
 
 
 # drop

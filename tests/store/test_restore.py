@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,18 @@ import pytest
 from fusefs.core.container_states import State
 from fusefs.core.errors import NotADirectory, NotFound, Occupied, OtherFilesystem, UsageError
 from fusefs.linux.kernel import Kernel
-from tests.support.make_trees import Dir, make_tree
+from fusefs.store.recover import RESCUED_RETENTION_S
+from tests.support.make_trees import Dir, deep_chain, make_tree
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import OTHER, orphan_in, victim_in
 from tests.support.store_verbs import (
     ActingBefore,
+    DyingAt,
+    die,
     entries,
+    in_child,
+    reap_now,
+    recover_all,
     remove,
     restore,
     swap,
@@ -112,3 +120,28 @@ def test_another_filesystem_is_called_that_and_the_orphan_stays(volume: Path) ->
         restore(volume, swapped.id, to=other / "job")
     assert f"below {volume}" in caught.value.hint
     assert [entry.state for entry in entries(volume)] == [State.ORPHANS]
+
+
+# What a killed reap leaves
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename", "renameat2"])
+def test_restore_killed_on_its_way_from_a_reap_knows_that_the_tree_is_not_whole(volume: Path, call: str) -> None:
+    swapped = orphan_in(volume)
+    in_child(lambda: reap_now(volume, swapped.id, Kernel(ActingBefore("rmdir", die))))
+    killed = in_child(partial(restore, volume, swapped.id, Kernel(ActingBefore(call, die))))
+    assert killed == DyingAt.EXIT_CODE
+    recover_all(volume)
+    assert restore(volume, swapped.id, to=volume / "elsewhere").partial
+
+
+def test_nothing_that_was_moved_up_by_a_killed_reap_is_lost_by_a_restore(volume: Path) -> None:
+    swapped = swap(deep_chain(volume / "job", 300))  # a reap holds open about 100 of them, and renames the rest up
+    in_child(lambda: reap_now(volume, swapped.id, Kernel(ActingBefore("rmdir", die))))
+    restored = restore(volume, swapped.id)
+    assert restored.partial
+    assert any("structure" in warning for warning in restored.warnings)
+    (kept,) = entries(volume)
+    assert kept.expires_ns == kept.created_ns + RESCUED_RETENTION_S * 10**9
+    found = subprocess.run(["find", os.fsdecode(kept.path) + "/tree", "-name", "leaf"], capture_output=True, check=True)
+    assert found.stdout.count(b"leaf\n") == 1

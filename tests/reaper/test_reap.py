@@ -1,9 +1,8 @@
-"""What lets go of an orphan: its retention, reap, and what a killed reap leaves."""
+"""What lets go of an orphan: its retention, and a reap of what is asked for."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ from fusefs.core.container_states import State
 from fusefs.core.errors import UsageError
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.recover import RESCUED_RETENTION_S
 from tests.support.make_trees import IMMUTABLE, deep_chain, set_flags
 from tests.support.other_users import as_user
 from tests.support.small_orphans import EXPIRED, OTHER, PINNED, command, ids, orphan_in, orphan_of
@@ -27,7 +25,6 @@ from tests.support.store_verbs import (
     in_child,
     place,
     reap_now,
-    recover_all,
     restore,
     swap,
     tree_of,
@@ -99,25 +96,3 @@ def test_failures_with_the_longest_paths_still_fit_into_the_record(volume: Path)
         assert reap_now(volume, stuck.id).report.n_failed
         assert [entry.state for entry in entries(volume)] == [State.QUARANTINE]
         set_flags(link, IMMUTABLE, on=False)
-
-
-@pytest.mark.parametrize("call", ["write", "fsync", "rename", "renameat2"])
-def test_restore_killed_on_its_way_from_a_reap_knows_that_the_tree_is_not_whole(volume: Path, call: str) -> None:
-    swapped = orphan_in(volume)
-    in_child(lambda: reap_now(volume, swapped.id, Kernel(ActingBefore("rmdir", die))))
-    killed = in_child(partial(restore, volume, swapped.id, Kernel(ActingBefore(call, die))))
-    assert killed == DyingAt.EXIT_CODE
-    recover_all(volume)
-    assert restore(volume, swapped.id, to=volume / "elsewhere").partial
-
-
-def test_nothing_that_was_moved_up_by_a_killed_reap_is_lost_by_a_restore(volume: Path) -> None:
-    swapped = swap(deep_chain(volume / "job", 3 * DEPTH_LIMIT))
-    in_child(lambda: reap_now(volume, swapped.id, Kernel(ActingBefore("rmdir", die))))
-    restored = restore(volume, swapped.id)
-    assert restored.partial
-    assert any("structure" in warning for warning in restored.warnings)
-    (kept,) = entries(volume)
-    assert kept.expires_ns == kept.created_ns + RESCUED_RETENTION_S * 10**9
-    found = subprocess.run(["find", os.fsdecode(kept.path) + "/tree", "-name", "leaf"], capture_output=True, check=True)
-    assert found.stdout.count(b"leaf\n") == 1

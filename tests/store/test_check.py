@@ -1,4 +1,4 @@
-"""What only looks: list, check, doctor and holders."""
+"""What only looks: the checker and its repairs, the list, and the holders of a tree."""
 
 from __future__ import annotations
 
