@@ -102,6 +102,14 @@ def test_a_container_in_any_state_counts(volume: Path, state: State) -> None:
     assert [why for _way, why in told(reap_now(volume, team))] == [STORE]
 
 
+def test_what_lies_in_drop_counts(volume: Path) -> None:
+    make_tree(volume / "team", {"proj": {}})
+    with made_elsewhere(volume, volume / "team/proj") as made:
+        init(made)
+    make_tree(volume / "team/proj/.trashd/u/0/drop/thing", {"a": "1"})
+    assert [why for _way, why in told(reap_now(volume, swap(volume / "team").id))] == [STORE]
+
+
 def test_a_store_that_holds_nothing_goes(volume: Path) -> None:
     make_tree(volume / "team", {"proj": {}})
     with made_elsewhere(volume, volume / "team/proj") as made:

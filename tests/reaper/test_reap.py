@@ -59,6 +59,17 @@ def test_pinned_takes_the_callers_own_that_are_pinned_and_nothing_else(volume: P
     assert ids(volume) == {kept.id, theirs.id}
 
 
+@pytest.mark.parametrize("words", [("--all",), ("--all", "--now")])
+def test_all_leaves_what_is_pinned_and_says_how_many(
+    volume: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    orphan_in(volume, "x", EXPIRED)
+    pinned = {orphan_in(volume, name, PINNED).id for name in ("y", "z")}
+    assert command(volume, "reap", *words) == 0
+    assert ids(volume) == pinned
+    assert "2 pinned orphans stay (trashd keep): --now with the ID" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [("--pinned",), ("--all", "--pinned"), ("--pinned", "--now", "2fe7e4cb8ba8")])
 def test_pinned_without_now_or_with_a_name_takes_nothing(volume: Path, words: tuple[str, ...]) -> None:
     swapped = orphan_in(volume, options=PINNED)

@@ -22,6 +22,7 @@ from tests.support.store_verbs import (
     folder_of,
     place,
     raw,
+    reap_now,
     recover_all,
     remove,
     restore,
@@ -35,10 +36,7 @@ pytestmark = pytest.mark.needs("root")
 VOLUME = partial(shared_store, alice=ALICE, bob=BOB)
 
 
-# Reaping
-
-
-# Restoring
+# Restoring, and what a reap could not remove
 
 
 def test_root_restores_a_users_orphan_as_that_user(volume: Path) -> None:
@@ -60,6 +58,23 @@ def test_root_restores_a_part_as_that_user(volume: Path) -> None:
     os.chown(volume / "alice" / "job", ALICE, ALICE)
     restore(volume, identifier, inside=b"results")
     assert (volume / "alice" / "job" / "results").read_text() == "his own"
+    assert_silent(volume)
+
+
+def test_reasons_with_long_names_find_room_in_the_record(volume: Path) -> None:
+    identifier = orphan_of(volume, ALICE)
+    tree = place(volume, identifier) / "tree"
+    path = tree
+    for _ in range(12):
+        path = path / ("\xe4" * 127)
+        path.mkdir()
+        os.chown(path, ALICE, ALICE)
+    make_tree(path / "roots", {f"file{i}": "stays" for i in range(60)})
+    reaped = reap_now(volume, identifier)
+    assert reaped.report.n_failed == 60
+    [entry] = entries(volume)
+    assert (entry.state, entry.problem) == (State.QUARANTINE, "")
+    assert entry.n_failed > 0
     assert_silent(volume)
 
 

@@ -184,6 +184,15 @@ def test_link_that_the_kernel_refuses_leaves_all_as_it_was(volume: Path, job: Pa
     assert names(volume / ".trashd/u/0/stage") == set()
 
 
+def test_full_volume_is_no_reason_of_its_own(volume: Path, job: Path) -> None:
+    hook = Failing("link", 2, errno.ENOSPC)
+    with pytest.raises(TrashdError) as caught:
+        keeping(job, "*.conf", kernel=Kernel(hook))
+    assert caught.value.errno == errno.ENOSPC
+    assert names(job) == set(TREE)
+    assert_silent(volume)
+
+
 def test_file_that_became_a_directory_is_told_as_one(job: Path) -> None:
     def become() -> None:
         (job / "a.conf").unlink()

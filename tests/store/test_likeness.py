@@ -31,7 +31,7 @@ from tests.support.make_trees import (
     set_flags,
     snapshot,
 )
-from tests.support.other_users import as_user
+from tests.support.other_users import as_user, run_as
 from tests.support.real_filesystems import (
     FSXATTR,
     btrfs_subvolume,
@@ -47,10 +47,12 @@ from tests.support.store_verbs import (
     folder_of,
     init,
     raw,
+    recover_all,
     restore,
     swap,
     users_own,
 )
+from tests.support.trashd_command import TRASHD
 from tests.support.two_users_store import shared_store
 
 pytestmark = pytest.mark.needs("root")
@@ -319,6 +321,18 @@ def test_unlike_accepts_what_can_not_be_had_and_tells(volume: Path, told: str, v
     os.rmdir(job)
     as_user(ALICE, partial(restore, volume, swapped.id))
     assert snapshot(job) == before
+
+
+def test_the_command_refuses_names_the_difference_and_takes_unlike(volume: Path) -> None:
+    job = hers(volume, STRANGE[0][1])
+    refused = run_as(ALICE, [TRASHD, "swap", job], cwd=volume)
+    assert refused.returncode == NotAlike.exit_code
+    assert b"group 12001 instead of 4242" in refused.stderr
+    assert b"--unlike" in refused.stderr
+    done = run_as(ALICE, [TRASHD, "swap", "--unlike", job], cwd=volume)
+    assert done.returncode == 0, done
+    assert b"not alike: group is 12001, was 4242" in done.stdout
+    assert recover_all(volume) == []
 
 
 def test_who_may_not_write_in_it_is_refused_and_unlike_does_not_help(volume: Path) -> None:

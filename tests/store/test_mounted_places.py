@@ -11,6 +11,7 @@ import pytest
 from fusefs.core.errors import IsMountPoint, MountInside, NoBacking, NotFound, Refused
 from fusefs.linux import mountinfo
 from fusefs.linux.kernel import Kernel
+from fusefs.store.check_swap import holders_of, holders_of_path, preflight
 from fusefs.store.orphans import all_entries
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.make_trees import Dir, make_tree, snapshot
@@ -183,3 +184,35 @@ def test_the_backing_path_of_a_dead_mount_is_worked_on_directly() -> None:
                 swap(mounted.path / "job")
         assert sorted(os.listdir(path / "source" / "job")) == sorted(TREE)
         assert_silent(path / "source")
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_holders_of_an_orphan_are_found_on_both_sides(mount: Mounted, job: Path, asked: int) -> None:
+    pids = []
+    for path in both(mount, job):
+        pid = os.fork()
+        if pid == 0:
+            os.chdir(path / "deep")
+            os.kill(os.getpid(), 19)
+            os._exit(0)
+        pids.append(pid)
+        os.waitpid(pid, os.WUNTRACED)
+    try:
+        assert {holder.pid for holder in holders_of_path(Kernel(), raw(both(mount, job)[asked])).holders} == set(pids)
+        swapped = swap(job)
+        [entry] = entries(both(mount, mount.path)[asked])
+        [held] = holders_of([os.path.join(entry.path, b"tree")])
+        assert {(holder.pid, holder.kind, holder.path) for holder in held.holders} == {
+            (pid, "cwd", b"deep") for pid in pids
+        }
+        assert entry.id == swapped.id
+    finally:
+        for pid in pids:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+def test_preflight_tells_of_the_backing_filesystem(mount: Mounted, job: Path) -> None:
+    found = preflight(Kernel(), raw(job))
+    assert found.filesystem in ("tmpfs", "ext4")
+    assert (found.store, found.method, found.refusals) == (raw(mount.path / ".trashd"), "exchange", ())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +29,7 @@ from tests.support.store_verbs import (
     assert_silent,
     entries,
     init,
+    place,
     raw,
     reap_now,
     remove,
@@ -93,6 +97,29 @@ def test_a_path_that_is_not_there_is_told_with_its_name_harmless(volume: Path, p
         assert caught.value.message().isprintable()
         assert path not in (b"missing", b"missing/x") or isinstance(caught.value, NotFound)
     assert_silent(volume)
+
+
+def test_no_control_character_of_a_record_reaches_the_terminal(volume: Path) -> None:
+    make_tree(volume / "job", {})
+    record = place(volume, swap(volume / "job").id) / "record.json"
+    fields = json.loads(record.read_text())
+    evil = "\x1b[31m\x9b\r\n\u202e"
+    for change in ({"note": evil}, {"method": evil}, {"origin": evil}, {"host": evil * 200}, {evil: 1, "format": evil}):
+        record.write_text(json.dumps({**fields, **change}))
+        for command in ("list", "doctor"):
+            where = ("--volume", os.fspath(volume)) if command == "list" else (os.fspath(volume),)
+            done = run(command, *where)
+            assert_printable(done.stdout + done.stderr)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    code = "import sys; from fusefs.cli.main import main; sys.exit(main())"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=False, timeout=60)
+
+
+def assert_printable(output: bytes) -> None:
+    text = output.decode()
+    assert [c for c in text if not c.isprintable() and c != "\n"] == []
 
 
 # Depth

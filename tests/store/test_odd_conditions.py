@@ -22,10 +22,11 @@ from tests.support.covering_sets import runs_every_case
 from tests.support.make_trees import Dir, deep_chain, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, full, loop_volume, tmpfs_volume
-from tests.support.small_orphans import command
+from tests.support.small_orphans import EXPIRED, command, orphan_of
 from tests.support.store_verbs import ActingBefore as At
 from tests.support.store_verbs import (
     die,
+    entries,
     in_child,
     init,
     place,
@@ -276,3 +277,23 @@ def test_who_may_not_list_a_volumes_root_has_all_his_ways_there() -> None:
             ]
 
         assert as_user(UID, act) == [1, 0, 0, 0]
+
+
+def test_a_bare_reap_says_of_a_copy_what_it_leaves_and_what_helps(capfd: pytest.CaptureFixture[str]) -> None:
+    with tmpfs_volume() as volume:
+        init(volume)
+        orphan = orphan_of(UID, volume, EXPIRED).id
+        recover_all(volume)
+        subprocess.run(["cp", "-a", volume / ".trashd", volume / "copy"], check=True)
+        shutil.rmtree(volume / ".trashd")
+        (volume / "copy").rename(volume / ".trashd")
+        assert run(["reap", "--volume", str(volume)]) == 0
+        assert f"1 orphan stays in {volume}/.trashd, of which nobody can tell" in capfd.readouterr().err
+        run(["doctor", str(volume)])
+        assert f"trashd init {volume}" in capfd.readouterr().out
+        run(["reap", "--now", orphan, "--volume", str(volume)])
+        assert f"trashd init {volume}" in capfd.readouterr().err
+        assert [entry.id for entry in entries(volume)] == [orphan]
+        init(volume)
+        assert run(["reap", "--volume", str(volume)]) == 0
+        assert entries(volume) == []

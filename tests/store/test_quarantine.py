@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.container_states import State
-from fusefs.core.errors import Busy, NotFound, Refused, UsageError
+from fusefs.core.errors import BadRecord, Busy, NotFound, Refused, UsageError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import HeldContainer, hold
 from fusefs.store.orphans import ListedContainer, opened_folder
@@ -77,6 +77,18 @@ def test_the_list_shows_the_first_reasons_and_says_that_there_are_more(
     *_, third, more = capsys.readouterr().out.splitlines()
     assert third == "  unlink tree/2: Input/output error"
     assert more == "  and 2 more: --json shows them"
+
+
+def test_forged_reasons_neither_break_the_list_nor_move_the_cursor(
+    volume: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = stuck(volume)
+    forged = {"name": "%1B[2J", "errno": 2**62, "call": "\x1b[2J"}
+    forge(Path(os.fsdecode(entry.path)) / "record.json", failures=[forged])
+    list_quarantine(volume)
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert f"error {2**62}" in told
 
 
 # Retry
@@ -196,6 +208,16 @@ def test_one_wrong_id_stops_it_before_anything_is_deleted(volume: Path) -> None:
     assert delete(volume, entry.id, "missing") == NotFound.exit_code
     assert delete(volume, entry.id, orphan_in(volume).id) == Refused.exit_code
     assert (Path(os.fsdecode(entry.path)) / "tree/roots/file").read_text() == "root's"
+
+
+def test_what_has_no_readable_record_is_kept(volume: Path) -> None:
+    entry = stuck(volume)
+    record = Path(os.fsdecode(entry.path)) / "record.json"
+    text = record.read_text()
+    record.write_text("{}")
+    assert delete(volume, entry.id) == BadRecord.exit_code
+    record.write_text(text)
+    assert place(volume, entry.id).exists()
 
 
 def test_several_are_deleted_each_once(volume: Path) -> None:

@@ -376,6 +376,16 @@ def test_a_common_store_is_used_in_a_container_too(shared: Path, tmp_path: Path)
     assert [path.name for path in shared.glob(".trashd*")] == [".trashd"]
 
 
+def test_a_copy_of_roots_own_store_is_no_store_to_be_reaped(shared: Path, tmp_path: Path) -> None:
+    make_tree(shared / "cache", {"a": "1"})
+    assert in_a_container("swap", "--keep-for", "0s", shared / "cache", home=tmp_path).returncode == 0
+    subprocess.run(["cp", "-a", shared / ".trashd-0", shared / "copy"], check=True)
+    shutil.rmtree(shared / ".trashd-0")
+    (shared / "copy").rename(shared / ".trashd-0")
+    done = in_a_container("reap", "--volume", shared, home=tmp_path)
+    assert list((shared / ".trashd-0").glob("u/0/orphans/*")), done
+
+
 def test_in_a_user_namespace_check_agrees_with_swap_and_nothing_stands_in_the_way_outside(shared: Path) -> None:
     make_tree(shared / "rb", Dir({"job": Dir({"a": "1"}, owner=(ALICE, ALICE))}, owner=(ALICE, ALICE)))
     inside = f"mount --bind {shared}/rb /mnt && cd /mnt && {TRASHD} check job && {TRASHD} swap job && {TRASHD} list"

@@ -34,8 +34,8 @@ from tests.support.make_trees import (
 )
 from tests.support.move_entries import move, pass_a_tick
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
-from tests.support.store_verbs import Counting, DyingAt, FailingAt, in_child, numbered_calls
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, project_quota_volume, set_project, tmpfs_volume
+from tests.support.store_verbs import ActingBefore, Counting, DyingAt, FailingAt, in_child, numbered_calls
 
 pytestmark = pytest.mark.needs("root")
 
@@ -184,6 +184,15 @@ def test_another_subvolume_is_refused_before_anything_is_touched() -> None:
             move(job, btrfs_subvolume(path, "other"))
 
 
+@pytest.mark.needs("xfs")
+def test_another_project_is_refused_before_anything_is_touched() -> None:
+    with project_quota_volume("xfs") as path:
+        job = make_tree(path / "job", {"file": b""})
+        set_project(make_tree(path / "other", {}), 7)
+        with pytest.raises(OtherFilesystem):
+            move(job, path / "other")
+
+
 def test_a_tree_may_be_moved_up(volume: Path) -> None:
     make_tree(volume / "above", {"job": {"a": {"x": b"1"}}})
     assert move(volume / "above/job", volume / "above") == {}
@@ -212,6 +221,26 @@ def test_a_link_that_mallory_has_put_in_his_directory_is_not_followed(volume: Pa
     as_user(MALLORY, partial(os.symlink, "/etc", home / "a"))
     assert move(job, home) == {"a/file": errno.ENOTDIR}
     assert (job / "a/file").exists()
+
+
+def test_mallory_gets_no_directory_by_exchanging_the_one_that_is_made(volume: Path) -> None:
+    """A user owns the place, and has a directory of root's in it, which is put where one like the user's is to come."""
+    owner = (MALLORY, MALLORY)
+    job = make_tree(volume / "job", Dir({"a": Dir({"file": b""}, 0o755, owner)}, owner=owner))
+    home = make_tree(volume / "home", Dir({"secret": Dir({"key": b""}, 0o700)}, owner=(MALLORY, MALLORY)))
+
+    def exchange() -> None:
+        for name in os.listdir(home):
+            if name != "secret":
+                os.rename(home / name, home / "aside")
+                os.rename(home / "secret", home / name)
+
+    for call in ("openat2", "chown", "chmod", "renameat2"):
+        hook = ActingBefore(call, lambda: as_user(MALLORY, exchange))
+        move(job, home, Kernel(hook))
+        for path in (home / "secret", home / "a"):
+            if path.exists() and (path / "key").exists():
+                assert (path.stat().st_uid, stat.S_IMODE(path.stat().st_mode)) == (0, 0o700)
 
 
 # Killed, failing, at once.

@@ -26,6 +26,8 @@ from tests.support.real_filesystems import (
     btrfs_subvolume,
     full,
     loop_volume,
+    project_quota_volume,
+    set_project,
     tmpfs_volume,
 )
 from tests.support.run_sweep import give
@@ -267,4 +269,21 @@ def test_store_is_made_where_renames_lead() -> None:
         assert gathered.volume is None
         restore(volume, gathered.orphan or "")
         assert snapshot(inner) == before
+        assert_silent(volume)
+
+
+@pytest.mark.needs("loop", "xfs")
+def test_directory_of_a_project_is_swept_with_its_quota() -> None:
+    with project_quota_volume("xfs") as volume:
+        init(volume)
+        job = volume / "job"
+        job.mkdir()
+        set_project(job, 7)
+        make_tree(job / "sub", {"a": b"1"})
+        (job / "b").write_bytes(b"2")
+        before = snapshot(job)
+        gathered = gather(job, ["b", "sub/a"])
+        assert gathered.refused == ()
+        restore(volume, gathered.orphan or "")
+        assert snapshot(job) == before
         assert_silent(volume)
