@@ -207,6 +207,23 @@ def test_slices_hand_back_all_fds(volume: Path) -> None:
 # Stop
 
 
+def test_stopped_reap_is_finished_by_the_next(volume: Path) -> None:
+    swapped = swap(fill(volume / "job", 30_000))
+    asked: list[None] = []
+
+    def stops() -> bool:
+        asked.append(None)
+        return len(asked) > 3
+
+    first = reap_with(volume, swapped.id, RemovalWishes(stops=stops, pace=IN_PARTS))
+    assert (first.report.stopped, first.report.n_failed) == (True, 0)
+    assert 0 < first.report.removed < 30_000
+    second = reap_with(volume, swapped.id, RemovalWishes())
+    assert not second.report.stopped
+    assert first.report.removed + second.report.removed == 30_001
+    assert ids(volume) == set()
+
+
 # Pace
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -39,8 +39,6 @@ from tests.support.trash_without_walk import gather
 from tests.support.two_users_store import ALICE, alices_volume, orphan_of
 
 pytestmark = pytest.mark.needs("root")
-
-Copy = Callable[[Path, Path], None]
 
 
 def _by_cp(source: Path, to: Path) -> None:
