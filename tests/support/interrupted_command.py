@@ -36,7 +36,7 @@ for _name in (
     "sweep",
 ):
     import_module(f"fusefs.cli.{_name}")  # once, not in each child
-for _name in ("engine.pace", "service.state_files", "waiting.wait_for_space"):
+for _name in ("cli.wait", "engine.pace", "service.state_files"):
     import_module(f"fusefs.{_name}")  # what they import late
 
 COMPLETE = "complete"
