@@ -9,11 +9,12 @@ from typing import NamedTuple, Self
 
 from fusefs.core.container_states import DEFAULT_RETENTION_S, State
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import ContainerId, RelPath, join
+from fusefs.core.names import ContainerId, RelPath
 from fusefs.core.record import Invocation, Method, NewOwner, Record
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id, host_id
+from fusefs.linux.mountinfo import below
 from fusefs.store.backing_and_mount import FULL
 from fusefs.store.container import (
     UNFINISHED_PREFIX,
@@ -95,13 +96,12 @@ class Staged(NamedTuple):
         self.held.owned.close()
 
 
-def stage(folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: SwapOptions) -> Staged:
+def stage(folder: UserFolder, victim: Victim, method: Method, options: SwapOptions) -> Staged:
     """A container for the victim, made new or, on a full volume, from the reserve, or in place of the spare file.
 
-    relative  the victim's parent relative to the store's base
-    Raises    OSError; nothing is left behind then
+    Raises  OSError; nothing is left behind then
     """
-    return stage_as(folder, victim.name, method, partial(_record, folder, victim, relative, method, options))
+    return stage_as(folder, victim.name, method, partial(_record, folder, victim, method, options))
 
 
 def stage_as(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged:
@@ -245,13 +245,12 @@ def record_now(
 def _record(
     folder: UserFolder,
     victim: Victim,
-    relative: RelPath,
     method: Method,
     options: SwapOptions,
     container: ContainerId,
     fresh: Fd | None,
 ) -> Record:
-    kernel, origin = folder.store.kernel, join(relative, victim.name)
+    kernel, origin = folder.store.kernel, RelPath(below(victim.path(), folder.store.base_path))
     parent, identity = kernel.identify(victim.parent.sides.fd), kernel.identify(victim.fd)
     return record_now(folder, container, method, origin, identity, parent)._replace(
         fresh=None if fresh is None else _known(kernel, fresh),
