@@ -10,7 +10,7 @@ from fusefs.core.container_states import DEFAULT_RETENTION_S, State
 from fusefs.core.errors import ELSEWHERE, WAY_OUT, TrashdError, from_os
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.printable_names import printable
-from fusefs.core.record import Method, Record
+from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.store.container import dissolve, move
 from fusefs.store.layout import DROP, TREE, UserFolder
@@ -53,13 +53,10 @@ def take_in(
         lent = loan(kernel.fstat(fd)) if lent is None else lent
         method = Method.DROPPED if origin is None else Method.REMOVED
         victim = identify_at(kernel, dir_fd, name)
-
-        def draft(container: ContainerId, _fresh: Fd | None) -> Record:
-            record = record_now(folder, container, method, origin, victim)
-            return record._replace(retention_s=retention_s, note=note, lent_mode=lent)
-
+        record = record_now(folder, method, origin, victim)
+        record = record._replace(retention_s=retention_s, note=note, lent_mode=lent)
         called = name if origin is None else os.path.basename(origin)
-        held = owned.enter_context(stage_new(folder, called, method, draft)).held
+        held = owned.enter_context(stage_new(folder, called, record)).held
         try:
             lend(held, fd, lent)
             kernel.rename(dir_fd, name, held.fd, TREE)

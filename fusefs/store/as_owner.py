@@ -395,11 +395,7 @@ def _take(his: UserFolder, record: Record, ask: Ask) -> None:
     Raises  OSError
     """
     name = os.path.basename(record.origin or b"")
-
-    def draft(container: ContainerId, _fresh: Fd | None) -> Record:
-        return record._replace(id=container)
-
-    with stage_as(his, name, Method.REMOVED, draft) as staged:
+    with stage_as(his, name, record) as staged:
         held = staged.held
         number = int(ask(held.id.encode()))
         if number:

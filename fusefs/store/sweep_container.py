@@ -139,10 +139,7 @@ def _open(
     kernel: Kernel, scope: Scope, folder: UserFolder, offered: Offered, options: SwapOptions, owned: ExitStack
 ) -> SweepContainer:
     """The container in one store. Raises  OSError with EXDEV if nothing can be renamed into it from there"""
-    origin = RelPath(below(scope.path(), folder.store.base_path))
-    name = os.path.basename(scope.path())
-    draft = partial(_record, folder, scope, origin, options)
-    staged = owned.enter_context(stage_as(folder, name, Method.SWEEP, draft))
+    staged = owned.enter_context(stage_as(folder, os.path.basename(scope.path()), _record(folder, scope, options)))
     assert staged.fresh is not None
     try:
         wanted = _likeness_of(kernel, scope.sides.fd)
@@ -156,13 +153,10 @@ def _open(
     return SweepContainer(scope, staged.held, tree, options, volume_to_tell(folder.store, scope.mounts), offered)
 
 
-def _record(
-    folder: UserFolder, scope: Scope, origin: RelPath, options: SwapOptions, container: ContainerId, tree: Fd | None
-) -> Record:
-    kernel = folder.store.kernel
-    assert tree is not None
-    parent, swept = kernel.identify(scope.sides.fd), kernel.identify(tree)
-    record = record_now(folder, container, Method.SWEEP, origin, swept, parent)
+def _record(folder: UserFolder, scope: Scope, options: SwapOptions) -> Record:
+    """The record of a sweep, but for what its container adds."""
+    origin = RelPath(below(scope.path(), folder.store.base_path))
+    record = record_now(folder, Method.SWEEP, origin, None, folder.store.kernel.identify(scope.sides.fd))
     return record._replace(retention_s=options.retention_s, note=options.note, invocation=options.invocation)
 
 
