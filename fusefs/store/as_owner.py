@@ -39,7 +39,7 @@ from fusefs.store.container import ClaimLost, HeldContainer, dissolve, hold, mov
 from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
 from fusefs.store.make_folder import make_roots
 from fusefs.store.pointers import add_pointer
-from fusefs.store.stage import SwapOptions, TakenContainer, identify_at, restock, stage_as
+from fusefs.store.stage import SwapOptions, TakenContainer, identify_at, restock, stage
 from fusefs.store.swap import (
     Adopted,
     Swapped,
@@ -395,7 +395,7 @@ def _take(his: UserFolder, record: Record, ask: Ask) -> None:
     Raises  OSError
     """
     name = os.path.basename(record.origin or b"")
-    with stage_as(his, name, record) as staged:
+    with stage(his, name, record) as staged:
         held = staged.held
         number = int(ask(held.id.encode()))
         if number:

@@ -17,6 +17,7 @@ from fusefs.core.record import KeptDirectory, KeptEntries, Method, quote
 from fusefs.linux.directory_metadata import is_frozen
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.syscalls import NO_EXCHANGE
 from fusefs.store.backing_and_mount import (
     ABSENT,
     DIRECTORY,
@@ -33,7 +34,7 @@ from fusefs.store.restored_parts import merge_parts
 from fusefs.store.stage import Staged, identify_at
 from fusefs.store.user_boundary import may_give
 from fusefs.store.victim import Victim
-from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleMove, take_back
+from fusefs.store.victim_rename import DirectRename, VisibleMove, take_back
 
 _NAMES_MAX_BYTES = 48 * 1024
 

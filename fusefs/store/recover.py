@@ -37,7 +37,7 @@ from fusefs.store.container import (
 from fusefs.store.gate import late_name
 from fusefs.store.layout import DROP, FRESH, HOISTED, LATE_PREFIX, RECORD, RECORD_NEW, TREE, UserFolder
 from fusefs.store.origin import Origin, settle_kept
-from fusefs.store.stage import identify_at, unmake
+from fusefs.store.stage import drop_stand_in, identify_at, unmake
 from fusefs.store.take_over import Waits, end_old, left_to_wait_s, take_over
 from fusefs.store.victim_rename import VisibleMove, take_back
 
@@ -266,6 +266,8 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> None:
             origin.take_back(record.lent_mode, record.victim)
             if record.method is Method.DROPPED:
                 _take_back_dropped(held)
+            if record.fresh is not None and origin.parent_fd is not None:
+                drop_stand_in(held.folder.store.kernel, origin.parent_fd, held.id)
             # `tree`, if there is one, was just seen to be the fresh directory; rmdir refuses if it is not empty.
             for name in (TREE, FRESH):
                 _remove_prepared(held, name)

@@ -91,12 +91,7 @@ class Staged(NamedTuple):
         self.held.owned.close()
 
 
-def stage(folder: UserFolder, victim: Victim, method: Method, options: SwapOptions) -> Staged:
-    """A container for the victim, as `stage_as` makes one."""
-    return stage_as(folder, victim.name, record_of(folder, victim, method, options))
-
-
-def stage_as(folder: UserFolder, name: bytes, record: Record) -> Staged:
+def stage(folder: UserFolder, name: bytes, record: Record) -> Staged:
     """A container for whatever the record says, made new or, on a full volume, from the reserve, or in place of the
     spare file.
 
@@ -275,7 +270,7 @@ def _known(kernel: Kernel, fresh: Fd) -> Identity:
 
 
 INSIDE = Name(b"inside")
-"""What a check puts into its stand-in, for a filesystem to refuse to replace it."""
+"""What fills the stand-in of a check where no rename is to replace it."""
 
 
 def stand_in(container: ContainerId) -> Name:

@@ -37,16 +37,17 @@ from fusefs.linux.directory_metadata import (
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, below
+from fusefs.linux.syscalls import NO_EXCHANGE
 from fusefs.store.backing_and_mount import READABLE, Scope
 from fusefs.store.container import HeldContainer, dissolve, flush, is_taken_over, move
 from fusefs.store.layout import FRESH, TREE, Store, UserFolder
 from fusefs.store.origin import KeptLinks, choose, keep, withdraw
-from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, restock, stage
+from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, record_of, restock, stage
 from fusefs.store.store_maker import way_out
 from fusefs.store.store_registry import is_remembered, place_of_store, remember
 from fusefs.store.user_folders import NOT_MADE, open_user
 from fusefs.store.victim import Victim, as_told, existing_stores, find_victim, refusals, stores_for
-from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleMove, VisibleRename, lend, take_back
+from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, take_back
 
 Unlike = tuple[MetadataDifference, ...]
 
@@ -144,7 +145,7 @@ def _by_exchange(
     n_attempts: int = ATTEMPTS,
 ) -> Swapped | None:
     """None if the filesystem does not exchange after all; nothing has changed then."""
-    with stage(folder, victim, Method.EXCHANGE, options) as staged:
+    with stage(folder, victim.name, record_of(folder, victim, Method.EXCHANGE, options)) as staged:
         try:
             unlike = make_alike(staged, victim, options, visible)
             keeping = None if victim.staying is None else keep(staged, victim)
@@ -309,7 +310,7 @@ def _by_two_renames(
 ) -> Swapped:
     """Where there is no exchange: the name is missing between two renames, and the result says how long."""
     kernel = folder.store.kernel
-    with stage(folder, victim, Method.TWO_RENAME, options) as staged:
+    with stage(folder, victim.name, record_of(folder, victim, Method.TWO_RENAME, options)) as staged:
         try:
             unlike = make_alike(staged, victim, options, visible)
             keeping = None if victim.staying is None else keep(staged, victim)
@@ -372,7 +373,7 @@ def give_back(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
 def remove(folder: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Swapped:
     """Move the victim into a user's folder of a store; arguments and errors as for `swap`."""
     kernel = folder.store.kernel
-    with stage(folder, victim, Method.REMOVED, options) as staged:
+    with stage(folder, victim.name, record_of(folder, victim, Method.REMOVED, options)) as staged:
         try:
             lend(staged.held, victim.fd, staged.held.record.lent_mode, visible)
             visible.make(VisibleMove.ASIDE, staged.held)
@@ -478,8 +479,7 @@ def own_folder(store: Store) -> UserFolder:
     Raises  OSError; Untrusted
     """
     kernel = store.kernel
-    if store.is_roots_to_keep() and store.is_unknown():
-        raise NoStore(f"{printable(store.base_path)}: {NOT_MADE}", way_out(store.base_path))
+    refuse_unknown(store)
     remember(store)
     folder = open_user(store, os.geteuid())
     if folder is None:
@@ -495,15 +495,29 @@ def own_folder(store: Store) -> UserFolder:
     return folder
 
 
+def refuse_unknown(store: Store) -> None:
+    """Refuse to root a store of root's of which it is not known that root made it. Raises  NoStore"""
+    if store.is_roots_to_keep() and store.is_unknown():
+        raise NoStore(f"{printable(store.base_path)}: {NOT_MADE}", way_out(store.base_path))
+
+
 def _first_folder(store: Store) -> UserFolder:
     """The caller's folder, who had none when he looked: made, or taken out of what was there before.
 
     Raises  OSError; NoStore; Busy
     """
-    from fusefs.store.make_folder import make_roots, make_user  # only the first command on a volume needs all that
+    from fusefs.store.make_folder import (  # only the first command on a volume needs all that
+        abandoned_folders,
+        make_roots,
+        make_user,
+    )
     from fusefs.store.set_aside import take_own
 
     uid = os.geteuid()
+    for abandoned in abandoned_folders(store):
+        from fusefs.store.recover import recover
+
+        recover(abandoned)
     if store.is_roots_to_keep():
         return make_roots(store, 0)
     take_own(store)

@@ -37,7 +37,7 @@ from fusefs.store.container import (
 from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing, walk_inwards
 from fusefs.store.layout import RECORD_NEW, TREE, UserFolder
 from fusefs.store.reserve import FOR_USER, with_room
-from fusefs.store.stage import Staged, SwapOptions, record_now, stage_as
+from fusefs.store.stage import Staged, SwapOptions, record_now, stage
 from fusefs.store.swap import own_folder, point_own, shows_another, volume_to_tell
 from fusefs.store.victim import Offered, stores_for
 
@@ -139,7 +139,7 @@ def _open(
     kernel: Kernel, scope: Scope, folder: UserFolder, offered: Offered, options: SwapOptions, owned: ExitStack
 ) -> SweepContainer:
     """The container in one store. Raises  OSError with EXDEV if nothing can be renamed into it from there"""
-    staged = owned.enter_context(stage_as(folder, os.path.basename(scope.path()), _record(folder, scope, options)))
+    staged = owned.enter_context(stage(folder, os.path.basename(scope.path()), _record(folder, scope, options)))
     assert staged.fresh is not None
     try:
         wanted = _likeness_of(kernel, scope.sides.fd)

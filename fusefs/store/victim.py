@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
@@ -342,6 +342,11 @@ def existing_stores(
                 yield relative, store
 
 
+Make = Callable[[Kernel, BackingAndMount, bytes, Name], Store]
+
+"""Makes a store in a directory, which it takes over and whose path for people it gets, with that name."""
+
+
 class Offered(NamedTuple):
     """A store that could take something.
 
@@ -363,11 +368,12 @@ class Offered(NamedTuple):
             unmake_store(kernel, base, path, self.store.name)
 
 
-def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]:
+def stores_for(kernel: Kernel, scope: Scope, wanted: bytes, make: Make | None = None) -> Iterator[Offered]:
     """The stores to try for something in a directory, or for all that is in it, best first: those that are there, then
     those that we may make; highest first in both. The caller closes each, and discards it if it can't take that.
 
     wanted  the path of what a store is wanted for, for people
+    make    makes a store; None: `make_store`
     Raises  after the last: CrossesBoundary if none of them could take it; NoStore, LacksCall, or what making the last
             one met; BrokenStore as `existing_stores`
     """
@@ -382,7 +388,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
         if relative in bases:
             continue
         try:
-            made = _make_missing(kernel, scope, relative, path)
+            made = _make_missing(kernel, scope, relative, path, make)
         except Untrusted as error:
             last = error
         except (PermissionError, FileNotFoundError):
@@ -394,7 +400,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]
     raise lacks_call() or (CrossesBoundary(wanted) if is_offered else last)
 
 
-def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) -> Store | None:
+def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes, make: Make | None) -> Store | None:
     """A new store at an ancestor; None if there is another user's: not to be trusted, not to be made again."""
     from fusefs.store.make_store import make_store, name_for_new  # a swap into a store that is there is spared it
 
@@ -404,7 +410,7 @@ def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) 
         if name is None:
             return None
         owned.pop_all()
-    return make_store(kernel, base, path, name)
+    return (make or make_store)(kernel, base, path, name)
 
 
 _MERGED = "it is merged of directories on several branches, and a rename takes one: swap it on each branch itself"
