@@ -21,7 +21,7 @@ every: setup; @.ci/pytest --every $(or $(ARGS),--numprocesses=3 --dist=worksteal
 # The tests that ARGS selects, ten times beside a load: make flaky ARGS='--times 20 tests/service -k held'
 flaky: setup; @$(PYTHON) -m tests.flaky --numprocesses=2 $(ARGS)
 quick: setup; @.ci/pytest -m quick tests/unit tests/linux $$(grep -rl --include='*.py' 'mark[.]quick(' tests) $(or $(ARGS),--numprocesses=2 --dist=worksteal)
-without-native: setup; @TRASHD_NATIVE=0 .ci/pytest tests/linux tests/engine tests/plan tests/reaper tests/service tests/sweep tests/waiting $(or $(ARGS),--numprocesses=3 --dist=worksteal)
+without-native: setup; @TRASHD_NATIVE=0 .ci/pytest tests/linux tests/engine tests/plan tests/reaper tests/service tests/sweep tests/cli/test_wait_for_space.py tests/cli/test_wait_follow.py $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 lint: setup; $(PYTHON) hatch_build.py --lint & $(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy; status=$$?; wait $$! && exit $$status
 # Counted is what the tests' own processes run, some as other users, and commands and daemons of a sample (tests/conftest.py).
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/data

@@ -22,11 +22,11 @@ from fusefs.core.orphan_sums import OrphanSum, SumKey
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.results import Reaped, Swept, Waited
 from fusefs.core.service_status import Status
-from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.check_swap import Preflight
 from fusefs.store.init_store import Initialised
 from fusefs.store.look_inside import Difference, EntryInside
 from fusefs.store.orphans import ListedContainer, PinnedOrphan
+from fusefs.store.recover import AdoptionProblem
 from fusefs.store.restore import Restored
 from fusefs.store.swap import Swapped
 

@@ -174,12 +174,8 @@ async def _act(app: CommandApp, doing: str, row: OrphanRow, command: str, *words
 
 
 _MOST = 5000
-
 """Nobody reads more, and a look at so many takes a moment on any disk."""
-
-
 _REST_S = 0.3
-
 """For so long nothing is typed before a large directory is asked."""
 
 
@@ -295,10 +291,7 @@ def _glob_for(wanted: str) -> str:
 
 
 _LEAST_S, _MOST_S = 3.0, 60.0
-
-
 _SHARE = 10
-
 """Looks take at most one part of so many of the time."""
 
 

@@ -36,16 +36,9 @@ _LATE = {
     State.RESTORING: "restoring",
     State.STAGE: "unfinished",
 }
-
-
 ORDERS = ("age", "left", "size", "path", "owner")
-
 """How orphans can be ordered: the newest first, those that go soonest, the largest, by path, by whose they are."""
-
-
 _FOREVER_NS = 1 << 70
-
-
 _SOON_S = 3600
 
 
@@ -194,10 +187,7 @@ class InsideRow(NamedTuple):
 
 
 TableRow = OrphanRow | InsideRow
-
 """What has a line in a table."""
-
-
 INSIDE_COLUMNS = (
     Column("MODE", 10),
     Column("SIZE", 8, is_number=True),
@@ -248,19 +238,12 @@ def shortened(text: str, room: int) -> str:
 
 
 _HEAD = Style(bold=True, underline=True)
-
-
 _PLAIN = Style()
-
-
 _CHOSEN = Style(reverse=True)
-
-
 _STYLES = {
     Mood.PLAIN: _PLAIN, Mood.SAFE: Style(color="green"), Mood.URGENT: Style(color="yellow"),
     Mood.PAST: Style(color="red"), Mood.OPENS: Style(bold=True),
 }  # fmt: skip
-
 """Colours of the terminal's own, which suit its background. Words tell the same."""
 
 

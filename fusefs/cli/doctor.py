@@ -46,11 +46,11 @@ from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.pressure import PRESSURE, Psi, StallTimes
 from fusefs.linux.runtime_directories import runtime_dir
 from fusefs.linux.uring_offer import read_facts
-from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.check import check_folder, check_registry, check_store, check_vouched
 from fusefs.store.find_stores import discover, stores_at
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.orphans import each_folder
+from fusefs.store.recover import AdoptionProblem
 from fusefs.store.root_squash import SQUASHED, refuse_squashed
 from fusefs.store.take_over import Waits
 

@@ -13,9 +13,9 @@ from fusefs.core.errors import errors_about
 from fusefs.core.printable_names import printable
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import runtime_dir
-from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.init_store import choose_among_copies, initialise
 from fusefs.store.mounted_paths import open_shown
+from fusefs.store.recover import AdoptionProblem
 from fusefs.store.root_squash import squash_told
 from fusefs.store.store_maker import UNNOTED
 from fusefs.store.swap import own_folder

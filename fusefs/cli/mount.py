@@ -1,4 +1,7 @@
-"""trashd mount, its --explain, and mount.fuse.trashd, which mount(8) calls for fstab's lines."""
+"""trashd mount, its --explain, and mount.fuse.trashd, which mount(8) calls for fstab's lines.
+
+It daemonises, but not before the mount works: the command's terminal gets the daemon's error and exit code.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +41,9 @@ from fusefs.linux.systemd import SystemdNotifier, make_handler
 from fusefs.linux.uring_offer import read_facts
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
-
 """Of a daemon's; systemd gives a service as many as the latter, and one program may have thousands."""
-
-
 _OPEN_FILES = re.compile(r"^Max open files +[0-9]+ +([0-9]+) ", re.MULTILINE)
-
 """The hard limit, to which a daemon raises its soft one. Source  proc_pid_limits(5)"""
-
-
 _HELP = f"""Serve the directory SRC at MNT, or over itself: all passes through, and a swap reaches every client at once.
 
 As root for all users, and SRC alone is enough: what is below is then only reached through the mount. Anybody
@@ -66,11 +63,7 @@ Examples:
   trashd mount --replace /scratch
   trashd mount --explain /scratch/job
 """
-
-
 Ready = Callable[[], None]
-
-
 _SYSLOG = "/dev/log"
 
 
@@ -339,8 +332,6 @@ def umount_command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -
 
 
 _USAGE, _INTERRUPTED, _FAILED = 1, 8, 32  # mount(8), EXIT STATUS
-
-
 _HINT = "mount.fuse.trashd SRC MNT [-sfnv] [-o OPTIONS]; people use: trashd mount"
 
 

@@ -41,8 +41,6 @@ from fusefs.store.orphans import tend_all
 from fusefs.store.take_over import Waits
 
 T = TypeVar("T")
-
-
 _COMPLETION_LIMIT_S = 0.15
 
 
@@ -65,20 +63,11 @@ class ParsedValue(ParamType[T], Generic[T]):
 
 
 DURATION = ParsedValue("duration", parse_duration)
-
 """Seconds, typed as 90s, 15m, 24h, 3d, 2w."""
-
-
 RATE = ParsedValue("rate", parse_rate)
-
 """An amount a second."""
-
-
 NOTE = ParsedValue("text", read_note)
-
 """A sentence that lists show."""
-
-
 _MOST_WORKERS = 64
 
 
@@ -99,8 +88,6 @@ class PathBytes(ParamType[bytes]):
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
 
 
@@ -122,16 +109,10 @@ volume_option: Decorator = click.option(
     help="Look only in the store in DIR, or else in the nearest above it on the same filesystem (may be repeated); "
     "default: all that are known.",
 )
-
-
 paths_argument: Decorator = click.argument("paths", type=PathBytes(), nargs=-1, metavar="PATH…")
-
-
 whose_option: Decorator = click.option(
     "--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="Whose orphan, for root."
 )
-
-
 null_option: Decorator = click.option(
     "-0", "--null", is_flag=True, help="Read more paths from standard input, separated by NUL (find -print0)."
 )
@@ -149,8 +130,6 @@ threads_option: Decorator = click.option(
     metavar="N",
     help="Work on so many directories at a time; default: what is fastest on the filesystem.",
 )
-
-
 tempo_options = together(
     (
         click.option("--max-rate", type=RATE, metavar="N/s", help="At most N entries a second."),
@@ -162,7 +141,6 @@ tempo_options = together(
         ),
     )
 )
-
 """How fast it may go: `max_rate`, `max_bytes` and `paced`."""
 
 

@@ -149,15 +149,11 @@ def _part(n: int, of: int) -> float:
 
 
 _TOLD_FAILURES = 10
-
-
 _WHY_LOST = {
     ClaimLost.BUSY: "somebody else has it",
     ClaimLost.GONE: "it is gone already",
     ClaimLost.CHANGED: "it is kept by now",
 }
-
-
 _LOST: dict[ClaimLost, type[TrashdError]] = {ClaimLost.BUSY: Busy, ClaimLost.GONE: NotFound, ClaimLost.CHANGED: Busy}
 
 
@@ -218,7 +214,7 @@ def reap_all(
     with StopSignals() as stop, ExitStack() as owned:
         waits = {}
         if how.waits:
-            from fusefs.waiting.wait_for_space import VolumeWait
+            from fusefs.cli.wait import VolumeWait
 
             bases = dict.fromkeys(entry.base_path() for entry in due)
             waits = {base: VolumeWait(kernel, base, owned) for base in bases}
@@ -250,7 +246,7 @@ def reap_all(
         elif len(due) > 1 and not as_json:
             print(_sum(reaped, len(due) - len(reaped), time.monotonic() - began))
         if how.waits:
-            from fusefs.cli.wait_report import print_waited
+            from fusefs.cli.wait import print_waited
 
             awaited = (volume.conclude(stop) for volume in waits.values() if volume.ids and not stop())
             codes += [print_waited(one, as_json=as_json) for one in awaited]
@@ -360,8 +356,6 @@ def _sum(reaped: Sequence[Reaped], n_untried: int, elapsed_s: float) -> str:
 
 
 _REAPABLE = (State.ORPHANS, State.REAPING)
-
-
 _SHOWN_MAX = 10
 
 

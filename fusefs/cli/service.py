@@ -1,4 +1,7 @@
-"""trashd service: run it, and install, remove or show its systemd units and what they need."""
+"""trashd service: run it, and install, remove or show its systemd units and what they need.
+
+Installing puts nothing over what others put there; removing takes away what is still as it was written.
+"""
 
 from __future__ import annotations
 
@@ -29,49 +32,24 @@ from fusefs.linux.systemd import make_handler, send_to
 from fusefs.linux.uring_offer import enable, read_facts
 
 _PACKAGE = Path(__file__).parents[1]
-
-
 _HOMES = (_PACKAGE / "share", _PACKAGE.parent, _PACKAGE.parent / "build")
-
 """Of the files: in a wheel, and in a checkout, where `make man` makes the man pages."""
-
-
 _IN_UNITS = "/usr/bin/trashd"
-
 """Where the units have the command as they come, so that they are good for a distribution's package."""
-
-
 _SYSTEM_UNITS = (
     "trashd-reaper.service", "trashd-mount@.service", "trashd-sweep.service", "trashd-sweep.timer", "trashd.slice",
 )  # fmt: skip
-
-
 _COMPLETIONS = {
     "bash": "bash-completion/completions/trashd", "zsh": "zsh/site-functions/_trashd",
     "fish": "fish/vendor_completions.d/trashd.fish",
 }  # fmt: skip
-
-
 _EXAMPLES = ("grafana-dashboard.json", "alert-rules.yml")
-
-
 _SECTION_8 = b".so man1/trashd-mount.1\n"
-
-
 _URING = ("tmpfiles.d/trashd-uring.conf", "modprobe.d/trashd-uring.conf")
-
-
 PACKAGES = "/usr"
-
 """Where packages have their files. Their modules and scripts are in its lib/trashd, where nothing else imports them."""
-
-
 _PACKAGED = tuple(f"{place}/systemd/system/trashd-reaper.service" for place in ("/usr/lib", "/lib"))
-
-
 _FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
-
-
 _NEW = ".new"
 
 
@@ -357,34 +335,19 @@ def brought_by_package() -> str | None:
 
 
 PREFIX = "/usr/local"
-
 """Where install puts what it brings, if nothing else is said."""
-
-
 REAPER, MOUNTS = "trashd-reaper.service", "trashd-mount@*.service"
-
-
 SWEEP, TIMER = "trashd-sweep.service", "trashd-sweep.timer"
-
-
 _PROPERTIES = (
     "Id", "LoadState", "UnitFileState", "ActiveState", "SubState", "MainPID", "NRestarts", "StatusText", "FragmentPath",
 )  # fmt: skip
-
-
 for_user_option = click.option("--user", "for_user", is_flag=True, help="Your own service, not the machine's.")
-
-
 root_option = click.option(
     "--root", default="/", metavar="DIR", help="Below DIR, as if that were /: to make a package (DESTDIR)."
 )
-
-
 prefix_option = click.option(
     "--prefix", default=PREFIX, show_default=True, metavar="DIR", help="Where units and man pages belong."
 )
-
-
 dry_run_option = click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
 
 

@@ -155,7 +155,7 @@ def command(
         return swap_all(batch)
     if now:
         raise UsageError("--now with --wait=SIZE", "--now waits for all of it, or not at all")
-    from fusefs.cli.wait_report import swap_and_wait
+    from fusefs.cli.wait import swap_and_wait
 
     return swap_and_wait(batch, goal_bytes, keep_for or 0)
 

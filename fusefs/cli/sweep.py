@@ -79,8 +79,6 @@ from fusefs.linux.user_ids import gid_of, uid_of
 from fusefs.store.stage import SwapOptions
 
 _TOLD = 10
-
-
 _LAST_DAY = "after 9999"
 
 
@@ -198,7 +196,6 @@ selection_options = together((
         "Neither take nor enter what matches; by path if it has a slash.",
     ),
 ))  # fmt: skip
-
 """For a command that takes them as keywords; `read_selection` makes one value of them."""
 
 
@@ -258,8 +255,6 @@ def _when(kernel: Kernel, text: str, field: Field, now_ns: int, cutoff_ns: Calla
 
 
 _STDIN = b"-"
-
-
 _CHUNK = 1 << 20
 
 

@@ -1,4 +1,7 @@
-"""The states of a container, the moves between them, its default retention, and what recovery does in each state."""
+"""The states of a container, the moves between them, its default retention, and what recovery does in each state.
+
+Every crash window of docs/crash.md is a row of a table here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from fusefs.core.identity import Identity, Likelihood, compare, is_marked
 from fusefs.core.record import Method, Record
 
 DEFAULT_RETENTION_S = 24 * 3600
-
 """How long an orphan can be restored unless told otherwise: a night to notice a mistake."""
 
 

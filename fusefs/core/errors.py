@@ -391,8 +391,6 @@ BY_NAME: dict[str, type[TrashdError]] = {
     name: kind for name, kind in list(globals().items()) if isinstance(kind, type) and issubclass(kind, TrashdError)
 }
 """Every class by its name: an error that crosses from a process with another uid comes back as itself."""
-
-
 _GONE = (
     "its server or daemon is gone, for now or for good: a dead mount is unmounted and mounted again; "
     "trashd mount --replace SRC MNT does that for one of trashd"

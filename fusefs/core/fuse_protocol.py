@@ -135,8 +135,6 @@ LSEEK_OUT: Final = Struct("=q")
 COPY_IN: Final = Struct("=Qq8xQqQ8x")
 COPY_OUT: Final = Struct("=I4x")
 COPY_64_OUT: Final = Struct("=Q")
-
-
 _BEFORE_NAME: Final[dict[int, Struct]] = {
     Opcode.LOOKUP: NO_NUMBERS, Opcode.SYMLINK: NO_NUMBERS, Opcode.MKNOD: MKNOD_IN, Opcode.MKDIR: MKDIR_IN,
     Opcode.CREATE: CREATE_IN, Opcode.LINK: LINK_IN,

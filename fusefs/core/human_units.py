@@ -6,13 +6,8 @@ import re
 from collections.abc import Callable
 
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
 _MOST = 1 << 60
-
-
 _WHOLE_DIGITS_MAX, _FRACTION_DIGITS_MAX = 19, 6
-
 """Before a point and after it."""
 
 
@@ -71,32 +66,17 @@ def format_size(n_bytes: int) -> str:
 
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
 """The units that are shown."""
-
-
 _YEAR_S = 31_557_600
-
-
 _WORDS = {
     "sec": 1, "second": 1, "min": 60, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800,
     "month": _YEAR_S // 12, "year": _YEAR_S,
 }  # fmt: skip
-
 """Those that people type as well, and with an s at their end. A year has 365.25 days, as systemd.time(7) has it."""
-
-
 _DURATION_UNITS = {**SECONDS, "y": _YEAR_S, **_WORDS, **{f"{word}s": seconds for word, seconds in _WORDS.items()}}
-
-
 _SUM = r"(?:[0-9]+ ?[a-z]+ ?)*[0-9]+ ?[a-z]+"
-
-
 DURATION_MAX_S = 1000 * 366 * 86_400
-
 """A thousand years: what a record holds, and its end in nanoseconds too, whatever the clock says."""
-
-
 _DURATION_DIGITS_MAX = 15
 
 
@@ -136,27 +116,16 @@ def format_duration(seconds: int) -> str:
 
 
 SECOND_NS = 10**9
-
-
 CivilTime = tuple[int, int, int, int, int, int, int, int, int]
-
 """Year to second, then -1 three times: as time.mktime takes it."""
-
-
 _HOW = "write 7d or 12h for so long ago, 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for a file's own time"
-
-
 _SECONDS = r"@(-?)([0-9]{1,15})(?:\.([0-9]{1,9}))?"
-
-
 _WHEN = r"""
     (?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})
     (?: [T ](?P<hour>[0-9]{2}):(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2}))?
         (?P<zone>Z|(?P<sign>[+-])(?P<ahead_h>[0-9]{2}):?(?P<ahead_m>[0-9]{2}))?
     )?
     """
-
-
 _LAST = {"hour": 23, "minute": 59, "second": 59, "ahead_h": 23, "ahead_m": 59}
 
 

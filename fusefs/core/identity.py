@@ -13,8 +13,6 @@ _N_NUMBERS, _MOST_DIGITS = 2, 20
 _MOST_KIND_DIGITS, _LEAST_HANDLE_DIGITS, _MOST_HANDLE_DIGITS, _MARK_DIGITS = 10, 2, 256, 32
 _SUBVOLUME_INO = 256
 """The number of each btrfs subvolume's own directory."""
-
-
 MARK = "mark:"
 """How a handle begins that is no file handle, but what was written on a directory of ours that nothing else tells."""
 

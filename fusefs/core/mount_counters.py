@@ -1,4 +1,8 @@
-"""The counters of a mount's daemon, the file in which others read them, and whether its backing answers slowly."""
+"""The counters of a mount's daemon, the file in which others read them, and whether its backing answers slowly.
+
+The file is a head, a table of names in JSON, and 64-bit counters of the machine's own byte order, which the daemon
+changes in place. Readers take the names from the file: numbers of another version's daemon keep their meaning.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,11 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.uring_choice import FastPathState
 
 _SLOW_NS = 300_000
-
 """A look at an inode from memory takes 2 µs, from a local SSD some 100, over a network or from a turning disk more."""
-
-
 QUICK_NS = 60_000
-
-
 _MOST = 16.0
-
-
 _ENOUGH = 8.0
-
-
 _QUICK_LOCAL, _QUICK_REMOTE = 1 / 4, 1 / 64
-
 """What a quick answer weighs: a busy machine makes some late; a network's filesystem answers most from memory."""
 
 
@@ -67,32 +61,15 @@ OPERATIONS: Final = (
     "create", "tmpfile", "open", "read", "write", "lseek", "fallocate", "copy_file_range", "flush", "fsync", "release",
     "mkdir", "mknod", "symlink", "link", "unlink", "rmdir", "rename", "statfs", "forget",
 )  # fmt: skip
-
 """The kernel's requests, in the order in which people read them."""
-
-
 _FIRST_BITS, _LAST_BITS = 12, 34
-
-
 BOUNDS_NS: Final = tuple(1 << bits for bits in range(_FIRST_BITS, _LAST_BITS + 1))
-
 """Ends of the histogram's buckets, 4 µs to 17 s; one more holds what took longer."""
-
-
 N_BUCKETS: Final = len(BOUNDS_NS) + 1
-
-
 _MAGIC, _FORMAT = b"\x89trashd\n", 1
-
-
 _HEAD = struct.Struct("=8sQQ")
-
 """Magic, format, and the bytes of the table with what fills it up to whole counters."""
-
-
 _CELL_BYTES = 8
-
-
 _N_MAX = 1 << 14
 
 

@@ -9,12 +9,8 @@ from typing import NamedTuple
 from fusefs.core.record import TreeSize
 
 STAT_BLOCK_BYTES = 512
-
 """What st_blocks counts in, whatever the filesystem's own blocks are."""
-
-
 INLINE_MAX_BYTES = 2048
-
 """btrfs keeps a file up to this size (max_inline) in its metadata, and says of it that it has a block."""
 
 
@@ -71,10 +67,7 @@ def taken_bytes(size: int, n_blocks: int, block_bytes: int, inline_max_bytes: in
 
 
 _HOUR_S, _DAY_S = 3600, 86_400
-
-
 _AGES_S = (0, _HOUR_S, _DAY_S, 7 * _DAY_S, 30 * _DAY_S, 90 * _DAY_S)
-
 """Where each bracket of ages begins."""
 
 

@@ -1,4 +1,15 @@
-"""The pace of a removal: how much a slice may do, and how fast slices follow each other beside others."""
+"""The pace of a removal: how much a slice may do, and how fast slices follow each other beside others.
+
+All reapers on a machine rest by the same clock. What stalls or reads or flushes in a rest are others; what they wait
+longer for outside the rests than in them is our doing. So nothing has to be known about the disk, and all is a share:
+of the time in which the kernel works for us, whether an unlink takes ten microseconds or ten milliseconds.
+
+    alone          everything, with a short rest now and then to hear whether that is still so
+    beside others  a share of the time, in small slices with pauses, each begun when the device has nothing to do
+                   (engine.pace). Less if others wait longer while we work, a little more if they don't
+
+Pure: engine/pace.py measures.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +19,20 @@ from math import exp, floor
 from typing import NamedTuple
 
 SLICE_S = 0.05
-
 """Of work in one slice: short enough to stop and step back at once, long enough that handing it out costs nothing."""
-
-
 SMALL_SLICE_S = 0.00015
-
 """A slice where others work on the disk: what they wait for is never behind more than a few of our calls (twice as
 long is felt by one in a hundred of theirs on xfs, measured; half as long is mostly overhead).
 """
-
-
 NAMES_AT_ONCE = 512
-
 """Between two looks at the clock, at most: two or three milliseconds' work on a local disk."""
-
-
 _FEW_AT_ONCE = 128
-
-
 _LOOK_S = SLICE_S / 10
-
 """By so much a slice may be longer than it is to be, if its entries cost what they did so far."""
-
-
 _GROWS = 4
-
-
 _STEP_BACK = 8
-
 """A slice begins with that part of what the last one came to: its entries may take longer."""
-
-
 CUT_BYTES = 64 << 20
-
 """A large file is cut by as much at a time when paced (RocksDB and Pebble found the same step)."""
 
 
@@ -108,8 +99,6 @@ class Speed(NamedTuple):
 
 
 AT_ONCE = Speed()
-
-
 HOLD = Speed(entries_per_s=0, is_alone=False)
 
 
@@ -160,91 +149,41 @@ class TokenBucket:
 
 
 TICK_S = 0.1
-
 """The load is looked at at least so often."""
-
-
 PERIOD_S, REST_S = 0.25, 0.02
-
 """Alone on the disk: a rest in each period. A neighbour is noticed after the second, or the third."""
-
-
 LONG_PERIOD_S, LONG_REST_S = 0.5, 0.06
-
 """Beside others: their pace without us is to be known too."""
-
-
 SETTLE_S = 0.004
-
 """What the kernel still does for us when a rest begins is not listened to."""
-
-
 FIRST_LOOK_S = 0.05
-
 """Nothing is done before the load was measured that long."""
-
-
 LEAST_SHARE, FIRST_SHARE, MOST_SHARE = 0.005, 0.3, 0.4
-
 """Of the time, beside others: never nothing; what we begin with; and never so much that it would be felt before it
 could be measured."""
-
-
 _MOST_DEAF = 0.9
-
 """Where nothing tells whether there are others."""
-
-
 _FAR_BACK, _BACK, _FORTH = 0.5, 0.8, 1.05
-
-
 _DECIDE_S = 2.0
-
-
 _MEMORY_S = 12.0
-
-
 _HARM, _MUCH_HARM = 1.3, 2.0
-
 """The mean of others' requests is so many times as long while we work: too much. Below it is what chance makes of a few
 seconds; and the mean of reads moves a third before their 99th percentile moves by 15 % (measured).
 """
-
-
 _ENOUGH_REQUESTS, _ENOUGH_PROBES = 150, 4
-
-
 _NOTHING_S = 1e-6
-
 """So many requests can't have taken less."""
-
-
 _KEPT_PROBES = 8
-
-
 _STALL_IO, _STALL_MEMORY, _STALL_CPU = 0.02, 0.05, 0.5
-
 """Shares of a rest in which others stalled: then there are others. Processors are shared by the scheduler already,
 so that only a crowd on them counts."""
-
-
 _REQUESTS = 2
-
 """Reads and flushes of others in a rest; one alone may be the journal's own."""
-
-
 _COME, _OF_RESTS = 2, 3
-
 """One rest of three may be the journal's own."""
-
-
 _GONE_RESTS = 4
-
 """So many long rests, at most one of them with others in it: they are gone."""
-
-
 _PLANNED, _LAST_PART = 0.9, 0.01
-
 """Parts of the horizon: when all is to be done, as what comes in between needs time too; and over which that is spread
 which is late already.
 """

@@ -16,26 +16,12 @@ from fusefs.core.names import is_volume_id
 from fusefs.core.policy import Authority, TimeWindow, parse_window
 
 NONE = "none"
-
-
 _SHOWN_MAX = 60
-
-
 _AnyText = Annotated[str, Meta(min_length=1, pattern=r"\A[^\0]*\Z")]
-
-
 _Text = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"\A[^\0]*\Z")]
-
-
 _List = Annotated[list[Any], Meta(max_length=1000)]
-
-
 _Id = Annotated[int, Meta(ge=0, lt=1 << 32)]
-
-
 _Number = Annotated[int, Meta(ge=0, lt=1 << 60)]
-
-
 _Positive = Annotated[int, Meta(ge=1, lt=1 << 60)]
 
 
@@ -209,108 +195,60 @@ FLAG: Final = ValueKind(
     "true or false", "write true or false, without quotes", lambda found: convert(found, bool),
     lambda on: str(on).lower(),
 )  # fmt: skip
-
-
 DURATION: Final = ValueKind(
     "a duration", 'write "90s", "15m", "24h", "3d" or a sum such as "1d12h", in quotes', _typed(parse_duration),
     _write_duration,
 )  # fmt: skip
-
-
 TIME_LIMIT: Final = DURATION._replace(name="a duration above 0", read=_only(bool, DURATION.read))
-
-
 SIZE: Final = ValueKind(
     "a size", 'write "500G", "1.5T" or "64M", in quotes', _typed(parse_size), lambda size: quoted(_size_text(size))
 )
-
-
 TEXT: Final = ValueKind("a text", "write one, in quotes; what else is meant is a rule of its own", _any_text, str)
-
-
 TEXTS: Final = ValueKind("a text or a list of texts", 'write "…" or ["…", "…"]', read_texts, str)
-
-
 NUMBER_OR_TEXT: Final = ValueKind(
     "a name or number", 'write "anna" or 1000', lambda found: str(convert(found, _Id | _AnyText)), str
 )
-
-
 POSITIVE: Final = ValueKind(
     "a number above 0", "write 100000, without quotes", lambda found: convert(found, _Positive), str
 )
-
-
 COUNT: Final = ValueKind("a number", 'write 1000000 or "1M"', _read_count, str)
-
-
 RATE: Final = ValueKind(
     "a rate",
     'write 5000, "5000/s" or "200M/s"',
     lambda found: parse_rate(str(convert(found, _Positive | _Text))),
     lambda rate: quoted(_size_text(rate) + "/s"),
 )
-
-
 SHARE: Final = ValueKind("a share", 'write "10%", in quotes', _read_share, lambda share: quoted(f"{share * 100:.6g}%"))
-
-
 PATH: Final = ValueKind("an absolute path", 'write "/scratch", without `..`', read_path, _write_path)
-
-
 VOLUME_ID: Final = ValueKind(
     "a volume's id", "write the id that trashd status --json has of it", _only(is_volume_id, _text), quoted
 )
-
-
 FILE: Final = PATH._replace(read=lambda found: read_path(found).decode(), write=quoted)
-
-
 PATTERNS: Final = ValueKind(
     "a list of path patterns", 'write ["/scratch/keep/*", "*.precious"]: each begins with / or *',
     lambda found: _items(found, _only(lambda text: text[0] in "/*?[", _text)), listed,
 )  # fmt: skip
-
-
 AUTHORITY: Final = ValueKind(
     "an authority", 'write "asker" or "root"', lambda found: Authority(_text(found)), lambda who: quoted(who.value)
 )
-
-
 USERS: Final = ValueKind(
     "a list of users", 'write ["ci", "12001"]: names or uids, no groups and no patterns',
     lambda found: _items(found, _only(_is_user, _text)), listed,
 )  # fmt: skip
-
-
 USER: Final = ValueKind("a user", 'write "nobody", a name or a uid', _only(_is_user, _text), quoted)
-
-
 WINDOWS: Final = ValueKind(
     "a list of windows", 'write ["22:00-06:00", "12:00-13:00"]; for always leave it out or write []',
     lambda found: _items(found, _typed(parse_window)), lambda windows: listed(tuple(map(TimeWindow.__str__, windows))),
 )  # fmt: skip
-
-
 COMMAND: Final = ValueKind(
     "a command", 'write ["/usr/bin/logger", "gone"]: an absolute path and its arguments, no shell; [] for none',
     _read_command, lambda words: listed(words or ()),
 )  # fmt: skip
-
-
 ADDRESS: Final = ValueKind("an address", 'write "127.0.0.1:9817"', _read_address, _write_address)
-
-
 TEXT_MAX_BYTES = 1 << 20
-
-
 LINE_MAX_CHARS = 4096
-
 """tomllib needs time in the square of a dotted key's length: 40 ms for the longest that fits here."""
-
-
 PROBLEMS_MAX = 100
-
 """Reported at once: nobody reads more, and a file that has nothing to do with us has as many as lines."""
 
 
@@ -420,10 +358,7 @@ def _advice(line: str) -> str:
 
 
 Key = tuple[str | bytes, ...]
-
 """The way to a setting; in an array of tables it goes by a table's own `path`, not by its index."""
-
-
 Schema = Mapping[str, "ValueKind | Schema | Tables | RemovedKey"]
 
 

@@ -12,24 +12,12 @@ import msgspec
 from fusefs.core.errors import TrashdError
 
 SWITCH: Final = "/sys/module/fuse/parameters/enable_uring"
-
 """The machine's, for every user's FUSE mount."""
-
-
 _SINCE = (6, 14)
-
-
 _TRUSTED = {(6, 18): 42, (7, 1): 6}
-
 """The first release of each series that has the mends of what ends a mount, and of what waits for ever."""
-
-
 _TRUSTED_SINCE = (7, 2)
-
-
 _RELEASE = re.compile(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?", re.ASCII)
-
-
 _NOBODY, _GROUP_ONLY = 2, 1
 
 
@@ -129,12 +117,8 @@ ON: Final = {
     FastPath.PASSTHROUGH: "reads, writes and mmap go to the file below, past the daemon",
     FastPath.LISTINGS: "the kernel lists an unchanged directory without a request",
 }
-
 """What each does where nothing limits it."""
-
-
 SLOW: Final = "SRC answers slowly: Python answers from memory, and has threads ask for the rest"
-
 """What limits the engine for now."""
 
 

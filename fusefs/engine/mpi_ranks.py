@@ -30,10 +30,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.8
-
 """Between two looks: each is twice as long as the one before."""
-
-
 T = TypeVar("T")
 
 
@@ -55,13 +52,8 @@ def seen_in_time(look: Callable[[], T], most_s: float, *unseen: type[Exception])
 
 
 _MOST_OPEN = 256
-
-
 _PATIENCE_S = 1.5
-
 """How long a name is looked for that another machine has just made: caches of names last a second, mostly."""
-
-
 _UNSEEN = (errno.ENOENT, errno.ESTALE)
 
 
@@ -153,14 +145,10 @@ class DirectoriesByPath:
 
 
 _SLICE_S = 0.25
-
 """Of a slice, at least: beside that its messages, and its directory opened anew, cost little. With 50 ms 16 ranks of 4
 threads on a server of 10 ms a call had half the rate on two cores (measured: bench/nodes.py).
 """
-
-
 PLANNING_S = 0.0004
-
 """Of the first rank for a slice, about twice: slices are as much longer as there are workers, so that it keeps up."""
 
 
@@ -420,17 +408,10 @@ class SlicesOfThreads(Generic[Work, Done]):
 
 
 _POLL_S, _LONGEST_POLL_S = 0.0005, 0.004
-
 """Between two looks whether something came: of one that just had something to do, and of one that has not."""
-
-
 _BUSY_POLL_S = 0.05
-
 """Of a rank whose threads all have something to do: nothing that it is sent is in haste."""
-
-
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-
 """Where mpiexec or srun say how many ranks there are."""
 
 

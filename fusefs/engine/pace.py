@@ -1,4 +1,8 @@
-"""The pace of a removal, asked before each slice: measured from the machine's load in the workers' common rests."""
+"""The pace of a removal, asked before each slice: measured from the machine's load in the workers' common rests.
+
+In the foreground a removal, or a walk, goes at the user's limits alone, or by what others on the disk feel. The latter
+needs no privilege: every user can read the pressure, and the probe is written to the user's own folder.
+"""
 
 from __future__ import annotations
 
@@ -34,31 +38,17 @@ from fusefs.core.pacing import (
 from fusefs.core.results import Stops
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.metadata_writeback import MetadataWriteback
-from fusefs.linux.pressure import DeviceCounters, Psi, StallTimes
+from fusefs.linux.pressure import DeviceCounters, MetadataWriteback, Psi, StallTimes
 
 GLANCE_S = 0.2
-
 """How long a change of mind may go unseen."""
-
-
 _NAP_S = 0.002
-
 """Shorter waits than that are slept through: no stop is looked for in them."""
-
-
 _GAP_S = 0.0002
-
 """Between two looks whether the device has a gap for us."""
-
-
 _MAKES_UP = 5.0
-
 """A slice that waited for a gap takes up to so many times as much, for those that it would have taken meanwhile."""
-
-
 _PATIENCE_S = 0.1
-
 """On a device that never has one we take our small slice all the same: it must not starve."""
 
 
@@ -274,29 +264,14 @@ def _changed(allowance: TokenBucket | None, per_s: int | None, now_s: float, sli
 
 
 _BEFORE_LOOK_S = 0.02
-
 """Small orphans are gone before a look is due."""
-
-
 _EARLY_S = 0.002
-
 """A look that should be in a rest is not left to its last moment."""
-
-
 _LATE_S = 0.01
-
-
 _PROBE_EVERY_S, _OFTEN_S = 10.0, 1.1
-
-
 _WRITE_BACK_EVERY_S, _WRITTEN_BACK_S = 0.09, 0.02
-
 """As often as a tick; and so long before a rest, where it would be taken for another's load."""
-
-
 _PROBE = bytes(4096)
-
-
 _KEPT_PROBES = 5
 
 

@@ -1,4 +1,9 @@
-"""Running slices of work at a pace, alone or by worker processes or threads, until none is left or it is stopped."""
+"""Running slices of work at a pace, alone or by worker processes or threads, until none is left or it is stopped.
+
+On a local filesystem an unlink takes microseconds, and with threads Python's lock would be the bottleneck: workers are
+processes forked from this one, which get slices over a socket, their directories as fds. Where a server is waited for,
+threads do.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +47,8 @@ class SliceOutcome(HasFds, SliceDone, Protocol):
 
 
 Work = TypeVar("Work", bound=HasFds)
-
-
 Done = TypeVar("Done", bound=SliceOutcome)
-
-
 _Work_contra = TypeVar("_Work_contra", bound=HasFds, contravariant=True)
-
-
 _Done_co = TypeVar("_Done_co", bound=SliceOutcome, covariant=True)
 
 

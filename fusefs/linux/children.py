@@ -18,19 +18,10 @@ from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 
 _MESSAGE_MAX = 256 * 1024 * 1024
-
-
 _HEAD = struct.Struct("=QI")
-
-
 _MAX_FDS = 253
-
 """SCM_MAX_FD, unix(7)"""
-
-
 _FD_BYTES = struct.calcsize("i")
-
-
 _GLANCE_MS = 200
 
 
@@ -108,18 +99,10 @@ def _read(channel: socket, size: int, wait: Callable[[], None]) -> bytes:
 
 
 Ask = Callable[[bytes], bytes]
-
 """Puts a question to the process that we act for, and returns its answer."""
-
-
 _NOBODY_GID = 65534
-
-
 _QUESTION, _RESULT = b"q", b"r"
-
-
 _PLACES = (b"RUNTIME_DIRECTORY", b"STATE_DIRECTORY", b"XDG_RUNTIME_DIR", b"XDG_STATE_HOME")
-
 """Variables that say where a user's files are: those that we were started with say it of us."""
 
 
@@ -222,21 +205,11 @@ def _serve(pid: int, channel: socket, answer: Ask) -> bytes:
 
 
 T = TypeVar("T")
-
-
 LIMIT_S = 3.0
-
 """How long one answer may take."""
-
-
 _END_S = 0.2
-
 """How long one that was killed may take to end, unless it hangs."""
-
-
 _STANDARD = 3
-
-
 _MOST_FDS = 1 << 20
 
 

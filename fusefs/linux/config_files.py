@@ -19,8 +19,6 @@ from fusefs.linux.kernel import OTHERS_WRITE
 from fusefs.linux.user_ids import gid_of, uid_of
 
 SYSTEM_DIR = b"/etc/trashd"
-
-
 _PLANS, _ENDING = b"plan.d", b".toml"
 
 

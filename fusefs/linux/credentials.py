@@ -1,4 +1,9 @@
-"""Credentials: the capabilities that root's daemon keeps, and one call made as another user."""
+"""Credentials: the capabilities that root's daemon keeps, and one call made as another user.
+
+The C library's calls for ids take all threads along, and are not for this: what is used here is one thread's alone. The
+kernel counts each of these changes as one of privileges: the process is not dumpable and has no parent-death signal
+from then on, and nothing of ours rests on either.
+"""
 
 from __future__ import annotations
 
@@ -14,26 +19,12 @@ from typing import NamedTuple, NoReturn, ParamSpec, TypeVar
 from fusefs.linux.syscalls import capget, capset, prctl, setfsgid, setfsuid, setgroups
 
 _PR_CAPBSET_DROP = 24
-
-
 _PR_GET_SECUREBITS = 27
-
-
 _PR_SET_SECUREBITS = 28
-
-
 _SECBIT_NO_SETUID_FIXUP = 1 << 2
-
-
 _VERSION_3 = 0x20080522
-
-
 _SETS = struct.Struct("=6I")  # effective, permitted, inheritable; then the same of capabilities 32 and above
-
-
 _N_KEPT = 64
-
-
 _HEADER = struct.pack("=Ii", _VERSION_3, 0)
 
 
@@ -121,18 +112,10 @@ def _sets() -> bytes:
 
 
 P = ParamSpec("P")
-
-
 R = TypeVar("R")
-
-
 NO_GROUP = 0xFFFF_FFFE
-
 """The last one there can be, which nothing belongs to."""
-
-
 NO_ID = 0xFFFF_FFFF
-
 """No id: setfsuid(2) and its like then change nothing, and return the present one."""
 
 

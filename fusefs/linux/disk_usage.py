@@ -1,4 +1,13 @@
-"""Disk usage as filesystems report it: sums without a walk, shared extents, and archived (HSM) files."""
+"""Disk usage as filesystems report it: sums without a walk, shared extents, and archived (HSM) files.
+
+CephFS keeps sums of each directory; JuiceFS's Enterprise Edition tells them as a directory's size, the community's as
+nothing (`juicefs summary` is a walk, by its daemon); btrfs has them of a subvolume whose quota groups are on. A project
+quota is no answer: it counts all that has the project's id, as the fresh directory of a swap has, and what was in the
+tree before it got the id may not have it.
+
+Whether a file is archived is judged by its stat, on filesystems that have archives only. A file that is one hole, or
+that a ZFS below has compressed to nothing, looks the same.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +25,14 @@ from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, FUSE_MAGIC, TMPFS_MAGIC,
 from fusefs.linux.mountinfo import read_mounts
 
 _RBYTES, _RENTRIES = "ceph.dir.rbytes", "ceph.dir.rentries"
-
-
 _NUMBER = re.compile(rb"[0-9]{1,18}")
-
-
 _JUICEFS, _JUICEFS_PLAIN_BYTES = b"fuse.juicefs", 4096
-
 """All directories of JuiceFS's community edition have that size."""
-
-
 _SUBVOLUME_INO = 256
-
-
 _INO_LOOKUP, _FS_INFO, _ROOTREF = 0xD0009412, 0x8400941F, 0xD000943D
-
-
 _TREE = struct.Struct("=QQ")  # subvolume (0: the fd's), inode
-
-
 _FSID = slice(16, 32)
-
-
 _N_INNER = 4088
-
-
 _SYSFS = "/sys/fs/btrfs"
 
 
@@ -121,30 +113,14 @@ def _line(path: str) -> bytes | None:
 
 
 _SHARING = frozenset({BTRFS_MAGIC, XFS_MAGIC, 0xCA451A4E})
-
 """btrfs, xfs, bcachefs"""
-
-
 _NOT_SHARING = frozenset({EXT_MAGIC, TMPFS_MAGIC, 0xF2F52010})
-
 """ext4, tmpfs, f2fs"""
-
-
 _FS_IOC_FIEMAP = 0xC020660B
-
-
 _HEADER = struct.Struct("=QQIIII")  # start, length, flags, extents told, extents wanted
-
-
 _EXTENT = struct.Struct("=QQQ16xI12x")  # logical, physical, length, flags
-
-
 _LAST, _SHARED = 0x0001, 0x2000
-
-
 _AT_ONCE = 256
-
-
 _WHOLE = (1 << 64) - 1
 
 
@@ -196,12 +172,8 @@ def _extents(kernel: Kernel, fd: Fd) -> Iterator[_Extent]:
 
 
 _BLOCKS_OF_RELEASED = {0x0BD00BD0: 1, 0x47504653: 0}
-
 """Lustre tells one block of a released file, lest tar takes it for a hole (LU-3864); Storage Scale none."""
-
-
 _SMALL_BYTES = 4096
-
 """Scale keeps what is small in the inode, and Lustre may tell one block of a page that is not yet written."""
 
 

@@ -1,4 +1,10 @@
-"""Probes of a filesystem: what a store relies on, renames, case-insensitive directories, and mergerfs's branches."""
+"""Probes of a filesystem: what a store relies on, renames, case-insensitive directories, and mergerfs's branches.
+
+Whatever a killed trial left in the directory where it was tried has one beginning of a name. A user who may write above
+it could give that name to any directory of ours: nothing else in it is removed, and it stays then.
+
+Source  mergerfs 2.33, src/fuse_rename.cpp and the chapter on extended attributes of its README
+"""
 
 from __future__ import annotations
 
@@ -20,23 +26,11 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import NO_EXCHANGE, NO_TMPFILE
 
 _NO_LINK = NO_TMPFILE | {errno.ENOENT, errno.EPERM, errno.EXDEV, errno.EMLINK}
-
-
 _CONTENT = b"trashd\n"
-
-
 _NOBODY = 65534
-
-
 _ONE, _OTHER, _MOVED, _CLOSED = (Name(name) for name in (b"one", b"other", b"moved", b"closed"))
-
-
 _OPEN_TO_ALL, _READ_ONLY = 0o777, 0o755
-
-
 TRIAL = b"trial-"
-
-
 _MAX_DEPTH = 4
 
 
@@ -188,63 +182,27 @@ def _discard(kernel: Kernel, dir_fd: int, name: bytes, depth: int) -> None:
 
 
 _EXT, _F2FS, _TMPFS, _OVERLAY, _XFS = 0xEF53, 0xF2F52010, 0x01021994, 0x794C7630, 0x58465342
-
-
 _BTRFS, _RAMFS, _GFS2, _OCFS2, _LUSTRE = 0x9123683E, 0x858458F6, 0x01161970, 0x7461636F, 0x0BD00BD0
-
-
 _FAT, _EXFAT, _NTFS, _NTFS3, _HFS, _HFS_PLUS = 0x4D44, 0x2011BAB0, 0x5346544E, 0x7366746E, 0x4244, 0x482B
-
-
 _SMB, _CIFS, _SMB2, _NCP, _VBOX = 0x517B, 0xFF534D42, 0xFE534D42, 0x564C, 0x786F4256
-
-
 _AFFS, _ADFS, _HPFS = 0xADFF, 0xADF5, 0xF995E849
-
-
 _EXACT = frozenset({_BTRFS, _RAMFS, _GFS2, _OCFS2, _LUSTRE})
-
-
 _FOLDING = frozenset(
     {_FAT, _EXFAT, _NTFS, _NTFS3, _HFS, _HFS_PLUS, _SMB, _CIFS, _SMB2, _NCP, _VBOX, _AFFS, _ADFS, _HPFS}
 )
-
-
 _FLAGGED = frozenset({_EXT, _F2FS, _TMPFS, _OVERLAY})
-
 """A directory of these has a flag for it. All others are tried."""
-
-
 _INCOMPATIBLE, _INCOMPATIBLE_AT, _EXT4_CASEFOLD = struct.Struct("<I"), 1024 + 0x60, 0x20000
-
 """s_feature_incompat of an ext4 superblock."""
-
-
 _TMPFS_FEATURE: Final = "/sys/fs/tmpfs/features/casefold"
-
 """Of a kernel since Linux 6.13 that has it."""
-
-
 _FS_IOC_GETFLAGS = 0x80086601
-
-
 _FLAGS = struct.Struct("=I4x")
-
-
 _FS_CASEFOLD_FL = 0x40000000
-
-
 _XFS_IOC_FSGEOMETRY_V1 = 0x80705864
-
-
 _XFS_GEOMETRY = struct.Struct("=92xI16x")
-
 """struct xfs_fsop_geom_v1: its flags alone."""
-
-
 _XFS_FSOP_GEOM_FLAGS_DIRV2CI = 1 << 12
-
-
 _N_TRIED = 256
 
 
@@ -330,8 +288,6 @@ def _finds_another_spelling(fd: Fd) -> bool | None:
 
 
 _CONTROL = b".mergerfs"
-
-
 _KEEPS_PATHS = (b"ep", b"msp")
 
 

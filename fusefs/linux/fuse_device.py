@@ -17,33 +17,16 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import new_mount
 
 _DEVICE = "/dev/fuse"
-
-
 _BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
-
-
 _MAP = struct.Struct("=iIQ")
-
-
 _ID = struct.Struct("=I")
-
-
 _NOTIFY_INVAL_INODE, _NOTIFY_INVAL_ENTRY, _NOTIFY_PRUNE = 2, 3, 9
-
-
 _INVAL_INODE = struct.Struct("=IiQQqq")
-
 """fuse_out_header (length, code, 0: no answer to a request) and fuse_notify_inval_inode_out (nodeid, first byte, number
 of bytes; 0: all): a first byte below 0 means the attributes alone."""
-
-
 _INVAL_ENTRY, _EXPIRE_ONLY = struct.Struct("=IiQQII"), 1
-
 """fuse_out_header and fuse_notify_inval_entry_out (nodeid of the directory, length of the name that follows, flags)."""
-
-
 _PRUNE = struct.Struct("=IiQIIQ")
-
 """fuse_out_header and fuse_notify_prune_out (how many nodeids follow)."""
 
 
@@ -177,8 +160,6 @@ def _has_ended(pid_fd: int, limit_s: float) -> bool:
 
 
 _PROGRAM = "fusermount3"
-
-
 _CHANNEL = "_FUSE_COMMFD"
 
 

@@ -19,66 +19,27 @@ from fusefs.linux.runtime_directories import HOME
 from fusefs.linux.syscalls import AT_EMPTY_PATH
 
 MS_RDONLY = 1
-
-
 MS_NOSUID = 2
-
-
 MS_NODEV = 4
-
-
 MS_NOEXEC = 8
-
-
 MS_SYNCHRONOUS = 16
-
-
 MS_DIRSYNC = 128
-
-
 MS_NOSYMFOLLOW = 256
-
-
 MS_POSIXACL = 1 << 16
-
-
 MNT_FORCE = 1
-
-
 MNT_DETACH = 2
-
-
 UMOUNT_NOFOLLOW = 8
-
-
 _OPEN_TREE_CLONE = 1
-
-
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
-
-
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
-
-
 _CLOEXEC = 1
-
-
 _MS_REMOUNT, _MS_PRIVATE, _MS_RELATIME = 1 << 5, 1 << 18, 1 << 21
-
-
 _NO_FD = -1
-
-
 _OF_A_FILESYSTEM = {MS_RDONLY: b"ro", MS_SYNCHRONOUS: b"sync", MS_DIRSYNC: b"dirsync"}
-
-
 _OF_A_MOUNT = {
     MS_RDONLY: 1, MS_NOSUID: 2, MS_NODEV: 4, MS_NOEXEC: 8, MS_NOSYMFOLLOW: 0x200000,
 }  # fmt: skip
-
 """What mount(2) takes as a flag, in fsconfig(2) and as an attribute in fsmount(2)."""
-
-
 _FUSE_DEVICE = b"/dev/fuse"
 
 
@@ -174,10 +135,7 @@ def unmount(point: bytes, flags: int = 0) -> None:
 
 
 _SLUG_MAX_BYTES = 60
-
-
 _NAMESPACES = ("/proc/self/ns/mnt", "/proc/1/ns/mnt")
-
 """Ours, and the machine's: systemd gives a service its own, a slave of that."""
 
 
@@ -208,8 +166,6 @@ def is_claimed(target: bytes) -> bool:
 
 
 _FSTAB, _OF_UNITS = b"/etc/fstab", b"/etc/trashd/mounts"
-
-
 _OPTIONS = b"OPTIONS="
 
 

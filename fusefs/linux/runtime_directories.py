@@ -13,7 +13,6 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 
 NEW = b".new"
-
 """What the name of an unfinished one ends with."""
 
 
@@ -123,21 +122,11 @@ class PrivateDirectory:
 
 
 HOME = b"/run/trashd"
-
 """Of root's: the directory of the directories of its mounts and its service."""
-
-
 SYSTEM_RUNTIME = HOME + b"/reaper"
-
-
 _SYSTEM_STATE = b"/var/lib/trashd"
-
-
 _STATE_HOME, _OURS = b".local/state", b"trashd"
-
-
 STATE_BELOW_HOME = _STATE_HOME + b"/" + _OURS
-
 """Where a user's state is without $XDG_STATE_HOME."""
 
 

@@ -213,8 +213,6 @@ class _DeviceNumbers(dict[int, int]):
 
 device_number: Callable[[int], int] = _DeviceNumbers().__getitem__
 """A device as os.stat tells it, of a struct statx's."""
-
-
 _TOLD = statx_fields("mask", "attributes", "ino", "btime_s", "btime_ns", "dev", "mnt_id")
 
 

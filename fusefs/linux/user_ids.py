@@ -12,8 +12,6 @@ from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 
 _FILE = b"/etc/subuid"
-
-
 _MAX_BYTES = 1 << 20
 
 
@@ -71,7 +69,6 @@ def _holder(name: str, start: int) -> int:
 
 
 _ID_MAX = (1 << 32) - 2
-
 """The largest id; the number after it means "no id" to the kernel."""
 
 

@@ -21,7 +21,7 @@ from fusefs.core.results import KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKN
 from fusefs.linux.fd import Fd
 from fusefs.linux.file_locks import flock_holders, uids_of
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
-from fusefs.linux.restored_mark import restored_ns
+from fusefs.linux.xattrs import restored_ns
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.request import Action, ActionPlace, ActionResult
 

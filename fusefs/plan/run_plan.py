@@ -1,4 +1,9 @@
-"""Running a plan's rules one after the other: by entry, or by units (what lies directly in a directory)."""
+"""Running a plan's rules one after the other: by entry, or by units (what lies directly in a directory).
+
+Of a unit the newest file inside decides. A directory's own time says only that a name in it changed, so that it counts
+for an empty one only. The walk ends at the first young file: of a tree that is in use one file is seen, more often
+than not.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ from fusefs.core.selection import KINDS, Field, Matcher, Selection, letter_of
 from fusefs.engine.pace import SetsSpeed, pacer_in
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.restored_mark import restored_ns
+from fusefs.linux.xattrs import restored_ns
 from fusefs.plan.keep_guard import Locking, find_lock, why_exempt, why_held, why_kept, why_locked, why_spared
 from fusefs.plan.purge_lists import CountedPurges, open_lists
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount, Scope
@@ -63,15 +68,9 @@ from fusefs.sweep.request import (
 from fusefs.sweep.run import NOTHING_SPECIAL, run
 
 MOUNTED = "something is mounted in it"
-
-
 _PATH_MAX_BYTES = 1 << 16
-
 """Each directory is opened by its path from the unit on: a chain of a million would take hours."""
-
-
 _NEVER_NS = 1 << 63
-
 """The birth of a file on a filesystem that keeps none: it is never called old."""
 
 
@@ -287,10 +286,7 @@ class _UnitLook:
 
 
 _ALL = Selection(types=frozenset(KINDS))
-
-
 _Ways = Mapping[bytes, frozenset[Identified]]
-
 """To the purge lists of all rules, by their directory."""
 
 

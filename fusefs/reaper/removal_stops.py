@@ -1,4 +1,24 @@
-"""What holds a removal up: an inner store with content, directories that came late, a server's outage."""
+"""What holds a removal up: an inner store with content, directories that came late, a server's outage.
+
+A store that holds nothing, and what a third user made to look like one, is removed like everything else: no user can
+make another's orphan last for ever.
+
+A process with an old fd or working directory in a victim can move directories of others into the orphan for as long as
+it waits. Files need no care: a user who may rename one may unlink it. A directory is moved with all that is in it, by a
+user who may write in it, who need not be one who may delete that. A rename changes a directory's ctime, which can't be
+set; so a directory is in doubt if it was changed since the tree came, unless nobody but the asker and root can have
+moved it. What has a ctime from before has the entries that it had then, and so on upwards.
+
+The reaper changes directories too. What it enters becomes, first of all, its user's own where no other user writes:
+that is in no doubt the next time, and keeps others out. Directories of others it can't make so (unless it is root's):
+a reap that is asked to stop, or fails in one, notes them. One that is killed leaves them in doubt.
+
+Outages are waited for off local filesystems only. Any error of that kind may be about one entry, or about what one of
+many servers keeps: so the container is asked for a name that no cache knows. If that is answered, the failure is one in
+doubt: all else goes, and what is left over in the end is tried again. If its error says that nobody answers, that goes
+on to the limit; after EIO and ESTALE, which an entry may have for good, twice. After each wait nothing is believed that
+was open before: the container is claimed anew by its name, with its lock, and all below it is opened again.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +49,7 @@ from fusefs.store.find_stores import Thing, things_in
 from fusefs.store.layout import TREE, is_stores_own
 
 _BEGINS = ".trashd"
-
 """What the names of stores begin with: cheaper to ask, for each directory, than `is_stores_own`."""
-
-
 _MAY_BE_PINNED = (State.ORPHANS, State.STAGE, State.RESTORING)
 
 
@@ -118,13 +135,8 @@ def _may_be_pinned(kernel: Kernel, folder: Fd, thing: Thing) -> bool:
 
 
 _SUBVOLUME_INO = 256
-
-
 _CLOCK_REALTIME_COARSE = 5
-
 """What the kernel takes a time of change from, <linux/time.h>."""
-
-
 _TICKS, _TICK_S = 50, 0.001
 
 
@@ -248,25 +260,13 @@ CUT_OFF = frozenset(
         errno.ETIMEDOUT,
     }
 )
-
 """They say that nobody answers."""
-
-
 DOUBTFUL = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE})
-
 """The server is away, or this entry can't be had."""
-
-
 COMMAND_LIMIT_S = 120.0
-
 """Somebody looks at it. NFS's grace (90 s) and the restart of a server, or its replacement, are shorter."""
-
-
 DOUBT_PAUSES_S = (0.5, 2.0)
-
 """Before what failed in doubt is tried again."""
-
-
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 

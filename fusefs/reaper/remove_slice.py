@@ -3,6 +3,10 @@ mount, or up again (I6).
 
 What is named is unlinked first and asked afterwards: the kernel says EISDIR of a directory, so that no file costs
 a stat, and nothing that lies about its type is ever descended into.
+
+A large file is cut in steps, at a pace, and only when no other process sees it: a write lease says that none has it
+open, and after the unlink no link is left. Without the second check a link made in between would lose its content
+(measured).
 """
 
 from __future__ import annotations
@@ -42,8 +46,6 @@ from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.layout import HOISTED
 
 _FOR_WRITING = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
-
-
 _FOR_LOOKING = os.O_PATH | os.O_NOFOLLOW
 
 
@@ -130,25 +132,12 @@ class LargeFiles:
 
 
 _CHUNK, _SERVERS_CHUNK = 1024, 128
-
-
 _MOST_FRAMES = 400
-
 """Where directories can't be renamed up (another project or subvolume in the tree) fds are what bounds the depth."""
-
-
 _LOOKED_AT = os.O_PATH | os.O_NOFOLLOW
-
-
 _DENIED = (errno.EACCES, errno.EPERM)
-
-
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
-
-
 _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
-
-
 T = TypeVar("T")
 
 

@@ -3,6 +3,9 @@
 It is forked before the service starts its loop, does what it is asked, and dies with the service, as its children
 die with it. What it is told by the service it believes; what a user wrote it never sees. A child acts for a user; or it
 reads users' registries for root's service, and may wait for a disk or a user: the service does not.
+
+A child does one order at a time and listens while it works: for another tempo, or the order to leave it where it is. It
+alone reads its user's files, and deletes as that user.
 """
 
 from __future__ import annotations
@@ -82,13 +85,8 @@ from fusefs.store.store_registry import LineOf, stores_at_roots, stores_of_users
 from fusefs.store.tidy_folder import tend
 
 _PAGE_BYTES = MESSAGE_MAX // 4
-
-
 _MOST_QUARANTINED, _LONG = 50, 1500
-
 """Told at a start, for root to take over, if they fit into the message; the rest is left for an administrator."""
-
-
 _TOLD_PROBLEMS, _TOLD_CHARS = 20, 300
 
 
@@ -511,36 +509,17 @@ def _ended(reaped: Reaped) -> OrphanEnded:
 
 
 _PACKET_MAX = 1 << 16
-
-
 _MAX_FDS = 8
-
-
 _GO = b"go"
-
 """To a child that might have ended, and been buried, before the service has its pidfd."""
-
-
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
-
 """The service decides when its processes end."""
-
-
 _ANSWERS = 64
-
-
 _MOST_STORES = 100
-
 """Of one user's own that are served."""
-
-
 TakesRegistry = Callable[[UserRegistry, Fd | None], None]
-
 """Gets what a user's registry names, and its directory (O_PATH), which is open for that long."""
-
-
 _MOST_BYTES, _LINE_BYTES = MESSAGE_MAX * 3 // 4, 700
-
 """Of a message, and what a line has besides its path: a user with very long paths has fewer stores served."""
 
 

@@ -18,7 +18,7 @@ import msgspec
 from fusefs.core.config import Config
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import quote, unquote
-from fusefs.linux.disks import Disk
+from fusefs.linux.mountinfo import Disk
 from fusefs.linux.runtime_directories import make_dir, replace_file
 from fusefs.service.open_volume import Unproven
 from fusefs.store.init_store import read_chosen

@@ -19,11 +19,10 @@ from fusefs.core.identity import Likelihood, compare
 from fusefs.core.names import STORE, Name, whose_store
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.service_status import UNSEEN, VolumePhase, VolumeStatus
-from fusefs.linux.disks import Disk, disk_of
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.mount_calls import is_claimed
-from fusefs.linux.mountinfo import Mount, MountView, find_mount, find_place, read_mounts, views
+from fusefs.linux.mountinfo import Disk, Mount, MountView, disk_of, find_mount, find_place, read_mounts, views
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.linux.untrusted_path import open_way
 from fusefs.service.node_files import HeldBeat, hold_beat

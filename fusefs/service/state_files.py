@@ -1,4 +1,7 @@
-"""The service's small files: its status, pauses that only its own user writes, and the clock for its successor."""
+"""The service's small files: its status, pauses that only its own user writes, and the clock for its successor.
+
+What each user's orphans take is in files that only that user may read, and in one that only root may.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,9 @@ from fusefs.linux.machine_identity import boot_id, clocks_ns
 from fusefs.linux.runtime_directories import NEW, make_dir, replace_file
 
 FILE = b"status.json"
-
-
 _SIZES_DIRECTORY, _ALL_SIZES = b"sizes", b"all"
-
-
 _STATUS_MOST_BYTES = 64 << 20
-
-
 Held = dict[str, tuple[HeldByUser, ...]]
-
 """By the path of a volume, as the status has it."""
 
 
@@ -113,14 +109,8 @@ def read_held(runtime: bytes) -> Held:
 
 
 _PAUSE_DIRECTORY = b"pause"
-
-
 _ALL_VOLUMES = b"all"
-
-
 _PAUSE_MOST_BYTES = 16_384
-
-
 _FOREVER_S = 10 * 365 * 86_400.0
 
 
@@ -199,11 +189,7 @@ def _name(volume: bytes | None) -> bytes:
 
 
 _FILE = b"clock.json"
-
-
 _COMMANDS_FILE = b"clock-of-commands.json"
-
-
 _CLOCK_MOST_BYTES = 4096
 
 

@@ -15,30 +15,15 @@ from fusefs.service.messages import DueContainer, Measure, Order, ReadRecords, R
 from fusefs.store.user_folders import FolderRefusal
 
 BATCH = 20
-
 """Orphans in one order: most are small, and each order costs a round trip."""
-
-
 _ENOUGH_DUE = 500
-
 """With so many due it is time to reap, and to look on later."""
-
-
 _MOST_REMEMBERED = 1000
-
-
 _LEAST_OF_PART = 20
-
 """Orphans that are remembered of each store of a user who has folders in many."""
-
-
 _MOST_MEASURED = 5
-
 """Attempts to measure an orphan while the disk is idle."""
-
-
 _SLACK_NS = 5_000_000_000
-
 """What was made while a page was read may be on it or not."""
 
 

@@ -1,4 +1,10 @@
-"""Work on an opened volume: which user's turn it is, what is done in it, how fast, until nothing is due any more."""
+"""Work on an opened volume: which user's turn it is, what is done in it, how fast, until nothing is due any more.
+
+Turns are start-time fair queueing: the user who had least comes next. A new one begins where the others are, so is
+next, and no time is saved up by staying away. A user with subordinate uids has one person's share for all.
+
+Source  Goyal, Vin, Chen: Start-time fair queueing (1996)
+"""
 
 from __future__ import annotations
 
@@ -41,7 +47,6 @@ from fusefs.store.swap import own_folder
 from fusefs.store.user_folders import open_user
 
 UserOrder = Callable[[int], int]
-
 """Of users who had as much as each other, who comes first: whoever has the least number."""
 
 
@@ -112,20 +117,11 @@ class _TimeShares:
 
 
 _LOG = logging.getLogger(__name__)
-
-
 _MOST_HELD = 16
-
 """Removals that are held half-way at a time: more are parked."""
-
-
 _MOST_IDLE = 4
-
 """Children that wait for something to do, at a time."""
-
-
 _ROOTS_MOST = 1000
-
 """Orphans of root's that are remembered of a store where root had none before."""
 
 

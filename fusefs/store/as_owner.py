@@ -3,6 +3,20 @@
 Root swaps into root's folder, where only root can put anything in the fresh directory's place. Only then the old
 tree goes over, by one rename into a container that a process of its owner staged: of what that user could choose
 nothing ever has the name. Until it is handed over, it is root's, which the record says, and is not reaped unasked.
+
+At the one name that an administrator gave, root renames for that process, on its request. Of what lies in a user's
+container root believes nothing that it has not checked itself, before and after the rename: to the name comes what
+the record names; anything else goes back.
+
+`swap --for-owner`: root swaps into root's folder, where only root can put anything in the fresh directory's place. Only
+then the old tree goes over, by one rename into a container that a process of its owner staged: of what that user could
+choose nothing ever has the name. Until then it is root's, which the record says, and is not reaped unasked.
+
+Seizing (`reap --force`): root takes the container out of a user's quarantine into root's own folder. Where its owner
+may rename, root must not work by name: a claim there would make root's records and directories in the user's folder,
+and read the user's. So root moves the whole container, as `trashd rm` would, by one rename between two directories
+that it holds open: what comes after is root's own orphan, which root asked for, and root reaps it in a folder that no
+other user can enter (I13). Root locks the record, which it never reads, so that no reaper and no restore is at it.
 """
 
 from __future__ import annotations
@@ -57,11 +71,7 @@ from fusefs.store.victim import Victim, mount_of
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename
 
 T = TypeVar("T")
-
-
 _FILES_TOO = (Method.REMOVED, Method.DROPPED)
-
-
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFREG: "a file",
@@ -71,10 +81,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-
-
 ITS_OWNERS = "look at it with ls; its owner can restore it himself: trashd restore ID --to PATH"
-
 """A hint for what root does not put into place."""
 
 

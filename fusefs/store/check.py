@@ -20,7 +20,6 @@ from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
-from fusefs.store.adopt import AdoptionProblem, refused
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount
 from fusefs.store.container import UNFINISHED_PREFIX, ClaimLost, HeldContainer, hold
 from fusefs.store.layout import (
@@ -41,6 +40,7 @@ from fusefs.store.layout import (
     open_store,
 )
 from fusefs.store.pointers import MOST_READ, pointed
+from fusefs.store.recover import AdoptionProblem, refused
 from fusefs.store.registry_lines import registered, why_unread
 from fusefs.store.reserve import has_spare_space, is_stocked, is_used
 from fusefs.store.stage import identify_at

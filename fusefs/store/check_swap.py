@@ -1,4 +1,4 @@
-"""`trashd check`: what a swap would do, found out by its own functions up to the exchange."""
+"""`trashd check`: a swap up to the exchange, and undone; all that is made for it is empty, ours, and gone again."""
 
 from __future__ import annotations
 

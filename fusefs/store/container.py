@@ -35,18 +35,10 @@ from fusefs.store.layout import (
 )
 
 UNFINISHED_PREFIX = FRESH + b"."
-
 """How the name of a directory begins that is being made for a sweep's tree, or for its origin, beside the tree."""
-
-
 GONE = (errno.ENOENT, errno.ESTALE)
-
 """What a server says of what another node removed."""
-
-
 _PATIENCE, _PAUSE_S = 100, 0.01
-
-
 _TICK_S = 0.001
 
 
@@ -331,7 +323,6 @@ def flush(held: HeldContainer) -> None:
 
 
 _NOTING, _NOTING_S = 20, 0.025
-
 """How often, and how far apart, what is locked is tried: a record that is rewritten is flushed twice."""
 
 

@@ -1,4 +1,13 @@
-"""Finding stores: all those that a command is about, and those inside a directory that is to go."""
+"""Finding stores: all those that a command is about, and those inside a directory that is to go.
+
+What an inner store holds counts if no other user can have put it there: the store is one of certain owners, as is what
+it holds, and none but these can have written there. Where that can't be seen for want of permission, something is
+there.
+
+No tree is walked to find one. Pointers in upper stores name lower ones, the caller's own or, for root, all users'; the
+caller's registry names those in use. What they say leads to a check, and to nothing else, so that a false one is
+worth nothing.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +57,9 @@ _NO_VOLUMES = frozenset(
     b"proc sysfs cgroup cgroup2 devpts devtmpfs securityfs debugfs tracefs pstore bpf mqueue hugetlbfs autofs "
     b"binfmt_misc configfs fusectl rpc_pipefs nsfs squashfs erofs iso9660".split()
 )
-
-
 _FOUND = b"found"
-
-
 _BELIEVED_S = 1.0
-
 """For how long what was found at all places is believed: a command discovers stores several times in that."""
-
-
 Place = TypeVar("Place")
 
 
@@ -310,22 +312,12 @@ def with_lower(folder: UserFolder) -> Iterator[UserFolder]:
 
 
 _AREAS = (USERS, NEW)
-
 """Where users' folders are."""
-
-
 _MOST_FOLDERS, _MOST_ASKED = 2000, 100
-
 """Users whose pointers root looks for, and those of them who have any and are asked: the remover stops at the rest."""
-
-
 _MOST_LOOKED_AT = 200
-
 """Stores: a user who notes thousands delays no other for long."""
-
-
 _Noted = tuple[int, RelPath]
-
 """The user who noted a store, and the directory that holds it, relative to the one that was asked about."""
 
 

@@ -12,11 +12,10 @@ from fusefs.core.errors import BrokenStore, Busy, NoStore, NotPermitted, TrashdE
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.names import STORE, Name, VolumeId, join, user_store, whose
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.linux.disks import disk_of
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
-from fusefs.linux.mountinfo import below, find_mount, read_mounts
+from fusefs.linux.mountinfo import below, disk_of, find_mount, read_mounts
 from fusefs.linux.runtime_directories import lasting_dir, make_dir, replace_file
 from fusefs.store.backing_and_mount import (
     ABSENT,
@@ -77,8 +76,6 @@ from fusefs.store.tidy_folder import look_over
 from fusefs.store.user_folders import MOUNTED
 
 _FILE = b"chosen-disks"
-
-
 _MOST_BYTES = 1 << 16
 
 

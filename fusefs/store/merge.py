@@ -19,7 +19,7 @@ from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.results import NOT_GIVEN
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.restored_mark import mark_restored
+from fusefs.linux.xattrs import mark_restored
 from fusefs.store.backing_and_mount import BackingAndMount, between, wholly_beneath
 from fusefs.store.container import HeldContainer, drop_empty_tree, flush, forget_size, move, open_inside
 from fusefs.store.deep_path import DeepOpener, walk_inwards

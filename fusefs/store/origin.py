@@ -1,4 +1,13 @@
-"""Where a tree came from, reached beneath the store's base, and the entries that `swap --keep` leaves in view there."""
+"""Where a tree came from, reached beneath the store's base, and what is there: kept entries and restored parts.
+
+`swap --keep`: all entries but directories get one more hard link, in the fresh directory before the exchange: their
+names are never missing, and the old tree has them as well. A directory has one name only: it goes over by a rename
+right after the exchange. The record says which do, so that recovery completes it and a restore takes them back.
+
+A part that was restored before the whole lies in the fresh directory under the path that it has in the tree, where its
+place is free. When the whole is restored, whatever has that path in the fresh directory moves into the tree: it is the
+newer copy. Nothing is replaced.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +16,14 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import NamedTuple, Self
 
 from fusefs.core.errors import NotKept, UsageError
 from fusefs.core.identity import Identity, Likelihood, compare, is_marked
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.core.printable_names import printable
-from fusefs.core.record import KeptDirectory, KeptEntries, Method, quote
+from fusefs.core.record import KeptDirectory, KeptEntries, Method, Record, encode, quote
 from fusefs.linux.directory_metadata import is_frozen
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -26,26 +36,99 @@ from fusefs.store.backing_and_mount import (
     between,
     both_sides,
     suppress_errno,
+    wholly_beneath,
     with_mounted,
 )
-from fusefs.store.container import HeldContainer, flush_directory, open_inside
+from fusefs.store.container import HeldContainer, flush_directory, open_inside, rewrite
 from fusefs.store.layout import FRESH, TREE, is_stores_own
-from fusefs.store.restored_parts import merge_parts
+from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.stage import Staged, identify_at
 from fusefs.store.user_boundary import may_give
 from fusefs.store.victim import Victim
 from fusefs.store.victim_rename import DirectRename, VisibleMove, take_back
 
+_RECORD_MAX_BYTES = 24 * 1024
+"""How long a record may get by parts: recovery and a reap must have room for what they note in it later."""
+
+
+def note_part(held: HeldContainer, inside: RelPath, *, is_home: bool) -> tuple[HeldContainer, list[str]]:
+    """The container before a part is moved out of its tree: its size is not known any more, and the part is noted.
+
+    is_home  it goes to its place in the fresh directory, if the swap made one
+    Returns  and a warning if that can't be noted: the part is restored all the same
+    """
+    record = held.record._replace(size=None)
+    why = ""
+    if is_home and record.fresh is not None and inside not in record.parts:
+        noted = record._replace(parts=(*record.parts, inside))
+        if _has_room(noted):
+            record = noted
+        else:
+            why = "its record has no room for more"
+    if record != held.record:
+        try:
+            held = with_room(held.folder, FOR_USER, partial(rewrite, held, record))
+        except OSError as error:
+            why = os.strerror(error.errno or errno.EIO)
+    if not why:
+        return held, []
+    what = f"a later restore of the whole will keep {printable(inside)} in an orphan of its own"
+    return held, [f"{what}: that it was restored could not be noted ({why})"]
+
+
+def _has_room(record: Record) -> bool:
+    try:
+        return len(encode(record)) <= _RECORD_MAX_BYTES
+    except ValueError:
+        return False
+
+
+def merge_parts(held: HeldContainer, fresh: BackingAndMount, tree: BackingAndMount) -> list[str]:
+    """Move the noted parts that a fresh directory has, out of view, into the tree; which stay there and why, in words.
+
+    Killed in between it is done once more: what moved already is in the fresh directory no more.
+    """
+    left = []
+    for part in held.record.parts:
+        try:
+            _merge(held, fresh, tree, part)
+        except OSError as error:
+            if error.errno not in ABSENT or _has(held, fresh, part):
+                left.append(f"{printable(part)} ({error.strerror})")
+    return left
+
+
+def _merge(held: HeldContainer, fresh: BackingAndMount, tree: BackingAndMount, part: RelPath) -> None:
+    kernel = held.folder.store.kernel
+    *parents, name = split(part)
+    above = join(*parents)
+    with wholly_beneath(kernel, fresh, above) as source:
+        kernel.stat(source.fd, name)
+        with wholly_beneath(kernel, tree, above) as target:
+            here, there = between(source, target)
+            kernel.rename_free(here, name, there, name)
+        flush_directory(held, source.fd)  # as in `restore_inside`
+    with suppress(OSError):
+        while above:  # directories that were made on the way to it, and have nothing else in them
+            upper, _, last = above.rpartition(b"/")
+            with wholly_beneath(kernel, fresh, upper) as directory:
+                kernel.rmdir(directory.names(), last)
+            above = RelPath(upper)
+
+
+def _has(held: HeldContainer, fresh: BackingAndMount, part: RelPath) -> bool:
+    """Whether a fresh directory has a part, so that it was the tree that lacks the directory to take it."""
+    kernel = held.folder.store.kernel
+    with suppress(OSError), wholly_beneath(kernel, fresh, RelPath(os.path.dirname(part))) as source:
+        kernel.stat(source.fd, os.path.basename(part))
+        return True
+    return False
+
+
 _NAMES_MAX_BYTES = 48 * 1024
-
 """What a record has room for, with the longest origin beside it."""
-
-
 _NO_LINK = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-
-
 _STAYS = (*OUT_OF_REACH, errno.EEXIST, errno.EPERM, errno.EBUSY, errno.EMLINK)
-
 """What the kernel says of this entry, and will say again; anything else may be over when recovery tries."""
 
 
@@ -123,8 +206,6 @@ def _immovable(kernel: Kernel, victim: Victim, directories: Iterable[KeptDirecto
 
 
 _HIS = "a hard link to another user's file needs read and write permission on it (fs.protected_hardlinks)"
-
-
 _FROZEN = "it is immutable or append-only (lsattr)"
 
 
@@ -350,8 +431,6 @@ def _is_same_file(kernel: Kernel, a: Fd, b: Fd, name: bytes) -> bool:
 
 
 _NOWHERE = (errno.ENAMETOOLONG, *OUT_OF_REACH)
-
-
 _MOVED = {VisibleMove.PLACE: FRESH, VisibleMove.BACK: TREE}
 
 

@@ -1,4 +1,8 @@
-"""Orphans across all stores and users that the caller may see: listed from records, found, kept longer."""
+"""Orphans across all stores and users that the caller may see: listed from records, found, kept longer.
+
+Each orphan is read by its owner's process. By the path that it came from too: the origin in a record is its owner's
+claim, so that whose it is has to be asked first.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +43,13 @@ from fusefs.linux.file_locks import flock_holders
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import moment
 from fusefs.linux.mountinfo import Mount, below, is_inside, read_mounts
-from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.as_owner import as_owner
 from fusefs.store.container import ClaimLost, HeldContainer, hold_soon, move, open_record, rewrite, touch
 from fusefs.store.find_stores import discover, folders, with_lower
 from fusefs.store.layout import POINTERS, TREE, USERS, Store, UserFolder, open_store
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.pointers import lower_stores
+from fusefs.store.recover import AdoptionProblem
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.set_aside import waiting
 from fusefs.store.store_registry import is_vouched
@@ -219,15 +223,9 @@ def explain_first(failure: Failure | None, n_failed: int) -> str:
 
 
 ID_LEAST_CHARS = 4
-
 """Of an id that is cut short: what a script's empty variable begins is every orphan, perhaps the only one."""
-
-
 _MOST_LISTED = 100_000
-
 """Orphans of another user: so many take some hundred megabytes in that user's process, and in ours."""
-
-
 T = TypeVar("T")
 
 
@@ -691,8 +689,6 @@ def _has(folder: UserFolder, name: str, inside: bytes, flags: int) -> bool:
 
 
 _S = 1_000_000_000
-
-
 _ELSEWHERE = {
     State.REAPING: ("is being reaped already", "trashd restore takes back what is left of it, on a local filesystem"),
     State.QUARANTINE: ("is in quarantine, where nothing goes by itself", "trashd restore takes it back"),

@@ -26,8 +26,8 @@ from fusefs.core.record import Failure, Method
 from fusefs.linux.directory_metadata import make_like, read_likeness
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.restored_mark import mark_restored
 from fusefs.linux.syscalls import NO_EXCHANGE
+from fusefs.linux.xattrs import mark_restored
 from fusefs.store.as_owner import ITS_OWNERS, why_other
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, is_taken, refresh, with_mounted
 from fusefs.store.container import (
@@ -44,10 +44,9 @@ from fusefs.store.container import (
     unfinished_name,
 )
 from fusefs.store.layout import FRESH, TREE, UserFolder
-from fusefs.store.origin import Origin, missing
+from fusefs.store.origin import Origin, missing, note_part
 from fusefs.store.recover import KeptContainer, keep_hoisted, retire_restored, settle_restoring
 from fusefs.store.reserve import FOR_USER, with_room
-from fusefs.store.restored_parts import note_part
 from fusefs.store.take_over import take_over
 from fusefs.store.user_boundary import check_giving
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, loan, take_back
@@ -69,7 +68,7 @@ class Restored(NamedTuple):
     rescued  the orphan with what had been written into the fresh directory, if anything had
     partial  the reaper had begun on it: what it had removed by then is gone
     closed_uid  then, the owner now of directories that it may have entered, with mode 0700; None: it had not begun
-    is_spared  it is marked as restored, which rules go by (linux/restored_mark.py)
+    is_spared  it is marked as restored, which rules go by (linux/xattrs.py)
     left     of a sweep: what could not be put back, and is an orphan still; the first by name, `n_left` in all
     """
 

@@ -17,7 +17,6 @@ from fusefs.core.errors import BadRecord, TrashdError
 from fusefs.core.names import ContainerId, Name, is_container_id, join
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.adopt import take_in
 from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE, suppress_errno
 from fusefs.store.container import ClaimLost, HeldContainer, hold, rewrite
 from fusefs.store.layout import (
@@ -38,6 +37,7 @@ from fusefs.store.layout import (
     open_areas,
 )
 from fusefs.store.make_folder import discard_folder, make_user
+from fusefs.store.recover import take_in
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.user_folders import FolderRefusal, find_user, names_in, open_user
 

@@ -2,6 +2,11 @@
 
 Each user has one below their home, and root its own, which no user can write. A line tells the store's identity besides
 its path: a copy is another store, which is not vouched for.
+
+A registry is written whole, under a lock, without the stores that are gone. What users' registries name is, for root,
+read by a child with its user's uid, reached through no link of theirs. Root hears of a user from the accounts, and of
+one whom these don't list from a folder in a store. A registry is looked for below the home that the accounts name,
+since root knows no other $XDG_STATE_HOME.
 """
 
 from __future__ import annotations
@@ -154,8 +159,6 @@ def open_registered(kernel: Kernel, word: LineOf, mounts: list[Mount]) -> Store 
 
 
 _MODE = 0o600
-
-
 _GLANCES, _GLANCE_S = 50, 0.01
 
 
@@ -214,16 +217,9 @@ def _replaces(one: RegistryLine, line: RegistryLine, lead: RegistryTarget) -> bo
 
 
 MOST_ACCOUNTS = 10_000
-
-
 _MOST_UNLISTED = 1000
-
-
 _MOST_AT_ROOTS = 16
-
 """Names of one user's own stores in all mount points together: anybody can make directories with such names."""
-
-
 _FOUND = b"found"
 
 

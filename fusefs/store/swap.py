@@ -1,4 +1,7 @@
-"""Swap and rm from a path to the result: refusals, the store, the user's folder, one exchange with the victim."""
+"""Swap and rm from a path to the result: refusals, the store, the user's folder, one exchange with the victim.
+
+rm: the name disappears by one rename into the store; files too, on every filesystem, restorable.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,6 @@ from fusefs.store.victim import Victim, as_told, existing_stores, find_victim, r
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, take_back
 
 Unlike = tuple[MetadataDifference, ...]
-
 """What of a victim's likeness its fresh directory could not be given."""
 
 
@@ -108,7 +110,6 @@ def adopt(held: HeldContainer) -> Adopted:
 
 
 Adopt = Callable[[HeldContainer], Adopted]
-
 """What is done with a container that has its victim, before its lock goes."""
 
 
@@ -386,7 +387,6 @@ def remove(folder: UserFolder, victim: Victim, options: SwapOptions, visible: Vi
 
 
 Verb = Callable[[Store, Victim, SwapOptions], Swapped]
-
 """Takes a victim into a store; OSError with EXDEV if that can't take it."""
 
 

@@ -11,11 +11,10 @@ from itertools import groupby
 
 from fusefs.core.errors import NotProven, TrashdError, from_os
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.store.adopt import AdoptionProblem, adopt_dropped
 from fusefs.store.layout import UNMOUNT, Store, UserFolder
 from fusefs.store.make_folder import look_first
 from fusefs.store.pointers import lower_stores
-from fusefs.store.recover import recover
+from fusefs.store.recover import AdoptionProblem, adopt_dropped, recover
 from fusefs.store.reserve import is_used
 from fusefs.store.set_aside import WAITS, discard_emptied, take_own, waiting
 from fusefs.store.stage import restock

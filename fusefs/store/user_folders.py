@@ -31,7 +31,6 @@ from fusefs.store.layout import FOLDER_MODE, FOLDERS, USERS, Areas, Store, UserF
 from fusefs.store.store_maker import StoreMaker
 
 MOST = 1000
-
 """Of one user that are registered, served and listed for root; the others serve their own uids alone."""
 
 
@@ -64,18 +63,10 @@ class SubordinateFolders:
 
 
 MOST_REFUSED = 16
-
 """Directories of one user that did not hold at root's first look; after so many no more of that user are."""
-
-
 _MAX_BYTES = 8192
-
-
 _NEW = Name(b".new")
-
-
 _SPARE = Name(b".spare")
-
 """Blocks for one file more: on a full volume a folder must be registered before root's reap may free anything in it."""
 
 
@@ -176,37 +167,16 @@ def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
 
 
 _MOST_LOOKED_IN = 3
-
 """Of what bears a user's name beside the folder: it is only to be told, and a user can make thousands."""
-
-
 _NO_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
-
-
 MOUNTED = "something is mounted over it"
-
-
 _NONE = "it is no directory"
-
-
 _SUBVOLUME = "it is another subvolume than the store"
-
-
 NOT_MADE = "nobody can tell that root made this store, and not one who may move root's directories"
-
-
 NOT_REGISTERED = "it is not the folder that root registered (a copy, or another one took its place)"
-
-
 _REFUSED_ONCE = "it was not only its owner's when root first saw it"
-
-
 _CLOSED = "too much that was not only his bore his name: root looks at nothing more"
-
-
 _ROOTS = "root makes his own where nobody else does"
-
-
 _STRANGERS = "this filesystem lets strangers move what is not theirs: only what root makes is proven"
 
 
@@ -395,7 +365,6 @@ def names_in(kernel: Kernel, area_fd: Fd) -> dict[int, list[Name]]:
 
 
 _Named = tuple[Name, Fd, Name]
-
 """An area's name and fd, and a name in it."""
 
 

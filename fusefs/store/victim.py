@@ -59,10 +59,7 @@ from fusefs.store.store_maker import makes_common, way_out
 from fusefs.store.user_folders import NOT_MADE
 
 DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
-
-
 _OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
-
 """What may be said of a call, and not of what it was asked for; the last by the C library."""
 
 

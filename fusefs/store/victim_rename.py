@@ -45,8 +45,6 @@ _GIVEN = {
     VisibleMove.BACK: TREE,
     VisibleMove.REPLACE: FRESH,
 }
-
-
 _TAKEN = {VisibleMove.ASIDE: TREE, VisibleMove.ASIDE_FRESH: FRESH, VisibleMove.REPLACE: TREE}
 
 

@@ -1,4 +1,10 @@
-"""The actions of a sweep on its matches: delete, print, count, trash into one orphan, or move to another directory."""
+"""The actions of a sweep on its matches: delete, print, count, trash into one orphan, or move to another directory.
+
+A directory that holds a trash store is never taken whole, as what the store has would be lost to its commands.
+
+Nothing is ever done to a name that the owner of a destination could have put there: a directory is made, with its owner
+and mode, where no other user can enter, and then gets its name.
+"""
 
 from __future__ import annotations
 

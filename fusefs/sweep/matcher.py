@@ -35,10 +35,7 @@ from fusefs.sweep.agenda import SliceCounts
 from fusefs.sweep.request import Action, Identified, identify
 
 _OWN = STORE.decode()
-
-
 _LEAST = 8192
-
 """Entries that are listed whatever the time: on ext4 a window that is too small is no order at all."""
 
 
@@ -53,8 +50,6 @@ def kinds_of(matcher: Matcher) -> frozenset[int]:
 
 
 DIRECTORY_KIND = kind_of(stat.S_IFDIR)
-
-
 ALL_KINDS = frozenset(map(kind_of, FORMATS.values()))
 
 
@@ -191,16 +186,9 @@ def _filtered(block: DirentBlock, keeps: list[bool]) -> DirentBlock:
 
 
 _FILES = ALL_KINDS - {DIRECTORY_KIND}
-
-
 _NONE = SweepSums()
-
-
 _ANY_INO: Mapping[str, int] = {}
-
-
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-
 """What was listed is no directory any more; what a link leads to is not looked at."""
 
 

@@ -20,8 +20,6 @@ _TOGETHER = 1024
 _MOST_KNOWN = 1024
 _LONGEST = 1 << 20
 """Bytes of a path, far longer than any real one: what has no end at all must not fill the memory."""
-
-
 _POLICY = re.compile(rb" *([0-9]+) +[0-9]+ +[0-9]+(?: .*)?", re.DOTALL)
 _DELIMITER = b" -- "
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")

@@ -24,7 +24,6 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.user_boundary import SeenDirectories
 
 Identified = tuple[int, int]
-
 """st_dev and st_ino of a directory that is open as long as this is used."""
 
 
@@ -217,16 +216,12 @@ class Action:
 
 
 SparesDirectory = Callable[[Kernel, BackingAndMount], str | ReportedMark | None]
-
 """Why a directory is left alone, with all that is in it and its own name; None if it isn't.
 
 It is asked before a directory is looked into, which is open for reading for as long as the caller is at it; each worker
 has a copy by fork, or shares it.
 """
-
-
 _RELATIME_NS = 86_400 * SECOND_NS
-
 """Under `relatime` a read is recorded if the last recorded one is older than a day. Source  mount(8)"""
 
 

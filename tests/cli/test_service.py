@@ -295,7 +295,7 @@ def found_risk(copied: Path) -> str | None:
         ("lib", 0, 0o775, True),
         ("lib/fusefs", 0, 0o757, True),
         ("lib/fusefs/core/names.py", 0, 0o664, True),
-        ("lib/fusefs/service/hooks.py", 12345, 0o644, True),
+        ("lib/fusefs/service/event_outlets.py", 12345, 0o644, True),
         ("", 0, 0o777, True),
         ("", 0, 0o1777, False),
     ],

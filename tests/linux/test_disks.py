@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.disks import disk_of
-from fusefs.linux.mountinfo import Mount, read_mounts
+from fusefs.linux.mountinfo import Mount, disk_of, read_mounts
 from tests.support.real_filesystems import loop_volume, tmpfs_over, tmpfs_volume
 
 _LOOP = Mount(1, 0, b"7:0", b"/", b"/m", b"ext4", b"/dev/loop0", b"rw")

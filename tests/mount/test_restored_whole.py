@@ -88,7 +88,7 @@ class Place(NamedTuple):
                 yield from self._look(path)
 
     def _inside(self, path: Path) -> tuple[object, ...]:
-        # The mark of a restore is all that it adds (linux/restored_mark.py).
+        # The mark of a restore is all that it adds (linux/xattrs.py).
         names = sorted(set(os.listxattr(path, follow_symlinks=False)) - {*RESTORED_XATTRS})
         xattrs = [(name, os.getxattr(path, name, follow_symlinks=False)) for name in names]
         kind = stat.S_IFMT(path.lstat().st_mode)

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.cli import wait
 from fusefs.core.errors import Incomplete
 from fusefs.linux.fd import Fd
-from fusefs.waiting import wait_for_space
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.real_filesystems import loop_volume, sync
 from tests.support.trashd_command import done_well, swapped, trashd
@@ -150,7 +150,7 @@ def test_who_works_in_the_old_tree_goes_on_and_all_comes_back_when_he_has_let_go
 def test_a_wait_for_the_space_names_the_daemon_that_has_files_open_for_others(
     mount: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wait_for_space, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(wait, "_PATIENCE_S", 1.0)
     top = fill(mount)
     (top / "d2/large").write_bytes(os.urandom(LARGE_BYTES))
     with (top / "d2/large").open("rb"):

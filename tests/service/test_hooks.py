@@ -18,7 +18,7 @@ import trio.testing
 from fusefs.core.config import HooksConfig
 from fusefs.core.events import Event, EventKind
 from fusefs.linux.user_ids import Subordinates, SubuidRange
-from fusefs.service.hooks import HookCounts, HookRunner
+from fusefs.service.event_outlets import HookCounts, HookRunner
 
 REAPED = Event(EventKind.REAPED, 1, b"/v", 1000, "an-id", b"/v/\n\xff job", 7, 4096, 1.5)
 PATIENCE_S = 30
@@ -45,7 +45,7 @@ class _Told(logging.Handler):
 
 @contextmanager
 def listening(n_wanted: int) -> Iterator[_Told]:
-    logger, told = logging.getLogger("fusefs.service.hooks"), _Told(n_wanted)
+    logger, told = logging.getLogger("fusefs.service.event_outlets"), _Told(n_wanted)
     before = logger.level
     logger.addHandler(told)
     logger.setLevel(logging.INFO)
@@ -248,7 +248,7 @@ def test_hooks_that_are_far_behind_cost_events_and_that_is_told_once(caplog: pyt
 
 def ran_of(monkeypatch: pytest.MonkeyPatch, *uids: int | None) -> list[int | None]:
     """Whose events of many had hooks, in the order in which these ran, one at a time."""
-    monkeypatch.setattr("fusefs.service.hooks._AT_ONCE", 1)
+    monkeypatch.setattr("fusefs.service.event_outlets._HOOKS_AT_ONCE", 1)
 
     async def main() -> list[logging.LogRecord]:
         runner = HookRunner(HooksConfig(on_reaped=("/bin/true",)))
@@ -273,7 +273,7 @@ def test_each_users_events_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_subordinate_uids_have_one_turn_together(monkeypatch: pytest.MonkeyPatch) -> None:
     subordinates = Subordinates([SubuidRange(200_000, 65_536, 1002)])
-    monkeypatch.setattr("fusefs.service.hooks.read_subordinates", lambda: subordinates)
+    monkeypatch.setattr("fusefs.service.event_outlets.read_subordinates", lambda: subordinates)
     ran = ran_of(monkeypatch, *range(200_000, 200_012), 1001, 1001)
     assert ran[:4] == [200_000, 1001, 200_001, 1001]
 

@@ -20,8 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fusefs.core.events import Event, EventKind
 from fusefs.core.record import quote
 from fusefs.core.service_status import HeldByUser, SeenNode, Status, VolumePhase, VolumeStatus
-from fusefs.service.hooks import HookCounts
-from fusefs.service.prometheus import PrometheusMetrics, serve
+from fusefs.service.event_outlets import HookCounts, PrometheusMetrics, serve
 
 DOCS = Path(__file__).parents[2] / "docs"
 DASHBOARD = json.loads((DOCS / "grafana-dashboard.json").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.service_status import VolumePhase
-from fusefs.linux.disks import Disk
+from fusefs.linux.mountinfo import Disk
 from fusefs.service.known_volumes import KnownVolumes
 from fusefs.store.stage import SwapOptions
 from tests.support.real_filesystems import bind_mount, mounted_image

@@ -14,12 +14,12 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.user_ids import read_subordinates
 from fusefs.service.open_volume import open_volume
 from fusefs.store import make_folder, user_folders
-from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.check import check_folder, check_store
 from fusefs.store.find_stores import discover
 from fusefs.store.layout import FOLDERS
 from fusefs.store.make_folder import look_first
 from fusefs.store.orphans import all_entries, each_folder
+from fusefs.store.recover import AdoptionProblem
 from fusefs.store.user_folders import take_census
 from tests.support.covering_sets import is_soak
 from tests.support.make_trees import Dir, make_tree

@@ -16,13 +16,13 @@ from fusefs.core.record_decoding import decode
 from fusefs.core.results import Reaped
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
-from fusefs.store.adopt import AdoptionProblem
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.check import check_folder, check_store
 from fusefs.store.find_stores import discover
 from fusefs.store.init_store import initialise
 from fusefs.store.layout import Store, UserFolder, open_own_store, open_store
 from fusefs.store.orphans import ListedContainer, act_on, all_entries, each_folder, find_container, tend_all
+from fusefs.store.recover import AdoptionProblem
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
 from fusefs.store.stage import SwapOptions

@@ -11,7 +11,7 @@ from tests.support.source_modules import Module, all_modules, package_of
 
 LAYERS = {
     "core": 0, "linux": 1, "store": 2, "engine": 3, "reaper": 4, "sweep": 4, "mount": 4, "service": 5, "plan": 5,
-    "waiting": 6, "browse": 6, "cli": 7,
+    "browse": 6, "cli": 7,
 }  # fmt: skip
 MOUNT_LAYERS = {"places": 0, "native": 1, "tables": 2, "tree": 3, "requests": 4, "plain": 5, "life": 6}
 """The packages of the mount, in layers of their own."""

@@ -58,8 +58,6 @@ _LISTED_BYTES = 4096
 _STATVFS = ("f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_bsize", "f_namemax", "f_frsize")
 _NOW_NS = 60 * 10**9
 _GENERATIONS = 0x7FFFFFFF
-
-
 Listed = tuple[bytes, EntryAttributes, int, int]
 """A name, its attributes, the offset that follows, and the nodeid on which a reference is counted, or 0."""
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fusefs.cli import wait
+from fusefs.cli.wait import FollowedOrphan, VolumeWait
 from fusefs.core.record import quote
 from fusefs.core.results import Waited, WaitReason, WaitReasonKind
 from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.file_locks import take
 from fusefs.linux.kernel import Kernel
 from fusefs.store.swap import Swapped
-from fusefs.waiting import wait_for_space
-from fusefs.waiting.wait_for_space import FollowedOrphan, VolumeWait
 from tests.support.make_trees import make_tree
 from tests.support.minimal_reaper import own_runtime_dir, tell
 from tests.support.store_verbs import own, place, raw, reap_now, restore, swap, tree_of
@@ -46,7 +46,7 @@ class Following:
 
     def follow(self, *, keeps: bool = False) -> Waited:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(wait_for_space, "time", self)
+            patch.setattr(wait, "time", self)
             return self.volume_wait.follow(self.shown.append, lambda: False, keeps=keeps)
 
 

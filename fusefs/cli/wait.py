@@ -1,4 +1,4 @@
-"""`--wait`: follow the orphans of a volume until they are gone, or until so much more space is free.
+"""`--wait` of swap and reap: follows orphans until they are gone or enough space is free, and reports meanwhile.
 
 Whether space came back is read from statvfs(2), whoever freed it. At the end the processes that have deleted files
 of these orphans open are named, each once.
@@ -6,13 +6,20 @@ of these orphans open are named, each once.
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
+from shutil import get_terminal_size
 
+from fusefs.cli import output
+from fusefs.cli.stop_signals import StopSignals
+from fusefs.cli.swap_paths import SwapBatch, swap_all
 from fusefs.core.container_states import State
-from fusefs.core.errors import NotFound, TrashdError
-from fusefs.core.human_units import format_size
+from fusefs.core.errors import Incomplete, NotFound, TrashdError, from_os
+from fusefs.core.human_units import format_duration, format_size
 from fusefs.core.names import ContainerId, join
 from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.results import Reaped, Stops, Waited, WaitReason, WaitReasonKind
@@ -22,7 +29,6 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import find_place, is_inside, read_mounts
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 from fusefs.linux.tree_users import DeletedFile, device_of, find_deleted, serves_fuse
-from fusefs.service.state_files import served_volumes
 from fusefs.store.as_owner import as_owner
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.container import ClaimLost, hold, move
@@ -42,8 +48,6 @@ _MARKED_MAX = 200
 _NAMED_MAX = 3
 TOLERANCE_BYTES = 256 << 10
 """So much may be in deleted files that processes have open."""
-
-
 _HINTS = {
     WaitReasonKind.NOBODY: "trashd reap --now --wait --volume {volume} {ids}, or start the service (trashd service run)"
     "; or trashd restore --volume {volume} {ids}",
@@ -273,6 +277,8 @@ _IDLE_PHASES = {
 
 def find_reaper(store: Store) -> tuple[WaitReasonKind | None, str]:
     """Why no reaper reaps in a store, None if root's or else the caller's does; its phase."""
+    from fusefs.service.state_files import served_volumes
+
     volumes, mounts = list[VolumeStatus](), read_mounts()
     for directory in dict.fromkeys((SYSTEM_RUNTIME, runtime_dir())):
         with suppress(TrashdError, OSError):  # of another version, or not ours to read
@@ -292,3 +298,57 @@ def find_reaper(store: Store) -> tuple[WaitReasonKind | None, str]:
     serving.sort(key=lambda one: (one.id != store.volume.id, -len(one.root()), one.phase in _IDLE_PHASES))
     phase, why = serving[0].phase, serving[0].why
     return _IDLE_PHASES.get(phase), f"reaper: {phase.value}" + (f": {show(why)}" if why else "")
+
+
+def swap_and_wait(batch: SwapBatch, goal_bytes: int, keep_for_s: int) -> int:
+    """Swap one path after the other, then wait volume by volume; the exit code.
+
+    goal_bytes  what has to come back on each; 0: all trees are gone
+    keep_for_s  the retention that the user asked for; 0 if it is given up
+    """
+    volumes: dict[bytes, VolumeWait] = {}
+
+    def after(swapped: Swapped) -> int:
+        base = swapped.base()
+        if base not in volumes:
+            volumes[base] = VolumeWait(Kernel(), base, owned, goal_bytes)
+        volumes[base].add_swapped(swapped)
+        return 0
+
+    with ExitStack() as owned:
+        code = swap_all(batch._replace(after=after))
+        sys.stdout.flush()  # its reader knows now that the names are free
+        if keep_for_s and not batch.json_lines:
+            output.warn(f"nothing may be reaped before its retention ends, in {format_duration(keep_for_s)}")
+        codes, show_progress = [code] if code else [], partial(_show_progress, batch.json_lines)
+        stop = owned.enter_context(StopSignals())
+        for base, volume in volumes.items():
+            try:
+                waited = volume.follow(show_progress, stop, keeps=bool(keep_for_s))
+                show_progress("")
+                codes.append(print_waited(waited, as_json=batch.json_lines))
+            except (TrashdError, OSError) as error:
+                show_progress("")
+                codes.append(output.failed(from_os(error, base), as_json=batch.json_lines))
+            if stop():
+                return stop.exit_code()
+    return output.exit_code(codes)
+
+
+def print_waited(waited: Waited, *, as_json: bool) -> int:
+    """Print how much space came back on a volume, and what keeps the rest; the exit code."""
+    if as_json:
+        output.as_json(waited)
+    else:
+        print(f"{printable(waited.volume)}: {format_size(waited.came_bytes)} came back")
+        for reason in waited.reasons:
+            print(f"  {format_size(reason.n_bytes)}: {reason.detail}" if reason.n_bytes else f"  {reason.detail}")
+        if waited.hint:
+            print(f"  hint: {waited.hint}", file=sys.stderr)
+    return 0 if waited.is_reached else Incomplete.exit_code
+
+
+def _show_progress(as_json: bool, text: str) -> None:
+    """Draw the line of a terminal that shows the progress."""
+    if not as_json and sys.stderr.isatty():
+        os.write(2, b"\r" + text[: get_terminal_size().columns - 1].encode() + b"\x1b[K")

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import pytest
 
+from fusefs.cli import wait
+from fusefs.cli.wait import TOLERANCE_BYTES, VolumeWait
 from fusefs.core.names import ContainerId
 from fusefs.core.results import Waited, WaitReason, WaitReasonKind
 from fusefs.engine.count_tree import survey
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.tree_users import DeletedFile
-from fusefs.waiting import wait_for_space
-from fusefs.waiting.wait_for_space import TOLERANCE_BYTES, VolumeWait
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Spec, make_tree
 from tests.support.other_users import as_user, become
@@ -220,8 +220,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(wait_for_space, "time", clock)
-    monkeypatch.setattr(wait_for_space, "find_deleted", lambda *_args: ())
+    monkeypatch.setattr(wait, "time", clock)
+    monkeypatch.setattr(wait, "find_deleted", lambda *_args: ())
     return clock
 
 
@@ -305,8 +305,8 @@ def test_a_daemon_that_has_files_open_is_waited_for_and_named_if_it_keeps_them(
 ) -> None:
     held = [DeletedFile(7, 0, "trashd", (0, ino), MIB, b"/v/.trashd/x") for ino in range(3)]
     ends_s = [5.0]
-    monkeypatch.setattr(wait_for_space, "find_deleted", lambda *_args: held if clock.now_s < ends_s[0] else ())
-    monkeypatch.setattr(wait_for_space, "serves_fuse", lambda _pid: True)
+    monkeypatch.setattr(wait, "find_deleted", lambda *_args: held if clock.now_s < ends_s[0] else ())
+    monkeypatch.setattr(wait, "serves_fuse", lambda _pid: True)
     assert Volume([100, 164]).wait().is_reached
     assert 5 <= clock.now_s < 7
     clock.now_s, ends_s[0] = 0.0, 100.0

@@ -1,1 +1,0 @@
-"""fusefs.waiting on real trees."""
