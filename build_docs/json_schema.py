@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from fusefs.cli import json_objects as told
+from fusefs.cli.holders import HeldTree
 from fusefs.cli.init import RefusedFolders
 from fusefs.cli.service import FileReport, ServiceInstalled
 from fusefs.core.config import Config
@@ -21,7 +22,7 @@ from fusefs.core.orphan_sums import OrphanSum, SumKey
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.results import Reaped, Swept, Waited
 from fusefs.core.service_status import Status
-from fusefs.store.check_swap import HeldTree, Preflight
+from fusefs.store.check_swap import Preflight
 from fusefs.store.init_store import Initialised
 from fusefs.store.look_inside import Difference, EntryInside
 from fusefs.store.orphans import ListedContainer, PinnedOrphan

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import click
 
 from fusefs.cli import output
+from fusefs.cli.holders import holders_of
 from fusefs.cli.options import DURATION, NOTE, Decorator, ParsedValue, PathBytes, json_option, null_option
 from fusefs.cli.swap_paths import SwapBatch, SwapVerb, every_path, ids_with, swap_all
 from fusefs.core.container_states import DEFAULT_RETENTION_S
@@ -197,6 +198,8 @@ def _tell_preflight(paths: Iterable[bytes], *, as_json: bool, keep: tuple[str, .
     for path in paths:
         try:
             found = preflight(kernel, path, keep, unlike=unlike)
+            pids = {holder.pid for held in holders_of([found.path]) for holder in held.holders}
+            found = found._replace(n_holders=len(pids))
         except TrashdError as error:
             codes.append(output.failed(error, as_json=as_json))
             continue

@@ -31,6 +31,8 @@ HANDLE_HEAD = struct.Struct("=Ii")
 FUSE_MAGIC = 0x65735546
 NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
 """What a filesystem says that has no files without a name."""
+NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
+"""What a filesystem says that can't exchange; the last two where it ignores the flag and tries a plain rename."""
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 FALLOC_FL_KEEP_SIZE = 1

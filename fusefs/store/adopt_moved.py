@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fusefs.core.container_states import DEFAULT_RETENTION_S, State
 from fusefs.core.errors import NoStore, TrashdError
-from fusefs.core.names import ContainerId, Name, RelPath, whose_store
+from fusefs.core.names import Name, RelPath, whose_store
 from fusefs.core.record import Invocation, Method, Record
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -69,7 +69,7 @@ def record_moved(
     """
     kernel, method = folder.store.kernel, Method.DROPPED if origin is None else Method.REMOVED
     victim, parent = kernel.identify(item), kernel.identify(dir_fd)
-    record = record_now(folder, ContainerId(""), method, origin, victim, parent)
+    record = record_now(folder, method, origin, victim, parent)
     return record._replace(retention_s=DEFAULT_RETENTION_S, invocation=invocation)
 
 
@@ -78,11 +78,7 @@ def make_ready(folder: UserFolder, name: Name, record: Record) -> ReadyContainer
 
     Raises  OSError; nothing is left behind then
     """
-
-    def draft(container: ContainerId, _fresh: Fd | None) -> Record:
-        return record._replace(id=container)
-
-    held = stage_new(folder, name, record.method, draft).held
+    held = stage_new(folder, name, record).held
     gated, place = ExitStack(), held.fd
     if folder.store.is_shared():
         try:

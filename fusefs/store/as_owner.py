@@ -47,15 +47,25 @@ from fusefs.core.record import Method, Record
 from fusefs.linux.children import Ask, ChildLost, call_as, user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import place_of, read_mounts
+from fusefs.linux.mountinfo import below, place_of, read_mounts
 from fusefs.store.backing_and_mount import BackingAndMount, Scope, with_mounted
 from fusefs.store.container import ClaimLost, HeldContainer, dissolve, hold, move
 from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
 from fusefs.store.make_folder import make_roots
 from fusefs.store.pointers import add_pointer
-from fusefs.store.stage import SwapOptions, TakenContainer, identify_at, restock, stage_as
+from fusefs.store.stage import SwapOptions, TakenContainer, identify_at, restock, stage
 from fusefs.store.standing import open_user
-from fusefs.store.swap import Adopted, Swapped, explain, into_a_store, own_folder, point_own, remove, swap
+from fusefs.store.swap import (
+    Adopted,
+    Swapped,
+    explain,
+    own_folder,
+    point_own,
+    remove,
+    store_above,
+    swap,
+    take_path,
+)
 from fusefs.store.tidy_folder import not_proven
 from fusefs.store.victim import Victim, mount_of
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename
@@ -310,22 +320,26 @@ def swap_for_owner(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped
 
     Raises  TrashdError as `swap_path`; where its owner does not take it, that is a warning: root keeps it
     """
-
-    def transact(store: Store, victim: Victim, relative: RelPath) -> Swapped:
-        uid = victim.stat.st_uid
-        visible = DirectRename(kernel, victim.parent.sides, victim.name)
-        with own_folder(store) as own:
-            if uid == own.uid:
-                return swap(own, victim, relative, options, visible)
-            return swap(own, victim, relative, options._replace(heir=uid), visible, give)
-
-    return into_a_store(kernel, path, transact, directory=True, point=_point_both, keep=options.keep)
+    return take_path(kernel, path, options, _swap_for_owner, directory=True)
 
 
-def _point_both(store: Store, victim: Victim, lower: RelPath) -> None:
-    point_own(store, victim, lower)  # what we hold when we are killed must be found
-    with make_folder_of(store, victim.stat.st_uid) as folder:
-        as_owner(folder, lambda _names: add_pointer(folder, lower), None)
+def _swap_for_owner(store: Store, victim: Victim, options: SwapOptions) -> Swapped:
+    uid = victim.stat.st_uid
+    _point_both(victim.parent, store, uid)
+    visible = DirectRename(store.kernel, victim.parent.sides, victim.name)
+    with own_folder(store) as own:
+        if uid == own.uid:
+            return swap(own, victim, options, visible)
+        return swap(own, victim, options._replace(heir=uid), visible, give)
+
+
+def _point_both(scope: Scope, store: Store, uid: int) -> None:
+    point_own(scope, store)  # what we hold when we are killed must be found
+    upper = store_above(scope, store)
+    if upper is not None:
+        with upper, make_folder_of(upper, uid) as folder:
+            lower = RelPath(below(store.base_path, upper.base_path))
+            as_owner(folder, lambda _names: add_pointer(folder, lower), None)
 
 
 def give_what_is_left(folder: UserFolder) -> list[str]:
@@ -388,11 +402,7 @@ def _take(his: UserFolder, record: Record, ask: Ask) -> None:
     Raises  OSError
     """
     name = os.path.basename(record.origin or b"")
-
-    def draft(container: ContainerId, _fresh: Fd | None) -> Record:
-        return record._replace(id=container)
-
-    with stage_as(his, name, Method.REMOVED, draft) as staged:
+    with stage(his, name, record) as staged:
         held = staged.held
         number = int(ask(held.id.encode()))
         if number:
@@ -478,7 +488,7 @@ def seize(
         try:
             # It looks again after the rename: what was put to the name meanwhile is given back.
             options = SwapOptions(retention_s, note, taken=_taken(kernel, fd, folder.uid))
-            return remove(own, victim, victim.parent.relative, options, DirectRename(kernel, victim.parent.sides, name))
+            return remove(own, victim, options, DirectRename(kernel, victim.parent.sides, name))
         except OSError as error:
             raise explain(error, victim) from error
 

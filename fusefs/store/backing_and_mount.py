@@ -10,8 +10,8 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple, Self, TypeVar
 
 from fusefs.core.names import Name, RelPath
@@ -242,3 +242,15 @@ def is_shown_as(backing: os.stat_result, mounted: os.stat_result) -> bool:
     """Whether a mount of ours may show the one as the other: it keeps inode numbers, but for a private range."""
     is_same_kind = stat.S_IFMT(backing.st_mode) == stat.S_IFMT(mounted.st_mode)
     return is_same_kind and (mounted.st_ino in (backing.st_ino, _ROOT_INO) or mounted.st_ino >= _PRIVATE_INOS)
+
+
+@contextmanager
+def same_times(kernel: Kernel, fd: Fd) -> Iterator[None]:
+    """Give a directory back the times that it had, where that is ours to do: nothing is in it that was not before."""
+    before = kernel.fstat(fd)
+    try:
+        yield
+    finally:
+        if kernel.fstat(fd).st_mtime_ns != before.st_mtime_ns:
+            with suppress(OSError):
+                os.utime(b"/proc/self/fd/%d" % fd, ns=(before.st_atime_ns, before.st_mtime_ns))

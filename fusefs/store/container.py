@@ -245,10 +245,12 @@ def dissolve(held: HeldContainer) -> None:
     """
     kernel = held.folder.store.kernel
     is_shared = held.folder.store.is_shared()
-    if is_shared:
-        drop_prepared(held)  # what a mkdir that came a second time made
     names = kernel.list_anew(held.fd) if is_shared else kernel.list(held.fd)
-    others = {name for name in names if not (is_own_file(name) or name.startswith(HIDDEN_PREFIXES))}
+    for name in names:
+        if name.startswith(UNFINISHED_PREFIX):  # a check's, or what a mkdir that came a second time made
+            kernel.rmdir(held.fd, name)
+    kept = (UNFINISHED_PREFIX, *HIDDEN_PREFIXES)
+    others = {name for name in names if not (is_own_file(name) or name.startswith(kept))}
     if others:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), min(others))
     _drop_new(kernel, held.fd)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fusefs.core.errors import BrokenStore, Busy, NoStore, NotPermitted, TrashdError, Untrusted
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import STORE, Name, VolumeId, join, whose
+from fusefs.core.names import STORE, Name, VolumeId, join, user_store, whose
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
@@ -27,6 +27,7 @@ from fusefs.store.backing_and_mount import (
 )
 from fusefs.store.layout import (
     NEW,
+    NEW_PREFIX,
     NODES,
     OLD,
     PLANTED,
@@ -42,8 +43,10 @@ from fusefs.store.layout import (
     read_small,
     read_volume,
     refuse_unknown_format,
+    store_of,
+    trusted_owners,
 )
-from fusefs.store.make_folder import discard_dead, register_again
+from fusefs.store.make_folder import abandoned_folders, discard_dead, register_again
 from fusefs.store.make_store import (
     AREA_MODES,
     STORE_MODE,
@@ -63,6 +66,7 @@ from fusefs.store.make_store import (
     write_volume,
 )
 from fusefs.store.mounted_paths import open_shown
+from fusefs.store.recover import recover
 from fusefs.store.registry_lines import registered
 from fusefs.store.root_squash import refuse_squashed
 from fusefs.store.standing import MOUNTED
@@ -152,6 +156,7 @@ def initialise(
         raise Untrusted(os.path.join(base_path, name))
     store = vouched(store, done.identity)
     with closed_on_error(store):
+        _recover_abandoned(store)
         for _area, fd in store.areas.all():
             discard_dead(kernel, fd, os.geteuid() or None)
         if store.is_roots_to_keep() and store.areas.new_fd is not None:
@@ -197,6 +202,27 @@ def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_know
     return name_for_new(kernel, base) or STORE
 
 
+def _recover_abandoned(store: Store) -> None:
+    """Recover what checks that were killed as first commands left in folders that have no name yet."""
+    for folder in abandoned_folders(store):
+        recover(folder)
+
+
+def _end_checks(kernel: Kernel, base: BackingAndMount) -> None:
+    """Remove the folders in which checks were killed from stores that were made for these."""
+    with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
+        for name in kernel.list(readable):
+            if name.startswith(NEW_PREFIX) and owner_of(kernel, base.fd, name) == os.geteuid():
+                with suppress(OSError, TrashdError), ExitStack() as owned:  # it may not be whole
+                    here = owned.enter_context(base.again(kernel))
+                    fd = owned.enter_context(kernel.open_dir(here.fd, name))
+                    ours = STORE if makes_common() else user_store(os.geteuid())
+                    store = store_of(kernel, here, here.fd.path(), fd, owned, trusted_owners(os.geteuid()), ours)
+                    _recover_abandoned(store)
+                    for _area, area_fd in store.areas.all():
+                        discard_dead(kernel, area_fd, os.geteuid())
+
+
 def _see_to_it(
     kernel: Kernel,
     base: BackingAndMount,
@@ -208,6 +234,7 @@ def _see_to_it(
     replaces: bool,
 ) -> _InitStep:
     """See to it that there is a store of ours. repaired: gets what was"""
+    _end_checks(kernel, base)
     repaired += discard_abandoned(kernel, base)
     where = os.path.join(base_path, name)
     fd = _open_anyones(kernel, base, where, name, replaces=replaces)

@@ -21,7 +21,7 @@ from fusefs.linux.children import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.user_ids import read_subordinates
-from fusefs.store.backing_and_mount import DIRECTORY, FULL, OUT_OF_REACH, is_taken, suppress_errno
+from fusefs.store.backing_and_mount import DIRECTORY, FULL, OUT_OF_REACH, is_taken, same_times, suppress_errno
 from fusefs.store.layout import FOLDERS, NEW, NEW_PART, USERS, Store, UserFolder, make_private, take_lock
 from fusefs.store.standing import (
     MOST_REFUSED,
@@ -194,10 +194,35 @@ def unnamed_folder(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, 
                     discard_folder(kernel, area_fd, new, fd)
 
 
+@contextmanager
+def folder_to_try(store: Store) -> Iterator[UserFolder]:
+    """The caller's folder; or one that is made as `own_folder` makes it, but has no name yet and goes again."""
+    kernel, uid = store.kernel, os.geteuid()
+    folder = open_user(store, uid)
+    if folder is not None:
+        with folder:
+            yield folder
+        return
+    area, area_fd = store.areas.all()[0] if store.owner == uid else store.areas.for_new()
+    with same_times(kernel, area_fd), unnamed_folder(store, area_fd, uid) as (name, fd):
+        yield UserFolder(store, uid, area, name, fd, is_proven=False)
+
+
 def _give(kernel: Kernel, fd: Fd, uid: int) -> None:
     """Chown what root made for a user to that user; what the user made is theirs already. Raises  OSError"""
     if os.geteuid() == 0 and kernel.fstat(fd).st_uid == 0 != uid:
         kernel.chown(fd, uid, person(uid).gid)
+
+
+def abandoned_folders(store: Store) -> Iterator[UserFolder]:
+    """The caller's folders that have no name yet and no maker any more, locked: in one a check may have been killed."""
+    kernel, uid = store.kernel, os.geteuid()
+    for area, area_fd in store.areas.all():
+        for name in kernel.list_anew(area_fd):
+            if name.startswith(NEW_PART) and whose(name.removeprefix(NEW_PART)) == uid:
+                with suppress(OSError), kernel.open_dir(area_fd, name) as fd:
+                    if not not_private(kernel.fstat(fd), uid) and kernel.is_local(fd) and kernel.lock(fd):
+                        yield UserFolder(store, uid, area, Name(name), fd, is_proven=False)
 
 
 def discard_dead(kernel: Kernel, u_fd: Fd, only: int | None, *, but: Name | None = None) -> bool:

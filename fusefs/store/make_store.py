@@ -13,7 +13,14 @@ from fusefs.core.identity import Identity
 from fusefs.core.names import N_HEX, STORE, Name, VolumeId, user_store, whose_store
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
-from fusefs.linux.filesystem_probes import discard_trial, discard_trial_directory, keeps_unnamed, refuses_strangers
+from fusefs.linux.filesystem_probes import (
+    discard_rename_trials,
+    discard_trial,
+    discard_trial_directory,
+    keeps_unnamed,
+    probe_renames,
+    refuses_strangers,
+)
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.runtime_directories import is_nameless
 from fusefs.store.backing_and_mount import (
@@ -23,6 +30,7 @@ from fusefs.store.backing_and_mount import (
     READABLE,
     BackingAndMount,
     is_taken,
+    same_times,
     suppress_errno,
 )
 from fusefs.store.layout import (
@@ -49,11 +57,13 @@ from fusefs.store.layout import (
     open_areas,
     open_store,
     read_volume,
+    store_of,
     take_lock,
+    trusted_owners,
     write_small,
 )
 from fusefs.store.reserve import discard_reserve
-from fusefs.store.standing import open_user
+from fusefs.store.standing import RegisteredFolder, open_user, write_registered
 from fusefs.store.store_maker import StoreMaker, is_noted, makes_common, note_made
 from fusefs.store.store_registry import vouch
 
@@ -93,6 +103,26 @@ def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Na
     if store is None:
         raise Untrusted(os.path.join(base_path, name))
     return vouched(store, made)
+
+
+def make_unnamed(made: ExitStack, kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name) -> Store:
+    """A store as `make_store` makes one, but with a name that no process looks for, and gone when `made` closes."""
+    from fusefs.store.make_folder import take_registry
+
+    made.close()  # the last one could not take it
+    new = Name(NEW_PREFIX + os.urandom(6).hex().encode())
+    made.enter_context(base)
+    made.enter_context(same_times(kernel, base.fd))
+    made.enter_context(unfinished(kernel, base, name, new))
+    with ExitStack() as owned:
+        here = owned.enter_context(base.again(kernel))
+        fd = owned.enter_context(kernel.open_dir(here.fd, new))
+        store = store_of(kernel, here, base_path, fd, owned, trusted_owners(os.geteuid()), name)
+        registry_fd = take_registry(store, made)
+        if registry_fd is not None:  # what root's first folder takes besides
+            write_registered(kernel, registry_fd, RegisteredFolder(os.geteuid()))
+        owned.pop_all()
+    return store
 
 
 def vouched(store: Store, made: Identity | None) -> Store:
@@ -455,8 +485,6 @@ def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> boo
 
 def discard_trials(kernel: Kernel, fd: Fd) -> None:
     """Remove what a killed `prove` left in an opened `.trashd`. Raises  OSError"""
-    from fusefs.store.victim_rename import discard_rename_trials
-
     discard_rename_trials(kernel, fd)
     with suppress(FileNotFoundError):
         kernel.unlink(fd, _PROBE_UNNAMED)
@@ -466,8 +494,6 @@ def discard_trials(kernel: Kernel, fd: Fd) -> None:
 
 def prove(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
     """What volume.json is to say: what was seen to work in an opened `.trashd`. Raises  OSError"""
-    from fusefs.store.victim_rename import probe_renames  # a swap is spared it
-
     flags, lasts = probe_renames(kernel, fd), keeps_unnamed(kernel, fd, _PROBE_UNNAMED)
     refuses = refuses_strangers(kernel, fd, _PROBE_STRANGERS)
     return Volume(

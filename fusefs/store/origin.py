@@ -27,6 +27,7 @@ from fusefs.core.record import KeptDirectory, KeptEntries, Method, Record, encod
 from fusefs.linux.directory_metadata import is_frozen
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.syscalls import NO_EXCHANGE
 from fusefs.store.backing_and_mount import (
     ABSENT,
     DIRECTORY,
@@ -44,7 +45,7 @@ from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.stage import Staged, identify_at
 from fusefs.store.user_boundary import may_give
 from fusefs.store.victim import Victim
-from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleMove, take_back
+from fusefs.store.victim_rename import DirectRename, VisibleMove, take_back
 
 _RECORD_MAX_BYTES = 24 * 1024
 """How long a record may get by parts: recovery and a reap must have room for what they note in it later."""

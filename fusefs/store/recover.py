@@ -43,7 +43,7 @@ from fusefs.store.container import (
 from fusefs.store.gate import late_name
 from fusefs.store.layout import DROP, FRESH, HOISTED, LATE_PREFIX, RECORD, RECORD_NEW, TREE, UserFolder
 from fusefs.store.origin import Origin, settle_kept
-from fusefs.store.stage import identify_at, record_now, stage_new, unmake
+from fusefs.store.stage import drop_stand_in, identify_at, record_now, stage_new, unmake
 from fusefs.store.take_over import Waits, end_old, left_to_wait_s, take_over
 from fusefs.store.victim_rename import VisibleMove, lend, loan, take_back
 
@@ -83,13 +83,10 @@ def take_in(
         lent = loan(kernel.fstat(fd)) if lent is None else lent
         method = Method.DROPPED if origin is None else Method.REMOVED
         victim = identify_at(kernel, dir_fd, name)
-
-        def draft(container: ContainerId, _fresh: Fd | None) -> Record:
-            record = record_now(folder, container, method, origin, victim)
-            return record._replace(retention_s=retention_s, note=note, lent_mode=lent)
-
+        record = record_now(folder, method, origin, victim)
+        record = record._replace(retention_s=retention_s, note=note, lent_mode=lent)
         called = name if origin is None else os.path.basename(origin)
-        held = owned.enter_context(stage_new(folder, called, method, draft)).held
+        held = owned.enter_context(stage_new(folder, called, record)).held
         try:
             lend(held, fd, lent)
             kernel.rename(dir_fd, name, held.fd, TREE)
@@ -350,6 +347,8 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> None:
             origin.take_back(record.lent_mode, record.victim)
             if record.method is Method.DROPPED:
                 _take_back_dropped(held)
+            if record.fresh is not None and origin.parent_fd is not None:
+                drop_stand_in(held.folder.store.kernel, origin.parent_fd, held.id)
             # `tree`, if there is one, was just seen to be the fresh directory; rmdir refuses if it is not empty.
             for name in (TREE, FRESH):
                 _remove_prepared(held, name)

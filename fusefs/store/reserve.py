@@ -188,12 +188,12 @@ def with_room(folder: UserFolder, spare: Name, act: Callable[[], T]) -> T:
     try:
         return act()
     except OSError as error:
-        if error.errno not in FULL or not _release(folder, spare):
+        if error.errno not in FULL or not release(folder, spare):
             raise
     return act()
 
 
-def _release(folder: UserFolder, name: Name) -> bool:
+def release(folder: UserFolder, name: Name) -> bool:
     """Give a spare file's space back; whether there was any. It counts as free after a commit, hence the syncfs."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:

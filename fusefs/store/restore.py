@@ -26,6 +26,7 @@ from fusefs.core.record import Failure, Method
 from fusefs.linux.directory_metadata import make_like, read_likeness
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.syscalls import NO_EXCHANGE
 from fusefs.linux.xattrs import mark_restored
 from fusefs.store.as_owner import ITS_OWNERS, why_other
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, is_taken, refresh, with_mounted
@@ -48,7 +49,7 @@ from fusefs.store.recover import KeptContainer, keep_hoisted, retire_restored, s
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.take_over import take_over
 from fusefs.store.user_boundary import check_giving
-from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleMove, VisibleRename, lend, loan, take_back
+from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, loan, take_back
 
 _WITHOUT_RETURN = {
     State.REAPING: "it may work on another host, which nothing stops for sure: nothing of it is taken back on this "

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import NamedTuple, Self
 
 from fusefs.core.container_states import DEFAULT_RETENTION_S, State
 from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import ContainerId, RelPath, join
+from fusefs.core.names import ContainerId, Name, RelPath, join
 from fusefs.core.record import Invocation, Method, NewOwner, Record
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id, host_id
+from fusefs.linux.mountinfo import below
 from fusefs.store.backing_and_mount import FULL
 from fusefs.store.container import (
     UNFINISHED_PREFIX,
@@ -26,24 +25,21 @@ from fusefs.store.container import (
     touch,
     unfinished_name,
 )
-from fusefs.store.layout import FRESH, RECORD, TREE, WATCH_PREFIXES, UserFolder, make_unique
+from fusefs.store.layout import FRESH, NEW_PREFIX, RECORD, TREE, WATCH_PREFIXES, UserFolder, make_unique
 from fusefs.store.reserve import (
     FOR_USER,
     SPARE,
     ensure_reserve,
     ensure_spare_space,
     move_to_stage,
+    release,
     take_reserve,
-    with_room,
 )
 from fusefs.store.victim import Victim
 from fusefs.store.victim_rename import loan
 
 ATTEMPTS = 8
 _NEEDS_FRESH = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)
-
-Draft = Callable[[ContainerId, Fd | None], Record]
-"""Writes the record of a container with that id and that prepared directory."""
 
 
 class TakenContainer(NamedTuple):
@@ -95,37 +91,34 @@ class Staged(NamedTuple):
         self.held.owned.close()
 
 
-def stage(folder: UserFolder, victim: Victim, relative: RelPath, method: Method, options: SwapOptions) -> Staged:
-    """A container for the victim, made new or, on a full volume, from the reserve, or in place of the spare file.
-
-    relative  the victim's parent relative to the store's base
-    Raises    OSError; nothing is left behind then
-    """
-    return stage_as(folder, victim.name, method, partial(_record, folder, victim, relative, method, options))
-
-
-def stage_as(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged:
-    """A container for whatever the record says, as `stage` makes one.
+def stage(folder: UserFolder, name: bytes, record: Record) -> Staged:
+    """A container for whatever the record says, made new or, on a full volume, from the reserve, or in place of the
+    spare file.
 
     name    goes into the id
     Raises  OSError; nothing is left behind then
     """
-    return with_room(folder, FOR_USER, lambda: _stage(folder, name, method, draft))
-
-
-def _stage(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged:
     try:
-        return stage_new(folder, name, method, draft)
+        return _stage(folder, name, record)
+    except OSError as error:
+        if error.errno not in FULL or not release(folder, FOR_USER):
+            raise
+    return _stage(folder, name, record)
+
+
+def _stage(folder: UserFolder, name: bytes, record: Record) -> Staged:
+    try:
+        return stage_new(folder, name, record)
     except OSError as error:
         if error.errno not in FULL:
             raise
-        staged = _stage_reserve(folder, name, method, draft)
+        staged = _stage_reserve(folder, name, record)
         if staged is None:
             raise
         return staged
 
 
-def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged:
+def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
     """A container made now for whatever the record says, not from the reserve or the spare file."""
     kernel = folder.store.kernel
     for attempt in range(ATTEMPTS):
@@ -134,30 +127,39 @@ def stage_new(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> 
             try:
                 fd = owned.enter_context(make_directory(folder, State.STAGE, container))
                 fresh = None
-                if method in _NEEDS_FRESH:
-                    fresh = owned.enter_context(_make_fresh(folder, fd, method))
-                record = _told(kernel, fd, container, fresh, draft)
-                owned.enter_context(create_record(folder.store, fd, record))
+                if _needs_fresh(record):
+                    fresh = owned.enter_context(_make_fresh(folder, fd, record.method))
+                complete = _completed(kernel, fd, container, fresh, record)
+                owned.enter_context(create_record(folder.store, fd, complete))
             except BaseException as error:
                 discard_unmade(folder, State.STAGE, container)
                 # Recovery may sweep away a container that has no record yet: its maker starts again.
                 if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS - 1:
                     continue
                 raise
-            return Staged(HeldContainer(folder, container, State.STAGE, fd, record, owned.pop_all()), fresh)
+            return Staged(HeldContainer(folder, container, State.STAGE, fd, complete, owned.pop_all()), fresh)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _told(kernel: Kernel, fd: Fd, container: ContainerId, fresh: Fd | None, draft: Draft) -> Record:
-    """A first record, with what the container itself tells: its superblock, and the time before anything came.
+def _needs_fresh(record: Record) -> bool:
+    """Whether a directory is to be prepared; the record of what was swapped before (`_take`) has one already."""
+    return record.method in _NEEDS_FRESH and record.fresh is None
 
-    Of a tree that came into the store before the draft tells when: that counts.
+
+def _completed(kernel: Kernel, fd: Fd, container: ContainerId, fresh: Fd | None, record: Record) -> Record:
+    """A first record, with what the container itself tells: its id, its prepared directory, its superblock, and the
+    time before anything came.
+
+    Of a tree that came into the store before the record tells when: that counts.
     fd  in which something was just made or changed
     """
-    record = draft(container, fresh)
+    if fresh is not None and record.method is Method.SWEEP:
+        record = record._replace(victim=kernel.identify(fresh))
+    elif fresh is not None:
+        record = record._replace(fresh=_known(kernel, fresh))
     st = kernel.fstat(fd)
     moved_ns = max(0, st.st_ctime_ns) if record.moved_ns is None else record.moved_ns
-    return record._replace(superblock=superblock_in(st), moved_ns=moved_ns)
+    return record._replace(id=container, superblock=superblock_in(st), moved_ns=moved_ns)
 
 
 def _make_fresh(folder: UserFolder, container_fd: Fd, method: Method) -> Fd:
@@ -193,7 +195,7 @@ def unmake(kernel: Kernel, state: Fd, name: bytes) -> None:
     kernel.rmdir(state, name)
 
 
-def _stage_reserve(folder: UserFolder, name: bytes, method: Method, draft: Draft) -> Staged | None:
+def _stage_reserve(folder: UserFolder, name: bytes, record: Record) -> Staged | None:
     """A container made of the reserve, or None if there is none or another command has it."""
     kernel = folder.store.kernel
     with ExitStack() as owned:
@@ -203,13 +205,13 @@ def _stage_reserve(folder: UserFolder, name: bytes, method: Method, draft: Draft
         fd, spare = taken
         fresh = owned.enter_context(kernel.open_dir(fd, TREE))
         container = new_id(kernel, name)
-        prepared = fresh if method in _NEEDS_FRESH else None
-        if method is Method.TWO_RENAME:
-            kernel.rename(fd, TREE, fd, FRESH)
-        elif prepared is None:
+        prepared = fresh if _needs_fresh(record) else None
+        if prepared is None:
             kernel.rmdir(fd, TREE)
+        elif record.method is Method.TWO_RENAME:
+            kernel.rename(fd, TREE, fd, FRESH)
         touch(kernel, fd)  # it was made long ago
-        record = _told(kernel, fd, container, prepared, draft)
+        record = _completed(kernel, fd, container, prepared, record)
         fill_record(kernel, spare, record)
         kernel.rename(fd, SPARE, fd, RECORD)
         move_to_stage(folder, container)
@@ -218,16 +220,16 @@ def _stage_reserve(folder: UserFolder, name: bytes, method: Method, draft: Draft
 
 def record_now(
     folder: UserFolder,
-    container: ContainerId,
     method: Method,
     origin: RelPath | None,
     victim: Identity | None,
     parent: Identity | None = None,
 ) -> Record:
-    """A record of what is taken at this moment, kept until asked for; what only some records say is to be added."""
+    """A record of what is taken at this moment, kept until asked for; what only some records say is to be added, and
+    its container adds what that tells (`_completed`)."""
     kernel = folder.store.kernel
     return Record(
-        id=container,
+        id=ContainerId(""),
         volume=folder.store.volume.id,
         method=method,
         origin=origin,
@@ -242,19 +244,11 @@ def record_now(
     )
 
 
-def _record(
-    folder: UserFolder,
-    victim: Victim,
-    relative: RelPath,
-    method: Method,
-    options: SwapOptions,
-    container: ContainerId,
-    fresh: Fd | None,
-) -> Record:
-    kernel, origin = folder.store.kernel, join(relative, victim.name)
+def record_of(folder: UserFolder, victim: Victim, method: Method, options: SwapOptions) -> Record:
+    """The record of a victim, but for what its container adds."""
+    kernel, origin = folder.store.kernel, RelPath(below(victim.path(), folder.store.base_path))
     parent, identity = kernel.identify(victim.parent.sides.fd), kernel.identify(victim.fd)
-    return record_now(folder, container, method, origin, identity, parent)._replace(
-        fresh=None if fresh is None else _known(kernel, fresh),
+    return record_now(folder, method, origin, identity, parent)._replace(
         retention_s=options.retention_s if options.heir is None else None,
         note=options.note,
         lent_mode=loan(victim.stat),
@@ -273,6 +267,23 @@ def _known(kernel: Kernel, fresh: Fd) -> Identity:
         kernel.mark(fresh)
         identity = kernel.identify(fresh)
     return identity
+
+
+INSIDE = Name(b"inside")
+"""What fills the stand-in of a check where no rename is to replace it."""
+
+
+def stand_in(container: ContainerId) -> Name:
+    """The name beside the victim of the empty directory with which a check tries the rename to its container."""
+    return Name(NEW_PREFIX + container.rpartition("-")[2].encode())
+
+
+def drop_stand_in(kernel: Kernel, parent: Fd, container: ContainerId) -> None:
+    """Remove it; one that can't be removed is empty, and does no harm."""
+    beside = stand_in(container)
+    for name in (join(beside, INSIDE), beside):
+        with suppress(OSError):
+            kernel.rmdir(parent, name)
 
 
 def restock(folder: UserFolder) -> None:

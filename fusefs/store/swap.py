@@ -15,8 +15,6 @@ from typing import NamedTuple
 
 from fusefs.core.container_states import State
 from fusefs.core.errors import (
-    BrokenStore,
-    CrossesBoundary,
     KernelRefused,
     NoBacking,
     NoStore,
@@ -42,16 +40,17 @@ from fusefs.linux.directory_metadata import (
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, below
+from fusefs.linux.syscalls import NO_EXCHANGE
 from fusefs.store.backing_and_mount import READABLE, Scope
 from fusefs.store.container import HeldContainer, dissolve, flush, is_taken_over, move
 from fusefs.store.layout import FRESH, TREE, Store, UserFolder
 from fusefs.store.origin import KeptLinks, choose, keep, withdraw
-from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, restock, stage
+from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, record_of, restock, stage
 from fusefs.store.standing import NOT_MADE, open_user
 from fusefs.store.store_maker import way_out
 from fusefs.store.store_registry import is_remembered, place_of_store, remember
 from fusefs.store.victim import Victim, as_told, existing_stores, find_victim, refusals, stores_for
-from fusefs.store.victim_rename import NO_EXCHANGE, DirectRename, VisibleMove, VisibleRename, lend, take_back
+from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, take_back
 
 Unlike = tuple[MetadataDifference, ...]
 """What of a victim's likeness its fresh directory could not be given."""
@@ -123,41 +122,34 @@ class ExchangeOutcome(Enum):
 
 
 def swap(
-    folder: UserFolder,
-    victim: Victim,
-    relative: RelPath,
-    options: SwapOptions,
-    visible: VisibleRename,
-    adopt: Adopt = adopt,
+    folder: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename, adopt: Adopt = adopt
 ) -> Swapped:
     """Swap the victim into a user's folder of a store.
 
-    relative  the victim's parent relative to the store's base
     visible   what does the renames at the victim's name
     Raises    OSError with EXDEV if this store can't take it: try the next one; other OSError, NotAlike, Refused:
               the victim is where it was; Unsettled: everything is kept, and the message says where
     """
     if folder.store.volume.exchange:
-        swapped = _by_exchange(folder, victim, relative, options, visible, adopt)
+        swapped = _by_exchange(folder, victim, options, visible, adopt)
         if swapped is not None:
             return swapped
-    return _by_two_renames(folder, victim, relative, options, visible, adopt)
+    return _by_two_renames(folder, victim, options, visible, adopt)
 
 
 def _by_exchange(
     folder: UserFolder,
     victim: Victim,
-    relative: RelPath,
     options: SwapOptions,
     visible: VisibleRename,
     adopt: Adopt,
     n_attempts: int = ATTEMPTS,
 ) -> Swapped | None:
     """None if the filesystem does not exchange after all; nothing has changed then."""
-    with stage(folder, victim, relative, Method.EXCHANGE, options) as staged:
+    with stage(folder, victim.name, record_of(folder, victim, Method.EXCHANGE, options)) as staged:
         try:
             unlike = make_alike(staged, victim, options, visible)
-            keeping = _keep(staged, victim)
+            keeping = None if victim.staying is None else keep(staged, victim)
             visible.make(VisibleMove.EXCHANGE, staged.held)
         except (OSError, TrashdError) as error:
             # Not for a Ctrl-C, which may come when all is done already: recovery settles that.
@@ -165,7 +157,7 @@ def _by_exchange(
             undo(staged, victim, visible, error)
             if is_swept and n_attempts > 1:
                 # A recovery that had found no record yet took the fresh directory when there was one: start again.
-                return _by_exchange(folder, victim, relative, options, visible, adopt, n_attempts - 1)
+                return _by_exchange(folder, victim, options, visible, adopt, n_attempts - 1)
             if isinstance(error, OSError) and error.errno in NO_EXCHANGE:
                 return None
             raise
@@ -178,13 +170,6 @@ def _by_exchange(
             case ExchangeOutcome.DONE:
                 pass
         return finish(staged, victim, visible, unlike, 0, keeping, adopt)
-
-
-def _keep(staged: Staged, victim: Victim) -> KeptLinks | None:
-    """Link what stays in view into the fresh directory. Raises  NotKept, OSError"""
-    if victim.staying is None:
-        return None
-    return keep(staged, victim)
 
 
 def unstage(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
@@ -322,14 +307,14 @@ def _take_back_both(staged: Staged, victim: Victim, visible: VisibleRename) -> N
 
 
 def _by_two_renames(
-    folder: UserFolder, victim: Victim, relative: RelPath, options: SwapOptions, visible: VisibleRename, adopt: Adopt
+    folder: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename, adopt: Adopt
 ) -> Swapped:
     """Where there is no exchange: the name is missing between two renames, and the result says how long."""
     kernel = folder.store.kernel
-    with stage(folder, victim, relative, Method.TWO_RENAME, options) as staged:
+    with stage(folder, victim.name, record_of(folder, victim, Method.TWO_RENAME, options)) as staged:
         try:
             unlike = make_alike(staged, victim, options, visible)
-            keeping = _keep(staged, victim)
+            keeping = None if victim.staying is None else keep(staged, victim)
             began_ns = time.monotonic_ns()
             is_shared = folder.store.is_shared()
             gap_ns = visible.make(VisibleMove.REPLACE if is_shared else VisibleMove.ASIDE, staged.held)
@@ -386,12 +371,10 @@ def give_back(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
     raise Refused(where, "something else took its name at that moment; it was given back, try again")
 
 
-def remove(
-    folder: UserFolder, victim: Victim, relative: RelPath, options: SwapOptions, visible: VisibleRename
-) -> Swapped:
+def remove(folder: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Swapped:
     """Move the victim into a user's folder of a store; arguments and errors as for `swap`."""
     kernel = folder.store.kernel
-    with stage(folder, victim, relative, Method.REMOVED, options) as staged:
+    with stage(folder, victim.name, record_of(folder, victim, Method.REMOVED, options)) as staged:
         try:
             lend(staged.held, victim.fd, staged.held.record.lent_mode, visible)
             visible.make(VisibleMove.ASIDE, staged.held)
@@ -403,10 +386,8 @@ def remove(
         return finish(staged, victim, visible, (), None)
 
 
-Transact = Callable[[Store, Victim, RelPath], Swapped]
-"""Takes a victim into a store; gets the victim's parent relative to the store's base. Tried store by store."""
-Point = Callable[[Store, Victim, RelPath], None]
-"""Notes in an upper store that a lower one, told relative to the upper one's base, gets the victim."""
+Verb = Callable[[Store, Victim, SwapOptions], Swapped]
+"""Takes a victim into a store; OSError with EXDEV if that can't take it."""
 
 
 def swap_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
@@ -414,97 +395,64 @@ def swap_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
 
     Raises  TrashdError; the directory is where it was unless it is Unsettled
     """
-    return into_a_store(kernel, path, _own(options, swap), directory=True, keep=options.keep)
+    return take_path(kernel, path, options, _swap_own, directory=True)
+
+
+def _swap_own(store: Store, victim: Victim, options: SwapOptions) -> Swapped:
+    point_own(victim.parent, store)
+    with own_folder(store) as folder:
+        return swap(folder, victim, options, DirectRename(store.kernel, victim.parent.sides, victim.name))
 
 
 def remove_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
     """Remove whatever is at a path, restorably; errors as for `swap_path`."""
-    return into_a_store(kernel, path, _own(options, remove), directory=False)
+    return take_path(kernel, path, options, _remove_own, directory=False)
 
 
-def _own(
-    options: SwapOptions,
-    transaction: Callable[[UserFolder, Victim, RelPath, SwapOptions, VisibleRename], Swapped],
-) -> Transact:
-    def transact(store: Store, victim: Victim, relative: RelPath) -> Swapped:
-        with own_folder(store) as folder:
-            visible = DirectRename(store.kernel, victim.parent.sides, victim.name)
-            return transaction(folder, victim, relative, options, visible)
-
-    return transact
-
-
-def point_own(store: Store, _victim: Victim, lower: RelPath) -> None:
-    """Leave a pointer in the caller's own folder."""
-    from fusefs.store.pointers import add_pointer
-
+def _remove_own(store: Store, victim: Victim, options: SwapOptions) -> Swapped:
+    point_own(victim.parent, store)
     with own_folder(store) as folder:
-        add_pointer(folder, lower)
+        return remove(folder, victim, options, DirectRename(store.kernel, victim.parent.sides, victim.name))
 
 
-def into_a_store(
-    kernel: Kernel,
-    path: bytes,
-    transact: Transact,
-    *,
-    directory: bool,
-    point: Point = point_own,
-    keep: tuple[str, ...] = (),
-) -> Swapped:
-    """Find the victim and refuse, or let the first store that can take it have it.
-
-    Once more if it is gone that had the name when this node looked last.
+def take_path(kernel: Kernel, path: bytes, options: SwapOptions, verb: Verb, *, directory: bool) -> Swapped:
+    """Find the victim and let a verb take it; once more if it is gone that had the name when this node looked last.
 
     directory  whether the victim must be one
-    point      leaves the pointer to a lower store in the folder of the user who gets the orphan
-    keep       globs of what stays in view
     Raises     TrashdError
     """
     try:
-        return _found_into_a_store(kernel, path, transact, directory=directory, point=point, keep=keep)
+        with find_victim(kernel, path) as victim:
+            return _take(kernel, victim, options, verb, directory=directory)
     except KernelRefused as error:
         if error.errno != errno.ESTALE:
             raise
     with suppress(OSError):
         os.close(os.open(path, READABLE | os.O_CLOEXEC))  # asks the server what has the name, as O_PATH does not
-    return _found_into_a_store(kernel, path, transact, directory=directory, point=point, keep=keep)
-
-
-def _found_into_a_store(
-    kernel: Kernel, path: bytes, transact: Transact, *, directory: bool, point: Point, keep: tuple[str, ...]
-) -> Swapped:
     with find_victim(kernel, path) as victim:
-        try:
-            for reason in refusals(kernel, victim, directory=directory):
-                raise reason
-            if keep:
-                victim = victim._replace(staying=choose(kernel, victim, keep))
-            return _first_that_takes_it(kernel, victim, transact, point)
-        except OSError as error:
-            raise explain(error, victim) from error
+        return _take(kernel, victim, options, verb, directory=directory)
 
 
-def _first_that_takes_it(kernel: Kernel, victim: Victim, transact: Transact, point: Point) -> Swapped:
-    crossed = False
+def _take(kernel: Kernel, victim: Victim, options: SwapOptions, verb: Verb, *, directory: bool) -> Swapped:
+    """Refuse, or offer the victim to one store after the other, up to the first that can take it."""
     try:
-        for relative, store, _is_made in stores_for(kernel, victim.parent, victim.path()):
-            with store:
-                try:
-                    if relative:
-                        point_to(kernel, victim.parent, relative, lambda upper, lower: point(upper, victim, lower))
-                    done = transact(store, victim, RelPath(below(victim.parent.relative, relative)))
-                except OSError as error:
-                    if error.errno != errno.EXDEV:
-                        raise
-                    crossed = True
-                else:
+        for reason in refusals(kernel, victim, directory=directory):
+            raise reason
+        if options.keep:
+            victim = victim._replace(staying=choose(kernel, victim, options.keep))
+        for offered in stores_for(kernel, victim.parent, victim.path()):
+            try:
+                with offered.store as store:
+                    done = verb(store, victim, options)
                     volume = volume_to_tell(store, victim.parent.mounts)
                     return done._replace(volume=volume, unnoted=_unnoted(store, volume))
-    except NoStore as error:
-        if not crossed or isinstance(error, BrokenStore):
-            raise
-        raise CrossesBoundary(victim.path()) from error
-    raise CrossesBoundary(victim.path())
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+            offered.discard()
+        raise AssertionError("unreachable: after the last store there is an error")
+    except OSError as error:
+        raise explain(error, victim) from error
 
 
 def volume_to_tell(store: Store, mounts: Iterable[Mount]) -> bytes | None:
@@ -531,8 +479,7 @@ def own_folder(store: Store) -> UserFolder:
     Raises  OSError; Untrusted
     """
     kernel = store.kernel
-    if store.is_roots_to_keep() and store.is_unknown():
-        raise NoStore(f"{printable(store.base_path)}: {NOT_MADE}", way_out(store.base_path))
+    refuse_unknown(store)
     remember(store)
     folder = open_user(store, os.geteuid())
     if folder is None:
@@ -548,28 +495,55 @@ def own_folder(store: Store) -> UserFolder:
     return folder
 
 
+def refuse_unknown(store: Store) -> None:
+    """Refuse to root a store of root's of which it is not known that root made it. Raises  NoStore"""
+    if store.is_roots_to_keep() and store.is_unknown():
+        raise NoStore(f"{printable(store.base_path)}: {NOT_MADE}", way_out(store.base_path))
+
+
 def _first_folder(store: Store) -> UserFolder:
     """The caller's folder, who had none when he looked: made, or taken out of what was there before.
 
     Raises  OSError; NoStore; Busy
     """
-    from fusefs.store.make_folder import make_roots, make_user  # only the first command on a volume needs all that
+    from fusefs.store.make_folder import (  # only the first command on a volume needs all that
+        abandoned_folders,
+        make_roots,
+        make_user,
+    )
     from fusefs.store.set_aside import take_own
 
     uid = os.geteuid()
+    for abandoned in abandoned_folders(store):
+        from fusefs.store.recover import recover
+
+        recover(abandoned)
     if store.is_roots_to_keep():
         return make_roots(store, 0)
     take_own(store)
     return open_user(store, uid) or make_user(store)
 
 
-def point_to(kernel: Kernel, scope: Scope, relative: RelPath, leave: Callable[[Store, RelPath], None]) -> None:
-    """Leave a pointer to a lower store in the user's folder of the highest one, before the lower one is used."""
-    for upper, store in existing_stores(kernel, scope, [], to_take=False):
-        with store:
-            if upper != relative and len(upper) < len(relative):
-                leave(store, RelPath(below(relative, upper)))
-            return
+def point_own(scope: Scope, store: Store) -> None:
+    """Leave a pointer to a store in the caller's own folder of the one above it, if there is one; before it is used."""
+    upper = store_above(scope, store)
+    if upper is not None:
+        from fusefs.store.pointers import add_pointer
+
+        with upper, own_folder(upper) as folder:
+            add_pointer(folder, RelPath(below(store.base_path, upper.base_path)))
+
+
+def store_above(scope: Scope, store: Store) -> Store | None:
+    """The highest of the stores for what is in a directory, for the caller to close, if it lies above that one."""
+    if store.base_path == scope.root_path:
+        return None
+    for _relative, upper in existing_stores(store.kernel, scope, [], to_take=False):
+        if len(upper.base_path) < len(store.base_path):
+            return upper
+        with upper:
+            break
+    return None
 
 
 def explain(error: OSError | TrashdError, victim: Victim) -> TrashdError:

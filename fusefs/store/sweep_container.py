@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fusefs.core.container_states import State
-from fusefs.core.errors import BrokenStore, CrossesBoundary, NoStore, TrashdError, from_os
+from fusefs.core.errors import TrashdError, from_os
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.record import Method, Record, TreeSize
 from fusefs.linux.directory_metadata import DirectoryMetadata, apply_likeness, make_like, read_likeness
@@ -35,12 +35,11 @@ from fusefs.store.container import (
     unfinished_name,
 )
 from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing, walk_inwards
-from fusefs.store.layout import RECORD_NEW, TREE, Store, UserFolder
-from fusefs.store.pointers import add_pointer
+from fusefs.store.layout import RECORD_NEW, TREE, UserFolder
 from fusefs.store.reserve import FOR_USER, with_room
-from fusefs.store.stage import Staged, SwapOptions, record_now, stage_as
-from fusefs.store.swap import own_folder, point_to, shows_another, volume_to_tell
-from fusefs.store.victim import stores_for, unmake_at
+from fusefs.store.stage import Staged, SwapOptions, record_now, stage
+from fusefs.store.swap import own_folder, point_own, shows_another, volume_to_tell
+from fusefs.store.victim import Offered, stores_for
 
 
 class SweepContainer(NamedTuple):
@@ -49,7 +48,7 @@ class SweepContainer(NamedTuple):
     scope   the directory that is swept
     tree    its `tree`, on both sides if the directory is
     volume  the directory that holds the store, if that is not the root of the mount: commands need to be told
-    made    where the store is, if it was made for this: below the root of the scope
+    offered  the store: it goes again if nothing was taken and it was made for this
     """
 
     scope: Scope
@@ -57,7 +56,7 @@ class SweepContainer(NamedTuple):
     tree: BackingAndMount
     options: SwapOptions
     volume: bytes | None
-    made: RelPath | None
+    offered: Offered
 
     def into(self, upper: bytes, ways: DeepOpeners) -> BackingAndMount:
         """The directory that what is taken from a directory goes to; its caller's. Made if missing, like that one.
@@ -92,8 +91,7 @@ class SweepContainer(NamedTuple):
                 _prune(self.held.folder.store.kernel, self.tree)
             if drop_empty_tree(self.held):
                 dissolve(self.held)
-                if self.made is not None:
-                    unmake_at(self.held.folder.store.kernel, self.scope, self.made, self.held.folder.store.name)
+                self.offered.discard()
                 return None, ()
             move(come(self.held, size), State.ORPHANS)
             flush(self.held)
@@ -120,73 +118,45 @@ def open_basket(kernel: Kernel, scope: Scope, options: SwapOptions) -> Iterator[
 
 
 def _open_first(kernel: Kernel, scope: Scope, options: SwapOptions, owned: ExitStack) -> SweepContainer:
-    crossed = False
-    try:
-        for relative, store, is_made in stores_for(kernel, scope, scope.path()):
+    """The container, in the first store that can have it; owned by `owned`."""
+    for offered in stores_for(kernel, scope, scope.path()):
+        try:
             with ExitStack() as opened:
-                opened.enter_context(store)
-                if relative:
-                    point_to(kernel, scope, relative, _point)
+                store = opened.enter_context(offered.store)
+                point_own(scope, store)
                 folder = opened.enter_context(own_folder(store))
-                try:
-                    made = relative if is_made else None
-                    basket = _open(kernel, scope, folder, relative, options, made, opened)
-                except OSError as error:
-                    if error.errno != errno.EXDEV:
-                        raise
-                    basket = None
-                if basket is not None:
-                    owned.enter_context(opened.pop_all())
-                    return basket
-            crossed = True
-    except NoStore as error:
-        if not crossed or isinstance(error, BrokenStore):
-            raise
-        raise CrossesBoundary(scope.path()) from error
-    raise CrossesBoundary(scope.path())
-
-
-def _point(store: Store, lower: RelPath) -> None:
-    with own_folder(store) as folder:
-        add_pointer(folder, lower)
+                basket = _open(kernel, scope, folder, offered, options, opened)
+                owned.enter_context(opened.pop_all())
+                return basket
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        offered.discard()
+    raise AssertionError("unreachable: after the last store there is an error")
 
 
 def _open(
-    kernel: Kernel,
-    scope: Scope,
-    folder: UserFolder,
-    relative: RelPath,
-    options: SwapOptions,
-    made: RelPath | None,
-    owned: ExitStack,
-) -> SweepContainer | None:
-    """The container in one store; None if nothing can be renamed into it from there."""
-    origin = RelPath(below(scope.relative, relative))
-    name = os.path.basename(scope.path())
-    draft = partial(_record, folder, scope, origin, options)
-    staged = owned.enter_context(stage_as(folder, name, Method.SWEEP, draft))
+    kernel: Kernel, scope: Scope, folder: UserFolder, offered: Offered, options: SwapOptions, owned: ExitStack
+) -> SweepContainer:
+    """The container in one store. Raises  OSError with EXDEV if nothing can be renamed into it from there"""
+    staged = owned.enter_context(stage(folder, os.path.basename(scope.path()), _record(folder, scope, options)))
     assert staged.fresh is not None
     try:
         wanted = _likeness_of(kernel, scope.sides.fd)
         if wanted is not None:
             apply_likeness(kernel, staged.fresh, wanted)
-        if not _can_take(kernel, scope, staged.held):
-            _discard(staged)
-            return None
+        _try_way(kernel, scope, staged.held)
         tree = owned.enter_context(_tree_of(kernel, staged, scope))
     except (OSError, TrashdError):
         _discard(staged)
         raise
-    return SweepContainer(scope, staged.held, tree, options, volume_to_tell(folder.store, scope.mounts), made)
+    return SweepContainer(scope, staged.held, tree, options, volume_to_tell(folder.store, scope.mounts), offered)
 
 
-def _record(
-    folder: UserFolder, scope: Scope, origin: RelPath, options: SwapOptions, container: ContainerId, tree: Fd | None
-) -> Record:
-    kernel = folder.store.kernel
-    assert tree is not None
-    parent, swept = kernel.identify(scope.sides.fd), kernel.identify(tree)
-    record = record_now(folder, container, Method.SWEEP, origin, swept, parent)
+def _record(folder: UserFolder, scope: Scope, options: SwapOptions) -> Record:
+    """The record of a sweep, but for what its container adds."""
+    origin = RelPath(below(scope.path(), folder.store.base_path))
+    record = record_now(folder, Method.SWEEP, origin, None, folder.store.kernel.identify(scope.sides.fd))
     return record._replace(retention_s=options.retention_s, note=options.note, invocation=options.invocation)
 
 
@@ -219,20 +189,21 @@ def _likeness_of(kernel: Kernel, model: Fd) -> DirectoryMetadata | None:
     return wanted if os.geteuid() == 0 else wanted._replace(mode=wanted.mode | stat.S_IRWXU)
 
 
-def _can_take(kernel: Kernel, scope: Scope, held: HeldContainer) -> bool:
-    """Whether a rename from the directory can lead here; what that says before anything has moved.
+def _try_way(kernel: Kernel, scope: Scope, held: HeldContainer) -> None:
+    """Try whether a rename from the directory can lead here, before anything has moved.
 
     A file that is made there without a name is linked into the container for a moment: the kernel asks the same of
     a link as of a rename (project, subvolume, encryption). Its name here is one that recovery knows to remove.
     Where that can't be tried, the first renames will tell.
+    Raises  OSError with EXDEV if it can't
     """
     try:
         with kernel.create_unnamed(scope.sides.fd) as probe:
             kernel.link_unnamed(probe, held.fd, RECORD_NEW)
             kernel.unlink(held.fd, RECORD_NEW)
     except OSError as error:
-        return error.errno != errno.EXDEV
-    return True
+        if error.errno == errno.EXDEV:
+            raise
 
 
 def _prune(kernel: Kernel, tree: BackingAndMount) -> None:

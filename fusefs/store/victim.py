@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
@@ -339,48 +339,65 @@ def existing_stores(
                 yield relative, store
 
 
-class Offered(NamedTuple):
-    """A store that could take something: where it is, below the root; the caller closes it.
+Make = Callable[[Kernel, BackingAndMount, bytes, Name], Store]
 
-    is_made  for this: it was not there before
+"""Makes a store in a directory, which it takes over and whose path for people it gets, with that name."""
+
+
+class Offered(NamedTuple):
+    """A store that could take something.
+
+    made_in  the directory in which it was made for this; None if it was there before
     """
 
-    relative: RelPath
     store: Store
-    is_made: bool
+    made_in: Scope | None = None
+
+    def discard(self) -> None:
+        """Remove a store that was made for this and was not needed: an empty one left behind is untidy, and no more."""
+        if self.made_in is None:
+            return
+        from fusefs.store.make_store import unmake_store
+
+        kernel, path = self.store.kernel, self.store.base_path
+        relative = RelPath(below(path, self.made_in.root_path))
+        with suppress(OSError, TrashdError), wholly_beneath(kernel, self.made_in.root, relative) as base:
+            unmake_store(kernel, base, path, self.store.name)
 
 
-def stores_for(kernel: Kernel, scope: Scope, wanted: bytes) -> Iterator[Offered]:
+def stores_for(kernel: Kernel, scope: Scope, wanted: bytes, make: Make | None = None) -> Iterator[Offered]:
     """The stores to try for something in a directory, or for all that is in it, best first: those that are there, then
-    those that we may make; highest first in both.
+    those that we may make; highest first in both. The caller closes each, and discards it if it can't take that.
 
     wanted  the path of what a store is wanted for, for people
-    To ask for the next one says that the last could not take it: one that was made for it goes again.
-    Raises  NoStore, LacksCall, or what making the last one met, after the last; BrokenStore as `existing_stores`
+    make    makes a store; None: `make_store`
+    Raises  after the last: CrossesBoundary if none of them could take it; NoStore, LacksCall, or what making the last
+            one met; BrokenStore as `existing_stores`
     """
     untrusted: list[Untrusted] = []
     bases = set()
     for relative, store in existing_stores(kernel, scope, untrusted):
         bases.add(relative)
-        yield Offered(relative, store, is_made=False)
+        yield Offered(store)
     last: TrashdError = untrusted[0] if untrusted else NoStore(wanted)
+    is_offered = bool(bases)
     for relative, path in taking_ancestors(kernel, scope):
         if relative in bases:
             continue
         try:
-            made = _make_missing(kernel, scope, relative, path)
+            made = _make_missing(kernel, scope, relative, path, make)
         except Untrusted as error:
             last = error
         except (PermissionError, FileNotFoundError):
             pass  # not ours to make one there; or what is there makes nothing, as /proc says it
         else:
             if made is not None:
-                yield Offered(relative, made, is_made=True)
-                unmake_at(kernel, scope, relative, made.name)
-    raise lacks_call() or last
+                is_offered = True
+                yield Offered(made, scope)
+    raise lacks_call() or (CrossesBoundary(wanted) if is_offered else last)
 
 
-def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) -> Store | None:
+def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes, make: Make | None) -> Store | None:
     """A new store at an ancestor; None if there is another user's: not to be trusted, not to be made again."""
     from fusefs.store.make_store import make_store, name_for_new  # a swap into a store that is there is spared it
 
@@ -390,15 +407,7 @@ def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes) 
         if name is None:
             return None
         owned.pop_all()
-    return make_store(kernel, base, path, name)
-
-
-def unmake_at(kernel: Kernel, scope: Scope, relative: RelPath, name: Name) -> None:
-    """Remove a store that was made for it, and was not needed: an empty one left behind is untidy, and no more."""
-    from fusefs.store.make_store import unmake_store
-
-    with suppress(OSError, TrashdError), wholly_beneath(kernel, scope.root, relative) as base:
-        unmake_store(kernel, base, os.path.join(scope.root_path, relative), name)
+    return (make or make_store)(kernel, base, path, name)
 
 
 _MERGED = "it is merged of directories on several branches, and a rename takes one: swap it on each branch itself"

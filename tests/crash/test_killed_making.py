@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.kernel import Kernel
+from fusefs.store.check_swap import preflight
 from tests.support.crash_scenarios import (
     HOME,
     USER,
@@ -72,6 +73,28 @@ def test_first_swap_without_a_store_killed_before_any_call_loses_nothing(volume:
         assert after.trees == {tree: 1}, f"killed before call {n}"
         assert after.head == tree[0]
         assert entries_of(volume) == [".trashd", HOME]
+    assert code == 0
+
+
+@pytest.mark.long
+def test_nothing_is_left_of_a_check_without_a_store_killed_before_any_call(volume: Path) -> None:
+    def set_up() -> None:
+        wipe(volume)
+        (volume / HOME).mkdir()
+        make_victim(volume)
+
+    def check(kernel: Kernel) -> int:
+        return preflight(kernel, bytes(home(volume))).exit_code
+
+    set_up()
+    tree = snapshot(home(volume))
+    for n in changing(numbered_calls(check)):
+        set_up()
+        code = code_of_child(partial(check, Kernel(DyingAt(n))))
+        assert snapshot(home(volume)) == tree
+        init(volume)
+        settle(volume)
+        assert [entries_of(path) for path in (volume, volume / HOME)] == [[".trashd", HOME], [home(volume).name]]
     assert code == 0
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.cli.holders import holders_of, holders_of_path
 from fusefs.core.errors import IsMountPoint, MountInside, NoBacking, NotFound, Refused
 from fusefs.linux import mountinfo
 from fusefs.linux.kernel import Kernel
-from fusefs.store.check_swap import holders_of, holders_of_path, preflight
+from fusefs.store.check_swap import preflight
 from fusefs.store.orphans import all_entries
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.make_trees import Dir, make_tree, snapshot

@@ -9,6 +9,7 @@ from pathlib import Path
 from fusefs.cli.count_orphan import CountOptions, count_orphan
 from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import swap_for_owner
+from fusefs.store.check_swap import preflight
 from fusefs.store.orphans import KeepFor, find_container, keep_by_id
 from fusefs.store.stage import SwapOptions
 from tests.support.crash_scenarios import HOME, USER, Act, CrashScenario, DyingAfter, Prepare, home
@@ -41,6 +42,12 @@ def make_with_folder(volume: Path) -> None:
 
 def make_read_only(volume: Path) -> None:
     make_tree(home(volume), READ_ONLY)
+
+
+def make_read_only_with_folder(volume: Path) -> None:
+    make_read_only(volume)
+    with own(volume):
+        pass
 
 
 def make_file(volume: Path) -> None:
@@ -183,6 +190,18 @@ def killed_after(prepare: Prepare, act: Act, call: str, n: int = 1) -> Prepare:
 
     return leave
 
+
+def _check(volume: Path, kernel: Kernel) -> None:
+    preflight(kernel, bytes(home(volume)))
+
+
+CHECKS = {
+    "check": CrashScenario(make_victim, _check, is_gapless=True),
+    "check-two-rename": CrashScenario(make_victim, _check, exchange=False, is_gapless=True),
+    "check-first": CrashScenario(make_read_only, _check, uid=USER, is_gapless=True),
+    "check-lent": CrashScenario(make_read_only_with_folder, _check, uid=USER, is_gapless=True),
+}
+"""A check as the first command of its user, who would have to be lent what the victim forbids; and with a folder."""
 
 SWAP = CrashScenario(make_victim, _swap, is_gapless=True)
 SWAP_FOR_OWNER = CrashScenario(make_read_only, _swap_for_owner, uid=USER, by=0, is_gapless=True)
