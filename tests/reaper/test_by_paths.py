@@ -14,7 +14,7 @@ import pytest
 
 from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId
-from fusefs.core.pacing import Speed
+from fusefs.core.pacing import SliceBudget, Speed
 from fusefs.core.results import CAME_IN, Reaped
 from fusefs.engine.mpi_ranks import (
     DirectoriesByPath,
@@ -51,10 +51,11 @@ from tests.support.team_trees import (
 
 
 class JobHere(MpiJob):
-    """All ranks in this process, and no MPI."""
+    """All ranks in this process, and no MPI. sees: whether the others see any directory"""
 
-    def __init__(self, n_ranks: int = 3) -> None:
+    def __init__(self, n_ranks: int = 3, *, sees: bool = True) -> None:
         self.n_ranks = n_ranks
+        self._sees = sees
         self._ranks: dict[int, WorkerThreads[SentSlice[Any], Any]] = {}
         self._owned = ExitStack()
 
@@ -65,9 +66,13 @@ class JobHere(MpiJob):
         for rank in range(1, self.n_ranks):
             runner = self._owned.enter_context(pickle.loads(sent)(Kernel(), self.n_ranks))
             if isinstance(runner, RankRunner):
-                workers = worker_threads(runner.strategy.n_workers, runner.run_sent)
+                run = runner.run_sent if self._sees else self._see_nothing
+                workers = worker_threads(runner.strategy.n_workers, run)
                 self._ranks[rank] = self._owned.enter_context(workers)
         return [one.n_workers for one in self._ranks.values()]
+
+    def _see_nothing(self, _sent: SentSlice[Any], _budget: SliceBudget) -> None:
+        """See RankRunner.run."""
 
     @contextmanager
     def crew(self, ours: RankRunner[Any, Any], opens: OpensRunner) -> Iterator[RankCrew[Any, Any]]:
@@ -134,6 +139,14 @@ def test_a_chain_longer_than_any_path_goes(volume: Path) -> None:
     identifier = swap(volume / "job").id
     reaped = reap_by_paths(volume, identifier, RemovalWishes(job=job_here()))
     assert reaped.report.removed == 6001
+
+
+def test_what_the_other_ranks_do_not_see_the_first_removes(volume: Path) -> None:
+    identifier = swap(bulky_tree(volume / "job", 4, 40, 400)).id
+    job = RemovalByRanks(JobHere(sees=False))
+    reaped = reap_by_paths(volume, identifier, RemovalWishes(job=job, n_workers=4))
+    assert reaped.report.failures == ()
+    assert state_of(volume, identifier) is None
 
 
 # What others can do meanwhile
