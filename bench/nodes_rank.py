@@ -24,13 +24,13 @@ from bench.threads import CountsSlices
 from fusefs.core.pacing import SliceBudget
 from fusefs.core.results import Reaped
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork, UnfinishedDirectory
-from fusefs.engine.mpi_ranks import MpiJob, joined
+from fusefs.engine.mpi_ranks import MpiJob, RankRunner, joined
 from fusefs.engine.pace import FULL_SPEED, SlicePace
 from fusefs.engine.run_slices import SliceRunner
-from fusefs.engine.strategy import Strategy, choose_for_rank
+from fusefs.engine.strategy import choose_for_rank
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes, reap
-from fusefs.reaper.remove_by_ranks import RemovalByRanks, SharedRemoval
+from fusefs.reaper.remove_by_ranks import RemovalByRanks
 from fusefs.store.orphans import act_on, find_container
 
 _THREADS = 8
@@ -84,7 +84,6 @@ def reap_by(job: MpiJob, volume: Path, identifier: str, n_threads: int) -> None:
 class Nothing(NamedTuple):
     """Runs slices of directories that are not there, in no time. n_names: of each"""
 
-    strategy: Strategy
     n_names: int
 
     def run(self, work: Slice, _budget: SliceBudget) -> RemovalSliceResult:
@@ -103,23 +102,12 @@ class Nothing(NamedTuple):
             left, n_removed = (UnfinishedDirectory(rest.subdirs.pop(), -1, begun),), _NAMES_A_SLICE
         return RemovalSliceResult(n_removed, 0, (), 0, rest, left)
 
-    def may_share(self, work: Slice) -> bool:
-        """See RankRunner."""
-        return SharedRemoval.takes(work)
 
-    def shared(self, work: Slice) -> SharedRemoval:
-        """See RankRunner."""
-        return SharedRemoval(work, self.strategy)
-
-
-class NothingRecipe(NamedTuple):
-    """See Recipe."""
-
-    @contextmanager
-    def opened(self, kernel: Kernel, n_ranks: int) -> Iterator[Nothing]:
-        """The runner."""
-        with kernel.open_path(b"/", os.O_RDONLY | os.O_DIRECTORY) as fd:
-            yield Nothing(choose_for_rank(kernel, fd, _THREADS, n_ranks), _NAMES_A_SLICE)
+@contextmanager
+def open_nothing(kernel: Kernel, n_ranks: int) -> Iterator[RankRunner[Slice, RemovalSliceResult]]:
+    """See OpensRunner."""
+    with kernel.open_path(b"/", os.O_RDONLY | os.O_DIRECTORY) as fd:
+        yield RankRunner(Nothing(_NAMES_A_SLICE).run, choose_for_rank(kernel, fd, _THREADS, n_ranks))
 
 
 def plan_of(n_workers: int, n_directories: int, n_machines: int) -> tuple[SlicePlan, int]:
@@ -130,8 +118,7 @@ def plan_of(n_workers: int, n_directories: int, n_machines: int) -> tuple[SliceP
 
 def plan_by(job: MpiJob, n_slices: int) -> None:
     """Be the first rank of a job that does nothing, as fast as it can: a slice is one directory."""
-    kernel, recipe = Kernel(), NothingRecipe()
-    with job.crew(recipe.opened(kernel, job.n_ranks), recipe) as crew:
+    with open_nothing(Kernel(), job.n_ranks) as ours, job.crew(ours, open_nothing) as crew:
         (plan, top), n_done = plan_of(crew.n_workers, crew.n_workers, crew.n_ranks), 0
 
         def done(work: Slice, outcome: RemovalSliceResult) -> None:
@@ -142,7 +129,7 @@ def plan_by(job: MpiJob, n_slices: int) -> None:
 
         strategy = crew.ours.strategy._replace(n_workers=crew.n_workers)
         before = Used.so_far()
-        SliceRunner(plan, crew.ours, strategy, SlicePace(FULL_SPEED), lambda: n_done >= n_slices, done, crew.pool).run()
+        SliceRunner(plan, ours.run, strategy, SlicePace(FULL_SPEED), lambda: n_done >= n_slices, done, crew).run()
         used = before.since()
     tell(seconds=used.clock_s, n_slices=n_done, plan_s=used.main_s, used_s=used.all_s)
 
@@ -165,8 +152,7 @@ def plan_alone(n_workers: int, n_slices: int) -> float:
             given: Slice = pickle.loads(pickle.dumps(work))
             plan.done(work, pickle.loads(pickle.dumps(runner.run(given, SliceBudget()))))
 
-    with Kernel().open_path(b"/", os.O_RDONLY | os.O_DIRECTORY) as fd:
-        runner = Nothing(choose_for_rank(Kernel(), fd, 1, 1), _NAMES)
+    runner = Nothing(_NAMES)
     pass_on(n_workers)
     began_s = time.process_time()
     pass_on(n_slices)

@@ -1,8 +1,6 @@
 """One reap by the engine's own plan and drive, with workers on simulated machines."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import NamedTuple
 
 from bench.simulate.clock import Signal, SimulatedClock
@@ -11,11 +9,10 @@ from bench.simulate.server import MetadataServer
 from bench.simulate.tree import Tree
 from fusefs.core.pacing import SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
-from fusefs.engine.mpi_ranks import GivenSlice, LeftSlice, SlicesOfRanks, SlicesOfThreads, ToldSlice
+from fusefs.engine.mpi_ranks import SentSlice, SlicesOfRanks
 from fusefs.engine.pace import FULL_SPEED, KeepsTime, SetsSpeed, SlicePace
 from fusefs.engine.run_slices import EndedSlice, SliceRunner
-from fusefs.engine.strategy import Strategy, Workers, ranks_window
-from fusefs.reaper.remove_by_ranks import SharedRemoval
+from fusefs.engine.strategy import LEAST_RANKS_SHARE, Strategy, Workers, ranks_window
 from fusefs.store.layout import HOISTED, TREE
 
 LEAST_SHARE = 8
@@ -46,7 +43,7 @@ class Crew(NamedTuple):
             window_chars=1 << 22,
             by_inode=False,
             splits=True,
-            least_share=LEAST_SHARE,
+            least_share=LEAST_RANKS_SHARE if self.is_job else LEAST_SHARE,
             looks_ahead=True,
             tells_types=True,
             is_at_once=False,
@@ -90,14 +87,15 @@ class SimulatedReap:
         self._hoisted: int | None = None
         self.plan.add(0, b"", SliceWork(subdirs=[TREE.decode()]))
         pace = SlicePace(pacer, clock=clock or self.clock)
-        self._drive = SliceRunner(self.plan, self, strategy, pace, is_stopped, self._done, self._opens)
+        pool = _PoolOfRanks(self) if crew.is_job else _PoolOfThreads(self)
+        self._drive = SliceRunner(self.plan, self.run, strategy, pace, is_stopped, self._done, pool)
 
     def drive(self) -> None:
         """All of it, or until it is stopped; of an actor."""
         self._drive.run()
 
     def run(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
-        """See RunsSlices: by the first machine, while whoever has the plan waits."""
+        """See SliceRunner: by the first machine, while whoever has the plan waits."""
         ended, found = Signal(self.clock), list[RemovalSliceResult]()
 
         def take(result: RemovalSliceResult) -> None:
@@ -110,12 +108,8 @@ class SimulatedReap:
             ended.wait(_LONG_S)
         return found[0]
 
-    @contextmanager
-    def _opens(self) -> Iterator["_PoolOfRanks | _PoolOfThreads"]:
-        yield _PoolOfRanks(self) if self.crew.is_job else _PoolOfThreads(self)
-
     def _done(self, work: Slice, outcome: RemovalSliceResult) -> None:
-        self.n_slices += not outcome.goes_on
+        self.n_slices += 1
         self.n_begun += len(outcome.left) - len(self.plan.done(work, outcome))
         if outcome.hoisted:
             if self._hoisted is None:
@@ -147,9 +141,6 @@ class _PoolOfThreads:
         reap.clock.sleep(reap.server.model.planning_s)
         reap.clock.start(reap.remover.steps(reap.crew.machines[0], work, budget), end)
 
-    def hasten(self) -> None:
-        """See SlicePool: none is."""
-
     def ended(self, most_s: float) -> list[EndedSlice[Slice, RemovalSliceResult]]:
         """See SlicePool."""
         if not self._ended:
@@ -159,88 +150,46 @@ class _PoolOfThreads:
 
 
 class _PoolOfRanks:
-    """See SlicePool; as engine/mpi_ranks.py has it, with the engine's own rules of who gets and tells what."""
+    """See SlicePool; as engine/mpi_ranks.py has it, with the engine's own rule of who gets what."""
 
     def __init__(self, reap: SimulatedReap) -> None:
         self.n_workers = reap.crew.strategy().n_workers
         self._reap = reap
         self._clock: SimulatedClock = reap.clock
-        crew = reap.crew
-        self._slices = SlicesOfRanks[Slice, RemovalSliceResult](
-            [crew.n_threads] * len(crew.machines), SharedRemoval.takes
-        )
-        strategy = crew.strategy()._replace(n_workers=crew.n_threads)
-        self._ranks = [_Rank(self, reap, machine, strategy) for machine in crew.machines]
-        self.first = self._ranks[0]
-        self._ended: list[EndedSlice[Slice, RemovalSliceResult]] = []
+        machines = reap.crew.machines
+        self._slices = SlicesOfRanks[Slice]([reap.crew.n_threads] * len(machines))
+        self._ended: list[tuple[int, RemovalSliceResult]] = []
         self._came = Signal(self._clock)
 
     def submit(self, work: Slice, budget: SliceBudget) -> None:
         """See SlicePool."""
-        self._send(*self._slices.give(work, budget, self._clock.now_s))
-
-    def _send(self, rank: int, message: GivenSlice[Slice] | LeftSlice) -> None:
-        model = self._reap.server.model
+        model, (rank, sent) = self._reap.server.model, self._slices.send(work, budget)
         self._plan(model.planning_s / 2)
-        self._clock.after(model.handover_s if rank else 0.0, lambda: self._ranks[rank].take(message))
+        self._clock.after(model.handover_s if rank else 0.0, lambda: self._begin(rank, sent))
+
+    def _begin(self, rank: int, sent: SentSlice[Slice]) -> None:
+        away_s = self._reap.server.model.handover_s / 4 if rank else 0.0
+
+        def end(outcome: RemovalSliceResult) -> None:
+            self._clock.after(away_s, lambda: self._come(sent.number, outcome))
+
+        machine = self._reap.crew.machines[rank]
+        self._clock.start(self._reap.remover.steps(machine, sent.work, sent.budget), end)
+
+    def _come(self, number: int, outcome: RemovalSliceResult) -> None:
+        self._ended.append((number, outcome))
+        self._came.set()
 
     def _plan(self, seconds: float) -> None:
         self._reap.planned_s += seconds
         self._clock.sleep(seconds)
 
-    def hasten(self) -> None:
-        """See SlicePool."""
-        self._ask(each=True)
-
-    def _ask(self, *, each: bool) -> None:
-        for rank, left in self._slices.to_be_left(self._clock.now_s, each=each):
-            self._send(rank, left)
-
-    def come(self, told: list[ToldSlice[RemovalSliceResult]]) -> None:
-        """A rank's message."""
-        self._ended += map(self._slices.told, told)
-        self._came.set()
-
     def ended(self, most_s: float) -> list[EndedSlice[Slice, RemovalSliceResult]]:
         """See SlicePool."""
-        self._ask(each=False)
         if not self._ended:
             self._came.wait(most_s)
         ended, self._ended = self._ended, []
         model = self._reap.server.model
-        n_left = sum(len(one.outcome.left) for one in ended if one.outcome is not None)
+        n_left = sum(len(outcome.left) for _number, outcome in ended)
         self._plan(len(ended) * model.planning_s / 2 + n_left * model.left_s)
-        return ended
-
-
-class _Rank:
-    """See RankThreads; and RankRunner, but for what a thread does."""
-
-    def __init__(self, pool: _PoolOfRanks, reap: SimulatedReap, machine: int, strategy: Strategy) -> None:
-        self.strategy = strategy
-        self._pool = pool
-        self._reap = reap
-        self._machine = machine
-        self._slices = SlicesOfThreads[Slice, RemovalSliceResult](self)
-
-    def shared(self, work: Slice) -> SharedRemoval:
-        """See RankRunner."""
-        return SharedRemoval(work, self.strategy)
-
-    def take(self, message: GivenSlice[Slice] | LeftSlice) -> None:
-        """See RankThreads."""
-        self._slices.take(message, self._reap.clock.now_s)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Have threads do what there is to do, and tell what there is to tell."""
-        clock, remover = self._reap.clock, self._reap.remover
-        while (part := self._slices.next()) is not None:
-            clock.start(remover.steps(self._machine, part.work, part.budget), partial(self._end, part))
-        if told := self._slices.told():
-            away_s = self._reap.server.model.handover_s / 4 if self is not self._pool.first else 0.0
-            clock.after(away_s, lambda: self._pool.come(told))
-
-    def _end(self, part: GivenSlice[Slice], outcome: RemovalSliceResult) -> None:
-        self._slices.done(part, outcome, self._reap.clock.now_s)
-        self._go_on()
+        return [self._slices.end(number, outcome) for number, outcome in ended]

@@ -15,7 +15,7 @@ from fusefs.core.slices import RemovalSliceResult, Slice, SliceWork, UnfinishedD
 
 
 class SimulatedRemover(NamedTuple):
-    """Runs slices of one tree (engine.run_slices.RunsSlices, but in steps).
+    """Runs slices of one tree (engine.run_slices.SliceRunner, but in steps).
 
     window  entries of a directory that are listed together
     """
@@ -81,7 +81,7 @@ class _SliceRun:
             (),
             0,
             bottom.work,
-            tuple(UnfinishedDirectory(one.name, -1, one.work, at) for at, one in enumerate(above_it, -1)),
+            tuple(UnfinishedDirectory(one.name, -1, one.work) for one in above_it),
             tuple(self._hoisted),
             busy_s=self._clock.now_s - self._began_s,
         )

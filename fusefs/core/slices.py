@@ -161,14 +161,12 @@ class Slice(NamedTuple):
 class UnfinishedDirectory(NamedTuple):
     """A directory (or large file) that a slice began and did not finish.
 
-    fd     negative: another process has it open, if any
-    above  which of those that the slice left it is in; -1: the slice's own directory
+    fd  negative: another process has it open, if any
     """
 
     name: str
     fd: int
     work: SliceWork
-    above: int = -1
 
 
 class RemovalSliceResult(NamedTuple):
@@ -176,14 +174,13 @@ class RemovalSliceResult(NamedTuple):
 
     n_bytes   freed, as far as it was looked at (paced)
     rest      of the slice's own directory
-    left      what it had entered, each after that which it is in
+    left      what it had entered, each inside the one before
     hoisted   names of what was too deep, in the directory for it
     made_hoisted  that directory was made: the first one that was too deep became it
     entered  directories of others in which something failed: the next reap comes to them again
     busy_s    how long it took
     away      the errno of a server that does not answer: the slice ended there, and what it met is no failure
     doubts    errnos of failures of which it is not known that they are not the server's
-    goes_on   it is not over: this is what it did since it was told last
     """
 
     removed: int
@@ -198,7 +195,6 @@ class RemovalSliceResult(NamedTuple):
     busy_s: float = 0.0
     away: int = 0
     doubts: frozenset[int] = frozenset()
-    goes_on: bool = False
 
     def fds(self) -> Sequence[int]:
         """What goes with it to another process."""
@@ -367,10 +363,6 @@ class SlicePlan:
         """Whether there is no work that `next` could give."""
         return self._find() is None
 
-    def has_free(self) -> bool:
-        """Whether `next` gives work in a directory where no other slice is in the way."""
-        return any(choice.find() is not None for choice in self._choices[:-1])
-
     def is_cutting(self) -> bool:
         """Whether a large file has lost its name and is not gone yet."""
         return any(node.work.cut_bytes for node in self._nodes.values())
@@ -437,22 +429,14 @@ class SlicePlan:
         add_failures(self._failures, outcome.failures)
         self._n_failed += outcome.n_failed
         self._doubts |= outcome.doubts
-        if outcome.goes_on:
-            return []
         self._nodes[done.key].ends(done, outcome.rest)
         self._changed(done.key)
-        keys = [done.key]
-        for name, fd, work, above in outcome.left:
-            key = keys[above + 1]
-            node = self._nodes[key]
-            node.n_children += 1
-            path = join(node.path, raw(name))
-            keys.append(self._add(_Node(key, name, fd, path, work)))
-        finished: list[FinishedDirectory] = []
-        for key in reversed(keys):
-            if key in self._nodes:
-                finished += self._finish(key)
-        return finished
+        key, path = done.key, done.path
+        for left in outcome.left:
+            self._nodes[key].n_children += 1
+            path = join(path, raw(left.name))
+            key = self._add(_Node(key, left.name, left.fd, path, left.work))
+        return self._finish(key)
 
     def lost(self, lost: Slice) -> None:
         """A slice ended with its worker, it is not known how far: all of it is to be done again."""
@@ -480,24 +464,6 @@ class SlicePlan:
             elif node.work.cut_bytes is None:
                 above.work.emptied.append((node.name, node.work.n_passes))
             key = node.parent
-
-    def told(self) -> RemovalSliceResult:
-        """The sum of what slices did since this was asked for last; of a plan that is a slice of another one."""
-        sums = self._removed, self._n_bytes, tuple(self._failures), self._n_failed
-        told = RemovalSliceResult(*sums, SliceWork(), entered=self.entered(), doubts=self._doubts, goes_on=True)
-        self._removed = self._n_bytes = self._n_failed = 0
-        self._failures, self._entered, self._doubts = [], {}, frozenset()
-        return told
-
-    def left(self) -> tuple[SliceWork, tuple[UnfinishedDirectory, ...]]:
-        """What there is to do in the one directory that it began with, and what is begun below; while no slice runs."""
-        (_key, top), *begun = self._nodes.items()
-        places = {key: place for place, key in enumerate(self._nodes, -1)}
-        return top.work, tuple(
-            UnfinishedDirectory(node.name, node.fd, node.work, places[node.parent])
-            for _key, node in begun
-            if node.parent is not None
-        )
 
     def doubts(self) -> frozenset[int]:
         """The errnos of failures that may have been the server's, and not the entries'."""

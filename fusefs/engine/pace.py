@@ -75,22 +75,6 @@ class SetsSpeed(Protocol):
         """Wait that long, or until the tempo changes."""
 
 
-class SliceDone(Protocol):
-    """What a slice did, as far as its pace is concerned (core.slices.RemovalSliceResult)."""
-
-    @property
-    def removed(self) -> int:
-        """Entries."""
-
-    @property
-    def n_bytes(self) -> int:
-        """Freed."""
-
-    @property
-    def busy_s(self) -> float:
-        """How long it took."""
-
-
 class ConstantSpeed(NamedTuple):
     """One tempo all the time."""
 
@@ -179,12 +163,12 @@ class SlicePace:
         self._rest_ends_s = ends_s if begins_s <= now_s else 0.0
         return min(seconds, begins_s - now_s)
 
-    def done(self, budget: SliceBudget, outcome: SliceDone) -> None:
+    def done(self, budget: SliceBudget, done: WorkDone) -> None:
         """Take in what a slice did with its budget."""
-        self.give_back(budget, outcome.removed, outcome.n_bytes)
+        self.give_back(budget, done.n_entries, done.n_bytes)
         if not self._tempo.is_alone:
-            self._small.done(outcome, self._tempo.share, self._clock.monotonic())
-        self._pacer.done(outcome.removed, outcome.n_bytes, outcome.busy_s)
+            self._small.done(done, self._tempo.share, self._clock.monotonic())
+        self._pacer.done(*done)
 
     def give_back(self, budget: SliceBudget, n_entries: int = 0, n_bytes: int = 0) -> None:
         """Return what a slice did not spend; what it overspent is waited for."""
@@ -238,15 +222,15 @@ class _SmallSlices:
         self.n_entries = round(self._fit * min(1.0 + missed, _MAKES_UP))
         return True
 
-    def done(self, outcome: SliceDone, share: float, now_s: float) -> None:
+    def done(self, done: WorkDone, share: float, now_s: float) -> None:
         """A slice was done, and we have that share of the time."""
-        period_s = outcome.busy_s * (1.0 + self._afterwork) / share
+        period_s = done.busy_s * (1.0 + self._afterwork) / share
         # What was not taken when it was due is made up for by shorter pauses, not by none.
         self._due_s = max(self._due_s + period_s, now_s + period_s / 2)
         self._asked_s = None
         self._share = share
-        if outcome.removed:
-            fits = SMALL_SLICE_S * outcome.removed / max(outcome.busy_s, 1e-6)
+        if done.n_entries:
+            fits = SMALL_SLICE_S * done.n_entries / max(done.busy_s, 1e-6)
             self._fit = max(1, min(round((3 * self._fit + fits) / 4), 2 * self._fit))
 
     def wait_s(self, now_s: float) -> float:
@@ -549,14 +533,6 @@ class ForegroundPacer:
         return self._tempo
 
 
-class _Looked(NamedTuple):
-    """See engine.pace.SliceDone."""
-
-    removed: int
-    n_bytes: int
-    busy_s: float
-
-
 class PacedLooks:
     """Called before each entry; returns when that may be looked at."""
 
@@ -574,7 +550,7 @@ class PacedLooks:
         now_s = time.monotonic()
         if self._n >= self._most or now_s >= self._ends_s:
             if self._budget is not None:
-                self._pace.done(self._budget, _Looked(self._n, 0, now_s - self._began_s))
+                self._pace.done(self._budget, WorkDone(self._n, 0, now_s - self._began_s))
             self._await_budget()
         self._n += 1
 

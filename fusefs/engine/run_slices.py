@@ -11,21 +11,20 @@ import gc
 import os
 import select
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pickle import dumps, loads
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue, SimpleQueue
 from signal import SIG_IGN, SIGINT, signal
 from socket import socket
 from threading import Thread
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
-from fusefs.core.pacing import SliceBudget
+from fusefs.core.pacing import SliceBudget, WorkDone
 from fusefs.core.results import Stops
-from fusefs.engine.pace import GLANCE_S, SliceDone, SlicePace
+from fusefs.engine.pace import GLANCE_S, SlicePace
 from fusefs.engine.strategy import Strategy, Workers
 from fusefs.linux.children import Child, ChildLost, is_stopped, receive, send
-from fusefs.linux.kernel import Kernel
 
 
 class HasFds(Protocol):
@@ -38,37 +37,35 @@ class HasFds(Protocol):
         """The value in the process that they came to, where they have these numbers."""
 
 
-class SliceOutcome(HasFds, SliceDone, Protocol):
-    """What comes back of a slice."""
+class SliceOutcome(HasFds, Protocol):
+    """What comes back of a slice: entries removed, bytes freed, and how long it took."""
 
     @property
-    def goes_on(self) -> bool:
-        """It is not over: this is what it did since it was told of last."""
+    def removed(self) -> int: ...
+
+    @property
+    def n_bytes(self) -> int: ...
+
+    @property
+    def busy_s(self) -> float: ...
 
 
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 Work = TypeVar("Work", bound=HasFds)
 Done = TypeVar("Done", bound=SliceOutcome)
-_Work_contra = TypeVar("_Work_contra", bound=HasFds, contravariant=True)
-_Done_co = TypeVar("_Done_co", bound=SliceOutcome, covariant=True)
 
 
-class RunsSlices(Protocol[_Work_contra, _Done_co]):
-    """What runs a slice; a worker gets its own copy by fork."""
-
-    def run(self, work: _Work_contra, budget: SliceBudget) -> _Done_co:
-        """Do it. Its fds stay their owner's; those that come back with it may be the same."""
-
-
-class EndedSlice(NamedTuple, Generic[Work, Done]):
+class EndedSlice(NamedTuple, Generic[Task, Result]):
     """A slice that no worker has any more. outcome: None: it was lost with its worker, not known how far it came"""
 
-    work: Work
+    work: Task
     budget: SliceBudget
-    outcome: Done | None
+    outcome: Result | None
 
 
 class SlicePool(Protocol[Work, Done]):
-    """What runs slices beside each other: the one place that knows where.
+    """What runs slices beside each other: threads, processes, or the ranks of an MPI job.
 
     n_workers  how many slices may run at a time; fewer than were asked for where the system refuses more
     """
@@ -81,60 +78,11 @@ class SlicePool(Protocol[Work, Done]):
     def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
         """Those that have ended since; waits for the first, but no longer than that. Raises  mistakes of ours"""
 
-    def hasten(self) -> None:
-        """Have those end soon that are longer than others; what is left of them comes back."""
-
-
-class SharedSlice(Protocol[Work, Done]):
-    """A slice that several threads do: the plan of what is in it."""
-
-    def is_dry(self) -> bool:
-        """See SliceSource."""
-
-    def is_crowded(self) -> bool:
-        """Whether what `next` gives is in a directory where others are at work, who are slower for it."""
-
-    def next(self) -> Work | None:
-        """See SliceSource."""
-
-    def lost(self, lost: Work) -> None:
-        """See SliceSource."""
-
-    def done(self, part: Work, outcome: Done) -> None:
-        """Take in what a part of it did."""
-
-    def told(self, *, goes_on: bool) -> Done:
-        """What was done since it was told of last; unless it goes on, with what is left of it."""
-
-
-class SharesSlices(Protocol[Work, Done]):
-    """A rank of an MPI job whose threads share slices. strategy: the rank's own, so many threads"""
-
-    @property
-    def strategy(self) -> Strategy: ...
-
-    def shared(self, work: Work) -> SharedSlice[Work, Done]:
-        """A slice as all of them do it."""
-
-
-class RankRunner(SharesSlices[Work, Done], RunsSlices[Work, Done], Protocol[Work, Done]):
-    """What runs slices in a rank of an MPI job."""
-
-    def may_share(self, work: Work) -> bool:
-        """Whether a slice is for all threads of a rank, and not for one of them; of the first rank."""
-
-
-class Recipe(Protocol[Work, Done]):
-    """What a rank makes its runner of; it pickles."""
-
-    def opened(self, kernel: Kernel, n_ranks: int) -> AbstractContextManager[RankRunner[Work, Done]]:
-        """The runner. Raises  TrashdError, OSError: the rank does not see what is to be worked on"""
-
 
 @contextmanager
-def worker_threads(n_workers: int, runner: RunsSlices[Work, Done]) -> Iterator[WorkerThreads[Work, Done]]:
+def worker_threads(n_workers: int, run: Callable[[Task, SliceBudget], Result]) -> Iterator[WorkerThreads[Task, Result]]:
     """So many for the block, or fewer where a limit on threads is reached; what they have begun is ended first."""
-    workers = WorkerThreads(runner)
+    workers = WorkerThreads(run)
     try:
         try:
             for _ in range(n_workers):
@@ -146,15 +94,15 @@ def worker_threads(n_workers: int, runner: RunsSlices[Work, Done]) -> Iterator[W
         workers.end()
 
 
-class WorkerThreads(Generic[Work, Done]):
+class WorkerThreads(Generic[Task, Result]):
     """See SlicePool."""
 
-    def __init__(self, runner: RunsSlices[Work, Done]) -> None:
+    def __init__(self, run: Callable[[Task, SliceBudget], Result]) -> None:
         self.n_workers = 0
-        self._runner = runner
+        self._run = run
         self._threads: list[Thread] = []
-        self._submitted: SimpleQueue[tuple[Work, SliceBudget] | None] = SimpleQueue()
-        self._ended: SimpleQueue[EndedSlice[Work, Done]] = SimpleQueue()
+        self._submitted: SimpleQueue[tuple[Task, SliceBudget] | None] = SimpleQueue()
+        self._ended = Queue[EndedSlice[Task, Result]]()
 
     def start(self) -> None:
         """One more. Raises  RuntimeError"""
@@ -163,11 +111,11 @@ class WorkerThreads(Generic[Work, Done]):
         self._threads.append(thread)
         self.n_workers += 1
 
-    def submit(self, work: Work, budget: SliceBudget) -> None:
+    def submit(self, work: Task, budget: SliceBudget) -> None:
         """See SlicePool."""
         self._submitted.put((work, budget))
 
-    def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
+    def ended(self, most_s: float) -> list[EndedSlice[Task, Result]]:
         """See SlicePool."""
         slices = []
         try:
@@ -177,9 +125,6 @@ class WorkerThreads(Generic[Work, Done]):
                 ended = self._ended.get_nowait()
         except Empty:
             return slices
-
-    def hasten(self) -> None:
-        """See SlicePool: none is."""
 
     def end(self) -> None:
         """End the threads, each after its slice."""
@@ -192,15 +137,15 @@ class WorkerThreads(Generic[Work, Done]):
         while (submitted := self._submitted.get()) is not None:
             outcome = None
             try:
-                outcome = self._runner.run(*submitted)
+                outcome = self._run(*submitted)
             finally:  # after a mistake of ours the slice is lost with this thread; run alone it raises again
                 self._ended.put(EndedSlice(*submitted, outcome))
 
 
 @contextmanager
-def worker_processes(n_workers: int, runner: RunsSlices[Work, Done]) -> Iterator[WorkerProcesses[Work, Done]]:
+def worker_processes(n_workers: int, run: Callable[[Work, SliceBudget], Done]) -> Iterator[WorkerProcesses[Work, Done]]:
     """So many for the block, or fewer where a limit on processes is reached; all are gone in the end."""
-    workers = WorkerProcesses(runner)
+    workers = WorkerProcesses(run)
     try:
         gc.freeze()  # what is here already is not copied by the children's collectors
         try:
@@ -218,9 +163,9 @@ def worker_processes(n_workers: int, runner: RunsSlices[Work, Done]) -> Iterator
 class WorkerProcesses(Generic[Work, Done]):
     """See SlicePool: a slice is run by whichever worker is free."""
 
-    def __init__(self, runner: RunsSlices[Work, Done]) -> None:
+    def __init__(self, run: Callable[[Work, SliceBudget], Done]) -> None:
         self.n_workers = 0
-        self._runner = runner
+        self._run = run
         self._children: list[Child] = []
         self._free: list[Child] = []
         self._running: dict[int, tuple[Child, Work, SliceBudget]] = {}  # by their channels' fds
@@ -228,7 +173,7 @@ class WorkerProcesses(Generic[Work, Done]):
 
     def fork(self) -> None:
         """One more. Raises  OSError"""
-        child = Child(partial(_work, self._runner))
+        child = Child(partial(_work, self._run))
         self.n_workers += 1
         self._children.append(child)
         self._free.append(child)
@@ -247,9 +192,6 @@ class WorkerProcesses(Generic[Work, Done]):
         """See SlicePool."""
         heard = [fd for fd, _events in self._heard.poll(most_s * 1000)]
         return [self._end_slice(fd) for fd in heard or self._stopped()]
-
-    def hasten(self) -> None:
-        """See SlicePool: none is."""
 
     def _stopped(self) -> list[int]:
         return [fd for fd, (child, _work, _budget) in self._running.items() if is_stopped(child.pid)]
@@ -273,7 +215,7 @@ class WorkerProcesses(Generic[Work, Done]):
             child.end()
 
 
-def _work(runner: RunsSlices[Work, Done], channel: socket) -> None:
+def _work(run: Callable[[Work, SliceBudget], Done], channel: socket) -> None:
     """A worker's life: it leaves Ctrl-C to its parent."""
     signal(SIGINT, SIG_IGN)
     while True:
@@ -282,7 +224,7 @@ def _work(runner: RunsSlices[Work, Done], channel: socket) -> None:
         except EOFError:
             return
         work, budget = loads(message)
-        done = runner.run(work.with_fds(fds), budget)
+        done = run(work.with_fds(fds), budget)
         send(channel, dumps(done), done.fds())
         for fd in {*fds, *done.fds()}:
             os.close(fd)
@@ -304,17 +246,19 @@ class SliceSource(Protocol[Work]):
 class SliceRunner(NamedTuple, Generic[Work, Done]):
     """A plan, who does its slices, and how fast.
 
+    run_slice  runs one; a worker process has its own copy by fork. Its fds stay their owner's; those that come back
+               with it may be the same
     done  takes in what a slice did, beside its pace
-    opens  what runs them beside each other; None: workers of this machine, as the strategy has them
+    pool  what runs them beside each other; None: workers of this machine, as the strategy has them
     """
 
     plan: SliceSource[Work]
-    runner: RunsSlices[Work, Done]
+    run_slice: Callable[[Work, SliceBudget], Done]
     strategy: Strategy
     pace: SlicePace
     is_stopped: Stops
     done: Callable[[Work, Done], None]
-    opens: Callable[[], AbstractContextManager[SlicePool[Work, Done]]] | None = None
+    pool: SlicePool[Work, Done] | None = None
 
     def run(self, first_s: float | None = None) -> None:
         """Do all of it. No worker is forked for what one slice does.
@@ -325,15 +269,17 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
         is_whole = True
         while not self.plan.is_dry() and not self.is_stopped():
             if is_whole and self._uses_workers():
-                with (self.opens or self._workers)() as pool:
+                with self._workers() as pool:
                     is_whole = self._run_with(pool)
             else:
                 self._run_alone(once=is_whole)
 
     def _workers(self) -> AbstractContextManager[SlicePool[Work, Done]]:
+        if self.pool is not None:
+            return nullcontext(self.pool)
         if self.strategy.workers is Workers.THREADS:
-            return worker_threads(self.strategy.n_workers, self.runner)
-        return worker_processes(self.strategy.n_workers, self.runner)
+            return worker_threads(self.strategy.n_workers, self.run_slice)
+        return worker_processes(self.strategy.n_workers, self.run_slice)
 
     def _uses_workers(self) -> bool:
         """Whether several slices may run beside each other: not where others use the disk."""
@@ -360,7 +306,7 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
             work, budget = begun
             if most_s is not None:
                 budget = budget._replace(seconds=min(budget.seconds, most_s))
-            self._take(work, budget, self.runner.run(work, budget))
+            self._take(work, budget, self.run_slice(work, budget))
             if once:
                 return
 
@@ -375,10 +321,8 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
                 pool.submit(*begun)
                 n_running += 1
             if n_running:
-                if not goes_on:
-                    pool.hasten()
                 for work, budget, outcome in pool.ended(GLANCE_S):
-                    n_running -= outcome is None or not outcome.goes_on
+                    n_running -= 1
                     if outcome is None:
                         is_whole = False
                         self.plan.lost(work)
@@ -392,5 +336,5 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
 
     def _take(self, work: Work, budget: SliceBudget, outcome: Done) -> None:
         """Take in what a slice did."""
-        self.pace.done(budget, outcome)
+        self.pace.done(budget, WorkDone(outcome.removed, outcome.n_bytes, outcome.busy_s))
         self.done(work, outcome)

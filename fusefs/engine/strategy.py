@@ -23,7 +23,7 @@ _NETWORK = frozenset(
 )
 """FUSE, NFS, CIFS, SMB2, SMB, CephFS, Lustre, BeeGFS, 9p, GPFS"""
 _MANY_THREADS = 16
-_SERVERS_SHARE, _LOCAL_SHARE = 8, 1024
+_SERVERS_SHARE, LEAST_RANKS_SHARE, _LOCAL_SHARE = 8, 32, 1024
 _MOST_PROCESSES = 8
 _WINDOW, _SORTED_WINDOW = 16_384, 262_144
 _ROOM, _ROOM_CHARS = 1 << 20, 1 << 22
@@ -123,7 +123,8 @@ def choose_for_rank(kernel: Kernel, directory: Fd, n_workers: int | None, n_rank
     if own.workers is Workers.PROCESSES and n_workers is None:
         own = own._replace(n_workers=1)
     window = ranks_window(n_ranks * own.n_workers)
-    return own._replace(window=min(own.window, window), group_shift=None)
+    least_share = max(own.least_share, LEAST_RANKS_SHARE)
+    return own._replace(window=min(own.window, window), least_share=least_share, group_shift=None)
 
 
 def ranks_window(n_workers: int) -> int:

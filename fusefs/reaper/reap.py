@@ -12,12 +12,12 @@ from fusefs.core.container_states import State
 from fusefs.core.errors import BadRecord
 from fusefs.core.names import ContainerId, join
 from fusefs.core.orphan_sums import Survey
-from fusefs.core.pacing import NamesPerLook
+from fusefs.core.pacing import NamesPerLook, SliceBudget
 from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote
 from fusefs.core.results import Progress, Reaped, Report, Stops, ours_first
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.pace import FULL_SPEED, SetsSpeed, SlicePace
-from fusefs.engine.run_slices import RunsSlices, SlicePool, SliceRunner
+from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.strategy import AllocationGroups, choose
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -140,21 +140,20 @@ class _Removal:
         self._outage = outage
         self._away = 0
         self._owned = owned
-        self._opens: Callable[[], AbstractContextManager[SlicePool[Slice, RemovalSliceResult]]] | None = None
-        self._remover: RunsSlices[Slice, RemovalSliceResult]
-        n_machines = 0
+        self._ranks: RankCrew[Slice, RemovalSliceResult] | None = None
+        self._run_slice: Callable[[Slice, SliceBudget], RemovalSliceResult]
         if crew is None:
             self._strategy = strategy = choose(kernel, container, wishes.n_workers)
-            self._remover = self._remover_here()
+            self._run_slice = self._remover_here().run
         else:
-            ready = owned.enter_context(crew)
-            self._strategy = strategy = ready.ours.strategy._replace(n_workers=ready.n_workers)
-            self._remover, self._opens, n_machines = ready.ours, ready.pool, ready.n_ranks
+            self._ranks = ranks = owned.enter_context(crew)
+            self._strategy = strategy = ranks.ours.strategy._replace(n_workers=ranks.n_workers)
+            self._run_slice = ranks.ours.run
         self._plan = SlicePlan(
             strategy.n_workers,
             splits_names=strategy.splits,
             least_share=strategy.least_share,
-            n_machines=n_machines,
+            n_machines=0 if self._ranks is None else self._ranks.n_ranks,
         )
         queue = DeviceQueue(container)
         self._pace = SlicePace(wishes.pace, queue.is_busy, strategy.afterwork)
@@ -186,7 +185,7 @@ class _Removal:
             names.append(HOISTED.decode())  # something else has its name
         self._plan.add(self._container, b"", SliceWork(names=names))
         slices = SliceRunner(
-            self._plan, self._remover, self._strategy, self._pace, self._is_stopped, self._done, self._opens
+            self._plan, self._run_slice, self._strategy, self._pace, self._is_stopped, self._done, self._ranks
         )
         slices.run()
         stopped = not self._plan.is_dry()

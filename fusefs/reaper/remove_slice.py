@@ -232,7 +232,7 @@ class _RemovalRun:
             tuple(self._failures),
             self._n_failed,
             bottom.work,
-            tuple(UnfinishedDirectory(one.name, one.fd, one.work, at) for at, one in enumerate(above, -1)),
+            tuple(UnfinishedDirectory(frame.name, frame.fd, frame.work) for frame in above),
             tuple(self._hoisted),
             self._made_hoisted,
             tuple(self._entered),

@@ -106,7 +106,6 @@ class SweepSliceResult(NamedTuple):
     left        matches that still may be acted on
     is_limited  there are more than that
     busy_s      how long it took
-    goes_on     it is not over: this is what it did since it was told last
     """
 
     sums: SweepSums
@@ -117,16 +116,15 @@ class SweepSliceResult(NamedTuple):
     left: int | None = None
     is_limited: bool = False
     busy_s: float = 0.0
-    goes_on: bool = False
 
     @property
     def removed(self) -> int:
-        """See SliceDone."""
+        """See SliceOutcome."""
         return self.sums.n_done + self.sums.n_inside
 
     @property
     def n_bytes(self) -> int:
-        """See SliceDone."""
+        """See SliceOutcome."""
         return self.sums.n_bytes
 
     def fds(self) -> Sequence[int]:
@@ -254,8 +252,6 @@ class Agenda:
 
     def done(self, share: SweepSlice, outcome: SweepSliceResult) -> list[int]:
         """Take in what a slice did; the fds that may be closed now."""
-        if outcome.goes_on:
-            return []
         self._ended(share)
         self._jobs += outcome.rest
         self._left = outcome.left
@@ -275,10 +271,6 @@ class Agenda:
     def fds(self) -> list[int]:
         """The fds of what is unfinished: to be closed if it is left so."""
         return [job.fd for job in self._jobs if job.fd >= 0]
-
-    def left(self) -> tuple[Job, ...]:
-        """What there is to do, the next at the end; while no slice runs."""
-        return (*reversed([*self._first]), *self._jobs)
 
 
 def _is_inside(upper: bytes, directory: bytes) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Self
 
 from fusefs.core.errors import AcrossUsers, NotFound, from_os
@@ -16,7 +16,7 @@ from fusefs.core.printable_names import printable
 from fusefs.core.results import OUTSIDE, Swept
 from fusefs.core.selection import Matcher
 from fusefs.engine.pace import SlicePace
-from fusefs.engine.run_slices import RunsSlices, SlicePool, SliceRunner
+from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -154,13 +154,12 @@ def _walk(
         queue = DeviceQueue(root)
         owned.callback(queue.close)
         pace = SlicePace(wishes.pacer, queue.is_busy, strategy.afterwork)
-        runner: RunsSlices[SweepSlice, SweepSliceResult] = worker
-        opens: Callable[[], AbstractContextManager[SlicePool[SweepSlice, SweepSliceResult]]] | None = None
+        run_slice, ranks = worker.run, None
         if wishes.job is not None:
-            crew = owned.enter_context(wishes.job.crew(worker, top.path, request.selection, n_workers))
-            runner, opens, strategy = crew.ours, crew.pool, strategy._replace(n_workers=crew.n_workers)
+            ranks = owned.enter_context(wishes.job.crew(worker, top.path, request.selection, n_workers))
+            run_slice, strategy = ranks.ours.run, strategy._replace(n_workers=ranks.n_workers)
         with _SweepInProgress(top, request, wishes, worker, strategy) as walking:
-            slices = SliceRunner(walking.agenda, runner, strategy, pace, walking.is_over, walking.done, opens)
+            slices = SliceRunner(walking.agenda, run_slice, strategy, pace, walking.is_over, walking.done, ranks)
             slices.run(_FIRST_S)
             return walking.result()
 

@@ -44,9 +44,8 @@ class CountingPlan(SlicePlan):
     def done(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
         """See SlicePlan."""
         assert sum(one is done for one in self.out) == 1
-        if not outcome.goes_on:
-            self.out = tuple(one for one in self.out if one is not done)
-            self.n_done += 1
+        self.out = tuple(one for one in self.out if one is not done)
+        self.n_done += 1
         return super().done(done, outcome)
 
 

@@ -129,7 +129,7 @@ def test_crew_removes_what_one_would(volume: Path, workers: Workers) -> None:
             fill(path / "tree" / str(number) / "deep", 100)
         strategy = choose(Kernel(), fd)._replace(n_workers=3, workers=workers)
         open_pool = worker_threads if workers is Workers.THREADS else worker_processes
-        with open_pool(3, remover_of(fd, strategy)) as pool:
+        with open_pool(3, remover_of(fd, strategy).run) as pool:
             report = drive(pool, fd)
         assert (report.removed, report.n_failed, os.listdir(path)) == (20 * 102 + 1, 0, ["record.json"])
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.pacing import AT_ONCE, HOLD, SLICE_S, SMALL_SLICE_S, SliceBudget, Speed, rest_at
-from fusefs.core.slices import RemovalSliceResult, SliceWork
+from fusefs.core.pacing import AT_ONCE, HOLD, SLICE_S, SMALL_SLICE_S, SliceBudget, Speed, WorkDone, rest_at
 from fusefs.engine.pace import ConstantSpeed, SlicePace
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes
@@ -42,10 +41,6 @@ class Waiter:
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
-
-
-def outcome(n_removed: int, busy_s: float) -> RemovalSliceResult:
-    return RemovalSliceResult(n_removed, 0, (), 0, SliceWork(), busy_s=busy_s)
 
 
 def next_budget(pace: SlicePace) -> SliceBudget:
@@ -86,7 +81,7 @@ def test_beside_others_a_slice_is_a_sip() -> None:
         budget = next_budget(pace)
         assert budget.seconds <= SMALL_SLICE_S
         n_entries = budget.n_entries or 0
-        pace.done(budget, outcome(n_entries, n_entries * 1e-5))
+        pace.done(budget, WorkDone(n_entries, 0, n_entries * 1e-5))
     assert n_entries == pytest.approx(SMALL_SLICE_S / 1e-5, abs=2)
 
 
@@ -95,14 +90,14 @@ def test_a_slow_entry_is_a_sip_of_its_own() -> None:
     for _ in range(3):
         budget = next_budget(pace)
         assert budget.n_entries == 1
-        pace.done(budget, outcome(1, 0.01))
+        pace.done(budget, WorkDone(1, 0, 0.01))
 
 
 def test_after_a_sip_there_is_a_pause() -> None:
     pace = SlicePace(ConstantSpeed(YIELDING))
     budget = next_budget(pace)
     began = time.monotonic()
-    pace.done(budget, outcome(1, 0.05))
+    pace.done(budget, WorkDone(1, 0, 0.05))
     next_budget(pace)
     assert time.monotonic() - began >= 0.05
 
@@ -125,7 +120,7 @@ def test_a_sip_that_waited_for_a_gap_makes_up_for_those_that_it_missed() -> None
         (SlicePace(ConstantSpeed(YIELDING), lambda: True), 5),
         (SlicePace(ConstantSpeed(YIELDING)), 1),
     ):
-        pace.done(next_budget(pace), outcome(1, SMALL_SLICE_S))
+        pace.done(next_budget(pace), WorkDone(1, 0, SMALL_SLICE_S))
         assert next_budget(pace).n_entries == n_entries
 
 
@@ -143,7 +138,7 @@ def test_who_holds_gets_at_most_one_entry() -> None:
         budget = pace.budget()
         if budget is not None:
             n_entries += budget.n_entries or 0
-            pace.done(budget, outcome(budget.n_entries or 0, 1e-5))
+            pace.done(budget, WorkDone(budget.n_entries or 0, 0, 1e-5))
     assert n_entries <= 1
 
 
@@ -193,4 +188,4 @@ def test_a_slice_ends_where_a_rest_begins() -> None:
         begins_s, _ = rest = rest_at(began_s, is_alone=True)
         if rest == rest_at(time.monotonic(), is_alone=True):  # else it was asked in one span, and answered in the next
             assert began_s + budget.seconds <= begins_s + 0.01
-        pace.done(budget, outcome(1, 0.001))
+        pace.done(budget, WorkDone(1, 0, 0.001))

@@ -41,6 +41,20 @@ for _ in range(300):
 MPI.COMM_WORLD.Abort(7)
 """
 """A first rank that has the second make a directory: what a rank is sent says what it calls."""
+MISTAKE = """
+import time
+from fusefs.core.pacing import SliceBudget
+from fusefs.engine.mpi_ranks import SentSlice, joined
+from tests.support.mpi_jobs import open_mistaken
+with joined() as job:
+    job.uids()
+    job.prepare(open_mistaken)
+    job.send(SentSlice(0, None, SliceBudget()), 1)
+    while True:
+        job.receive()
+        time.sleep(0.01)
+"""
+"""A first rank that sends the second a slice in which a mistake is met, and waits for its end."""
 
 
 def entries_in(tree: Path) -> int:
@@ -152,6 +166,13 @@ def test_a_rank_of_root_takes_no_word_from_a_first_one_that_is_not(volume: Path,
     done = run_ranks(mpi, 1, "reap", "--mpi", "--volume", volume, uid=0, first=first)
     assert done.code == 7, done
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("mpi", [MPICH])
+def test_a_rank_in_which_a_mistake_is_met_ends_the_job(volume: Path, mpi: str) -> None:
+    done = run_ranks(mpi, 1, "reap", "--mpi", "--volume", volume, first=[PYTHON, "-c", MISTAKE])
+    assert done.code not in (0, None)
+    assert "ZeroDivisionError" in done.err
 
 
 def test_without_mpi4py_it_says_how_to_get_it(volume: Path) -> None:

@@ -6,20 +6,26 @@ import errno
 import os
 import pickle
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId
-from fusefs.core.pacing import Speed
+from fusefs.core.pacing import SliceBudget, Speed
 from fusefs.core.results import CAME_IN, Reaped
-from fusefs.engine.mpi_ranks import DirectoriesByPath, Look, MpiJob, RankCrew, RankThreads
+from fusefs.engine.mpi_ranks import (
+    DirectoriesByPath,
+    MpiJob,
+    OpensRunner,
+    RankCrew,
+    RankRunner,
+    SentSlice,
+)
 from fusefs.engine.pace import ConstantSpeed
-from fusefs.engine.run_slices import RankRunner, Recipe
+from fusefs.engine.run_slices import WorkerThreads, worker_threads
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes, reap
@@ -44,44 +50,49 @@ from tests.support.team_trees import (
 )
 
 
-class JobHere:
-    """See engine.mpi_ranks.MpiJob."""
+class JobHere(MpiJob):
+    """All ranks in this process, and no MPI. sees: whether the others see any directory"""
 
-    def __init__(self, n_ranks: int = 3) -> None:
+    def __init__(self, n_ranks: int = 3, *, sees: bool = True) -> None:
         self.n_ranks = n_ranks
-        self._ranks: dict[int, RankThreads[Any, Any]] = {}
+        self._sees = sees
+        self._ranks: dict[int, WorkerThreads[SentSlice[Any], Any]] = {}
+        self._owned = ExitStack()
 
-    def prepare(self, look: Look) -> None:
-        pickle.loads(pickle.dumps(look)).act(Kernel())
+    def prepare(self, opens: OpensRunner) -> list[int]:
+        sent = pickle.dumps(opens)
+        self._owned.close()
+        self._ranks.clear()
+        for rank in range(1, self.n_ranks):
+            runner = self._owned.enter_context(pickle.loads(sent)(Kernel(), self.n_ranks))
+            if isinstance(runner, RankRunner):
+                run = runner.run_sent if self._sees else self._see_nothing
+                workers = worker_threads(runner.strategy.n_workers, run)
+                self._ranks[rank] = self._owned.enter_context(workers)
+        return [one.n_workers for one in self._ranks.values()]
+
+    def _see_nothing(self, _sent: SentSlice[Any], _budget: SliceBudget) -> None:
+        """See RankRunner.run."""
 
     @contextmanager
-    def crew(
-        self, ours: AbstractContextManager[RankRunner[Any, Any]], recipe: Recipe[Any, Any]
-    ) -> Iterator[RankCrew[Any, Any]]:
-        sent = pickle.dumps(recipe)
-        with ExitStack() as owned:
-            runner = owned.enter_context(ours)
-            n_slices = [runner.strategy.n_workers]
-            for rank in range(1, self.n_ranks):
-                one = owned.enter_context(pickle.loads(sent).opened(Kernel(), self.n_ranks))
-                n_slices.append(one.strategy.n_workers)
-                threads = owned.enter_context(ThreadPoolExecutor(one.strategy.n_workers))
-                self._ranks[rank] = RankThreads(one, threads)
-            yield RankCrew(cast(MpiJob, self), runner, n_slices)
+    def crew(self, ours: RankRunner[Any, Any], opens: OpensRunner) -> Iterator[RankCrew[Any, Any]]:
+        with self._owned, super().crew(ours, opens) as crew:
+            yield crew
 
-    def send(self, what: Any, rank: int) -> None:
-        self._ranks[rank].take(pickle.loads(pickle.dumps(what)))
+    def send(self, message: Any, rank: int) -> None:
+        sent = pickle.loads(pickle.dumps(message))
+        self._ranks[rank].submit(sent, sent.budget)
 
-    def received(self) -> tuple[int, Any] | None:
+    def receive(self) -> tuple[int, Any] | None:
         for rank, threads in self._ranks.items():
-            if told := threads.told(0.0):
-                return rank, pickle.loads(pickle.dumps(told))
+            if ended := threads.ended(0.0):
+                return rank, pickle.loads(pickle.dumps([(one.work.number, one.outcome) for one in ended]))
         return None
 
 
 def job_here(n_ranks: int = 3) -> RemovalByRanks:
     """As a wish has it."""
-    return RemovalByRanks(cast(MpiJob, JobHere(n_ranks)))
+    return RemovalByRanks(JobHere(n_ranks))
 
 
 pytestmark = pytest.mark.needs("root")
@@ -128,6 +139,14 @@ def test_a_chain_longer_than_any_path_goes(volume: Path) -> None:
     identifier = swap(volume / "job").id
     reaped = reap_by_paths(volume, identifier, RemovalWishes(job=job_here()))
     assert reaped.report.removed == 6001
+
+
+def test_what_the_other_ranks_do_not_see_the_first_removes(volume: Path) -> None:
+    identifier = swap(bulky_tree(volume / "job", 4, 40, 400)).id
+    job = RemovalByRanks(JobHere(sees=False))
+    reaped = reap_by_paths(volume, identifier, RemovalWishes(job=job, n_workers=4))
+    assert reaped.report.failures == ()
+    assert state_of(volume, identifier) is None
 
 
 # What others can do meanwhile

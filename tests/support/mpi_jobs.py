@@ -14,8 +14,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
+from fusefs.core.pacing import SliceBudget
+from fusefs.engine.mpi_ranks import RankRunner
+from fusefs.engine.strategy import choose_for_rank
 from fusefs.linux.kernel import Kernel
 from fusefs.store.orphans import find_container
 from tests.support.fuse_slow import SlowVolume, slow_volume
@@ -149,6 +152,17 @@ def start_job(
         start_new_session=True,
     )
     return Ranks(process)
+
+
+@contextmanager
+def open_mistaken(kernel: Kernel, n_ranks: int) -> Iterator[RankRunner[Any, Any]]:
+    """See engine.mpi_ranks.OpensRunner: it runs no slice without a mistake."""
+
+    def run(_work: object, _budget: SliceBudget) -> int:
+        return 1 // 0
+
+    with kernel.open_path(b"/", os.O_RDONLY | os.O_DIRECTORY) as fd:
+        yield RankRunner(run, choose_for_rank(kernel, fd, 1, n_ranks))
 
 
 def store_of_user(volume: Path) -> None:

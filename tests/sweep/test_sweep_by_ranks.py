@@ -1,4 +1,4 @@
-"""A sweep as the threads of ranks share it: whatever comes back half done, what goes is what one worker would take."""
+"""A sweep as ranks share it: whatever comes back half done, what goes is what one worker would take."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fusefs.linux.machine_identity import boot_id
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.matcher import Dirs
 from fusefs.sweep.request import ToDelete
-from fusefs.sweep.sweep_by_ranks import SeenDirectory, SharedSweep, SweepRecipe
+from fusefs.sweep.sweep_by_ranks import SharedSweep, see
 from tests.support.make_trees import Spec, make_tree
 from tests.support.run_sweep import names, sweep
-from tests.support.simulated_ranks import ModelJob, ModelRank, strategy_of
+from tests.support.simulated_ranks import run_by_ranks
 
 WAYS = [
     (Selection(names=("*.log",)), Dirs.LAST),
@@ -38,25 +38,18 @@ def tree_of(chance: random.Random, depth: int = 0) -> Spec:
 
 
 @pytest.mark.parametrize(("selection", "dirs"), WAYS)
-def test_whatever_is_left_when_and_to_whom_each_match_goes_and_is_counted_once(
-    volume: Path, selection: Selection, dirs: Dirs
-) -> None:
-    n_asked = 0
+def test_whatever_ends_when_each_match_goes_and_is_counted_once(volume: Path, selection: Selection, dirs: Dirs) -> None:
     for seed in range(8):
         chance = random.Random(seed)
         tree = {f"a{number}": tree_of(chance) for number in range(4)}
         top, twin = make_tree(volume / f"top{seed}", tree), make_tree(volume / f"twin{seed}", tree)
         alone = sweep(twin, selection, ToDelete(recursive=dirs is Dirs.STRIPPED))
-        job, sums = by_ranks(top, selection, dirs, chance)
+        sums = by_ranks(top, selection, dirs, chance)
         assert names(top) == names(twin)
         assert sums._replace(n_bytes=0) == alone.sums._replace(n_bytes=0)
-        n_asked += job.n_asked
-    assert n_asked
 
 
-def by_ranks(
-    top: Path, selection: Selection, dirs: Dirs, chance: random.Random
-) -> tuple[ModelJob[SweepSlice, SweepSliceResult], SweepSums]:
+def by_ranks(top: Path, selection: Selection, dirs: Dirs, chance: random.Random) -> SweepSums:
     """A sweep by some ranks, to its end; and what its parts came to."""
     n_ranks, n_threads = chance.randint(1, 3), chance.randint(1, 3)
     plan = Agenda(iter([Job(JobKind.ENTER, b"", [""])]), n_ranks * n_threads, None, splits=True, lists_whole=True)
@@ -68,20 +61,12 @@ def by_ranks(
         told.add(outcome.sums, outcome.failures, outcome.spared)
 
     with kernel.open_path(os.fsencode(top), os.O_RDONLY | os.O_DIRECTORY) as fd:
-        seen = SeenDirectory.of(kernel, fd)
-    with SweepRecipe(os.fsencode(top), seen, boot_id(), selection, dirs, n_threads).opened(kernel, n_ranks) as rank:
+        seen = see(kernel, fd)
+    with SharedSweep(os.fsencode(top), seen, boot_id(), selection, dirs, n_threads).opened(kernel, n_ranks) as rank:
 
         def run(part: SweepSlice) -> SweepSliceResult:
             return rank.run(part, chance.choice(BUDGETS))
 
-        ranks = [ModelRank(strategy_of(n_threads), SharedSweep) for _ in range(n_ranks)]
-        job = ModelJob(plan, done, ranks, rank.may_share, run, chance)
-        job.run()
+        run_by_ranks(plan, done, [n_threads] * n_ranks, run, chance)
     assert plan.is_dry()
-    return job, told.sums
-
-
-def test_what_is_left_of_a_slice_is_in_its_order() -> None:
-    jobs = (Job(JobKind.AFTER, b"a", ["x"]), Job(JobKind.ENTER, b"b", ["y", "z"]), Job(JobKind.ENTER, b"c", ["w"]))
-    shared = SharedSweep(SweepSlice(jobs, True, None), strategy_of(1))
-    assert shared.told(goes_on=False).rest == jobs
+    return told.sums

@@ -106,7 +106,7 @@ class Model:
                     del over[name]
                     removed += 1
                     above.is_productive = True
-        left = tuple(UnfinishedDirectory(name, fd, work, at) for at, (name, fd, work) in enumerate(frames[1:], -1))
+        left = tuple(UnfinishedDirectory(name, fd, work) for name, fd, work in frames[1:])
         return RemovalSliceResult(removed, 0, tuple(failures), len(failures), frames[0][2], left)
 
 
@@ -336,8 +336,7 @@ def test_few_are_open_however_soon_slices_end(n_workers: int) -> None:
         running = [slice_ for _ in range(n_workers) if (slice_ := plan.next())]
         for slice_ in running:
             rest = SliceWork(subdirs=["other"])
-            depths = range(slice_.max_depth)
-            left = tuple(UnfinishedDirectory("d", 7, SliceWork(subdirs=["e", "f"]), at - 1) for at in depths)
+            left = tuple(UnfinishedDirectory("d", 7, SliceWork(subdirs=["e", "f"])) for _ in range(slice_.max_depth))
             plan.done(slice_, RemovalSliceResult(0, 0, (), 0, rest if left else SliceWork(), left))
         most = max(most, len(plan.fds()))
     assert most <= MAX_FDS + n_workers * MIN_DEPTH
