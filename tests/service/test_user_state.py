@@ -110,6 +110,19 @@ def test_what_falls_in_is_looked_at_before_anything_else_is_reaped() -> None:
     assert user.next_order(1.0) == ReadRecords(BASE, ids=["b"])
 
 
+def test_order_that_a_child_did_not_live_to_carry_out_is_given_again() -> None:
+    user = new_user()
+    order = user.next_order(0.0)
+    assert order == Tend()
+    user.give_back(order)
+    looked_at(user)
+    part_of(user).fresh.add("b")
+    order = user.next_order(0.0)
+    assert order is not None
+    user.give_back(order)
+    assert user.next_order(0.0) == order
+
+
 def test_user_whose_child_fails_waits_longer_each_time() -> None:
     user = new_user()
     waits = [user.failed(100.0) for _ in range(4)]
