@@ -16,7 +16,6 @@ from bench.simulate.clock import Signal, SimulatedClock
 from bench.simulate.fairness import fairness, jain
 from bench.simulate.measure import CALLS, REAPS
 from bench.simulate.neighbour import neighbour
-from bench.simulate.probes import own_per_s, shared_per_s
 from bench.simulate.ranks import Crew, SimulatedReap
 from bench.simulate.server import MetadataServer, Model
 from bench.simulate.throughput import throughput
@@ -81,26 +80,6 @@ def test_what_is_too_deep_for_the_plan_moves_up_and_goes_all_the_same() -> None:
 
     reap = reaped(chain, 400, 2, n_threads=16)
     assert reap.tree.is_gone()
-
-
-def test_a_seed_gives_the_same_run_each_time() -> None:
-    first, second = (reaped(project_tree, 900, 16, SPREAD) for _ in range(2))
-    assert (first.clock.now_s, first.n_slices) == (second.clock.now_s, second.n_slices)
-    assert fairness(SLOW, 2, 4, 3) == fairness(SLOW, 2, 4, 3)
-
-
-def test_one_thread_waits_for_the_way_and_the_server_alone() -> None:
-    assert own_per_s(MODEL, 1, is_change=False) == pytest.approx(1 / 0.008)
-    assert own_per_s(MODEL, 1, is_change=True) == pytest.approx(1 / MODEL.unlink_s())
-
-
-def test_many_threads_get_what_the_slots_can_do() -> None:
-    assert own_per_s(MODEL, 64, is_change=False) == pytest.approx(8 / 0.004, rel=0.05)
-    assert own_per_s(MODEL, 64, is_change=True) == pytest.approx(MODEL.most_unlinks_per_s(), rel=0.05)
-
-
-def test_a_directory_that_many_machines_change_is_changed_by_one_at_a_time() -> None:
-    assert shared_per_s(MODEL, 8) == pytest.approx(1 / (MODEL.change_s + MODEL.revoke_s), rel=0.05)
 
 
 def test_more_nodes_are_faster_up_to_what_the_server_can_do() -> None:

@@ -68,12 +68,6 @@ def test_doctor_names_it_without_being_led_there(volume: Path) -> None:
     assert f"trashd init {volume}" in done.out
 
 
-def test_init_mends_it_and_its_orphans_come_back(volume: Path, broken: str) -> None:
-    done_well("init", volume)
-    done_well("restore", broken)
-    assert (volume / "e/f").read_text() == "2"
-
-
 @pytest.mark.usefixtures("broken")
 def test_other_volumes_are_listed_all_the_same() -> None:
     with tmpfs_volume() as other:
@@ -128,15 +122,6 @@ def test_no_command_changes_a_store_of_an_unknown_format(volume: Path, unknown: 
         assert f"{volume}/.trashd/volume.json has format {unknown}" in told, (line, done)
         assert f"mv {volume}/.trashd {volume}/.trashd-old" in told, (line, done)
         assert snapshot(volume, with_times=True) == before, line
-
-
-def test_a_store_of_an_unknown_format_can_be_moved_aside(volume: Path) -> None:
-    make_tree(volume / "job", {"f": ""})
-    swapped(volume / "job")
-    file = volume / ".trashd/volume.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1}))
-    (volume / ".trashd").rename(volume / ".trashd-old")
-    done_well("init", volume)
 
 
 def test_what_is_called_so_and_holds_no_users_folders_is_no_store() -> None:

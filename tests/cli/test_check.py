@@ -86,12 +86,6 @@ def test_a_read_only_snapshot_is_refused_where_a_difference_is_accepted_too() ->
         assert [trashd("swap", *words, victim).code for words in (("--unlike", "--dry-run"), ("--unlike",))] == [11, 11]
 
 
-def test_of_several_the_exit_code_is_that_of_several() -> None:
-    with tmpfs_volume() as volume:
-        victims = [make_tree(volume / "job", TREE), volume / "missing"]
-        assert (trashd("check", *victims).code, trashd("swap", *victims).code) == (13, 13)
-
-
 @contextmanager
 def job() -> Iterator[Path]:
     """A directory below a store."""

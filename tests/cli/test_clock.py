@@ -77,13 +77,6 @@ def test_over_a_boot_a_reap_goes_by_what_was_remembered(volume: Path, state: Pat
     assert left(volume) == {young}
 
 
-def test_without_a_memory_of_another_boot_the_clock_is_believed(volume: Path, state: Path) -> None:
-    """What the test above would see if commands remembered nothing."""
-    made(volume, "young", 60, SET_S, in_another_boot=True)
-    reap(volume, state)
-    assert left(volume) == set()
-
-
 def test_a_reap_leaves_what_the_clock_is_for_the_next_one(volume: Path, state: Path) -> None:
     reap(volume, state)
     saved = json.loads((state / "clock-of-commands.json").read_text())

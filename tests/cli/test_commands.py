@@ -1,5 +1,7 @@
 """Every command through the real console script: exit codes, output for people and programs, errors with a hint."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
@@ -10,15 +12,13 @@ import pytest
 
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags, snapshot
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.store_verbs import assert_silent
+from tests.support.store_verbs import assert_silent, entries
 from tests.support.trash_without_walk import gather
-from tests.support.trashd_command import TRASHD, done_well, environment, swapped, trashd
+from tests.support.trashd_command import TRASHD, done_well, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
 
 NOBODY = 65_534
-N_NAMES = 600  # 57,000 are in bench/swap.py: 0.4 ms each
-"""More names than a command line of 128 KiB holds, the least that exec must take."""
 
 
 def listed(volume: Path) -> list[dict[str, Any]]:
@@ -29,24 +29,12 @@ def make_victim(volume: Path, name: str = "victim") -> Path:
     return make_tree(volume / name, {"file": "content", "below": {"deep": "more"}})
 
 
-def test_swap_leaves_an_empty_directory(volume: Path) -> None:
-    victim = make_victim(volume)
-    done_well("swap", victim)
-    assert list(victim.iterdir()) == []
-
-
 def test_swap_prints_the_command_that_takes_it_back(volume: Path) -> None:
     victim = make_victim(volume)
     before = snapshot(victim)
     (undo,) = [line for line in done_well("swap", victim).out.splitlines() if line.startswith("  undo  trashd ")]
     done_well(*undo.split()[2:], "--volume", str(volume))
     assert snapshot(victim) == before
-
-
-def test_swap_json_tells_the_command_that_takes_it_back(volume: Path) -> None:
-    victim = make_victim(volume)
-    assert swapped(victim)["restore"].split()[:2] == ["trashd", "restore"]
-    assert {entry["origin"] for entry in listed(volume)} == {str(victim)}
 
 
 def test_the_restore_command_names_a_store_that_is_not_at_the_mounts_root(volume: Path) -> None:
@@ -62,57 +50,12 @@ def test_the_restore_command_names_a_store_that_is_not_at_the_mounts_root(volume
         assert_silent(other / "given dir")
 
 
-@pytest.mark.parametrize("slashes", ["/", "///"])
-def test_swap_takes_trailing_slashes(volume: Path, slashes: str) -> None:
-    victim = make_victim(volume)
-    done_well("swap", f"{victim}{slashes}")
-    assert list(victim.iterdir()) == []
-
-
-def test_swap_takes_a_name_with_a_leading_dash_after_two_dashes(volume: Path) -> None:
-    victim = make_victim(volume, "-rf")
-    done_well("swap", "--", "-rf", cwd=volume)
-    assert list(victim.iterdir()) == []
-
-
-def test_swap_goes_on_after_a_failure(volume: Path) -> None:
-    victims = [make_victim(volume, "a"), make_victim(volume, "b")]
-    done = trashd("swap", victims[0], volume / "missing", victims[1])
-    assert done.code == 13
-    assert [list(victim.iterdir()) for victim in victims] == [[], []]
-
-
-def test_swap_keeps_the_note_and_the_retention(volume: Path) -> None:
-    swapped(make_victim(volume), "--note", "before the upgrade", "--keep-for", "3d")
-    (entry,) = listed(volume)
-    assert entry["note"] == "before the upgrade"
-    assert entry["expires_ns"] - entry["created_ns"] == 3 * 86_400 * 10**9
-
-
 def test_list_shows_origin_note_and_time_left(volume: Path) -> None:
     victim = make_victim(volume)
     swapped(victim, "--note", "a note", "--keep-for", "3d")
     (_head, row) = done_well("list", "--volume", volume).out.splitlines()
     assert "  2d23h  unknown  root   restorable  " in row
     assert row.endswith(f"{victim}  # a note")
-
-
-def test_a_note_cannot_move_the_cursor_of_who_lists_it(volume: Path) -> None:
-    swapped(make_victim(volume), "--note", "\x1b[2Jgone")
-    assert "\x1b" not in done_well("list", "--volume", volume).out
-
-
-def test_now_leaves_no_orphan(volume: Path) -> None:
-    done = done_well("swap", "--now", make_victim(volume))
-    assert "undo" not in done.out
-    assert listed(volume) == []
-
-
-def test_rm_now_leaves_no_orphan(volume: Path) -> None:
-    victim = make_victim(volume)
-    done_well("rm", "--now", victim)
-    assert not victim.exists()
-    assert listed(volume) == []
 
 
 @pytest.mark.needs("loop")
@@ -130,29 +73,6 @@ def test_what_cannot_be_reaped_now_is_13_and_stays_listed_until_it_can() -> None
         done_well("reap", "--now", "--volume", disk, entry["id"])
         assert listed(disk) == []
         assert_silent(disk)
-
-
-def test_rm_takes_files_and_links_themselves(volume: Path) -> None:
-    (volume / "file").write_text("content")
-    (volume / "link").symlink_to("file")
-    done_well("rm", volume / "link")
-    assert (volume / "file").read_text() == "content"
-    done_well("rm", volume / "file")
-    assert sorted(entry["origin"] for entry in listed(volume)) == [f"{volume}/file", f"{volume}/link"]
-
-
-def test_very_many_names_come_by_standard_input(volume: Path) -> None:
-    parent = volume / "many"
-    parent.mkdir()
-    names = [parent / f"a name that is long enough {number:0200}" for number in range(N_NAMES)]
-    for name in names:
-        name.touch()
-    given = b"".join(os.fsencode(name) + b"\0" for name in names)
-    assert len(given) > 131_072
-    done_well("rm", "-0", stdin=given)
-    assert list(parent.iterdir()) == []
-    assert len(listed(volume)) == 1
-    done_well("reap", "--all", "--now", "--volume", volume)
 
 
 def test_names_from_standard_input_may_hold_anything_but_nul(volume: Path) -> None:
@@ -178,24 +98,6 @@ def test_a_volume_that_became_read_only_is_listed_all_the_same() -> None:
         assert_silent(volume)
 
 
-def test_restore_takes_an_id_cut_short(volume: Path) -> None:
-    victim = make_victim(volume)
-    done_well("restore", "--volume", volume, swapped(victim)["id"][-12:])
-    assert (victim / "file").read_text() == "content"
-
-
-def test_restore_to_another_place(volume: Path) -> None:
-    victim = make_victim(volume)
-    done_well("restore", "--volume", volume, swapped(victim)["id"], "--to", volume / "elsewhere")
-    assert (volume / "elsewhere/file").read_text() == "content"
-
-
-def test_restore_of_a_part(volume: Path) -> None:
-    victim = make_victim(volume)
-    done_well("restore", "--volume", volume, swapped(victim)["id"], "below/deep")
-    assert (victim / "below/deep").read_text() == "more"
-
-
 def test_restore_of_a_sweep_says_what_has_its_name_taken_and_brings_it_later(volume: Path) -> None:
     victim = make_victim(volume)
     orphan = gather(victim, ["file", "below/deep"]).orphan
@@ -216,18 +118,6 @@ def test_restore_of_a_sweep_says_what_has_its_name_taken_and_brings_it_later(vol
     (victim / "file").unlink()
     assert json.loads(done_well("restore", "--json", "--volume", volume, orphan).out)["n_left"] == 0
     assert (victim / "file").read_text() == "content"
-
-
-def test_reap_waits_for_the_retention(volume: Path) -> None:
-    swapped(make_victim(volume))
-    assert "no orphan has expired" in done_well("reap", "--volume", volume).err
-    assert len(listed(volume)) == 1
-
-
-def test_reap_takes_what_has_expired(volume: Path) -> None:
-    swapped(make_victim(volume), "--keep-for", "0s")
-    assert "4 entries removed" in done_well("reap", "--volume", volume).out
-    assert listed(volume) == []
 
 
 def test_reap_by_id_before_its_time_needs_now(volume: Path) -> None:
@@ -255,12 +145,6 @@ def test_reap_all_of_root_leaves_the_orphans_of_users(volume: Path) -> None:
     assert [entry["uid"] for entry in listed(volume)] == [NOBODY]
 
 
-def test_doctor_is_silent_when_all_is_well(volume: Path) -> None:
-    swapped(make_victim(volume))
-    done = done_well("doctor", volume)
-    assert done.out + done.err == ""
-
-
 def test_init_again_changes_nothing(volume: Path) -> None:
     before = snapshot(volume, with_times=True)
     assert "is there" in done_well("init", volume).out
@@ -274,10 +158,29 @@ def test_the_bar_is_for_terminals_only(volume: Path) -> None:
     assert "\x1b" not in done.out
 
 
-def test_a_terminal_sees_the_progress(volume: Path) -> None:
-    told = swapped(make_victim(volume))
-    words = f"{TRASHD} reap --now --volume {volume} {told['id']}"
-    command = ["script", "--quiet", "--return", "--command", words, "/dev/null"]
-    done = subprocess.run(command, capture_output=True, env=environment({"TERM": "xterm"}), check=False)
-    assert done.returncode == 0, done
-    assert b"4 entries removed" in done.stdout
+USAGE = 2
+
+
+@pytest.mark.quick("swap")
+@pytest.mark.parametrize("by", [(), ("--keep", "none*")], ids=["plain", "click"])
+def test_it_is_what_restore_takes(volume: Path, by: tuple[str, ...]) -> None:
+    victim = make_tree(volume / "job", {"f": "1", "none": ""})
+    done = done_well("swap", "--print-id", *by, victim)
+    assert (done.out, done.err) == (entries(volume)[0].id + "\n", "")
+    done_well("restore", done.out.strip())
+    assert (victim / "f").read_text() == "1"
+
+
+def test_it_is_a_line_for_each_that_was_swapped(volume: Path) -> None:
+    victims = [make_tree(volume / name, {"f": ""}) for name in "ab"]
+    done = trashd("swap", "--print-id", victims[0], volume / "missing", victims[1])
+    assert done.out.split() == [entry.id for entry in entries(volume)]
+    assert "missing" in done.err
+    assert done.code == 13
+
+
+@pytest.mark.parametrize("other", ["--json", "--dry-run", "--now", "--wait"])
+def test_nothing_else_may_print_beside_it(volume: Path, other: str) -> None:
+    victim = make_tree(volume / "job", {"f": "1"})
+    done = trashd("swap", "--print-id", other, victim)
+    assert (done.code, done.out, entries(volume)) == (USAGE, "", [])

@@ -51,21 +51,6 @@ def test_wrong_file_is_told_with_key_and_fix_and_exit_code_2(tmp_path: Path) -> 
     )
 
 
-def test_every_problem_is_an_object(tmp_path: Path) -> None:
-    draft = write(tmp_path / "draft.toml", "poll = 1\nwhat = 2\n")
-    done = check(draft, "--json")
-    assert done.code == 2
-    assert [(one["file"], one["key"]) for one in done.objects()] == [(str(draft), "poll"), (str(draft), "what")]
-    assert all(one["what"] and one["fix"] for one in done.objects())
-
-
-def test_text_that_is_no_toml_is_no_traceback(tmp_path: Path) -> None:
-    draft = write(tmp_path / "draft.toml", "[defaults\n")
-    done = check(draft)
-    assert (done.code, done.err) == (2, "")
-    assert f"{draft}: not TOML" in done.out
-
-
 @pytest.mark.parametrize(
     ("text", "key", "what"),
     [
@@ -149,12 +134,6 @@ def test_wrong_configuration_is_not_shown(etc: Path, capsys: pytest.CaptureFixtu
 
 def test_defaults_differ_for_users_in_the_audit_log_alone() -> None:
     assert base_config(of_root=False)._replace(audit=Config().audit) == Config()
-
-
-def test_default_of_every_key_is_shown_without_a_file(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert os.listdir(etc) == []
-    assert run(["config", "show"]) == 0
-    assert "  # " not in capsys.readouterr().out
 
 
 @pytest.mark.needs("root")

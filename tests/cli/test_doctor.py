@@ -1,16 +1,21 @@
-"""`trashd doctor` as people type it."""
+"""`trashd doctor`: what is wrong with stores and besides is told with what mends it, and nothing else is."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from fusefs.linux.inotify import open_inotify
 from tests.support.make_trees import make_tree, owned
 from tests.support.other_users import as_user
+from tests.support.seccomp import IO_URING_SETUP
 from tests.support.terminals import Terminal
-from tests.support.trashd_command import CommandResult, done_well, swapped, trashd
+from tests.support.trashd_command import TRASHD, CommandResult, done_well, swapped, trashd, trashd_without
 
 pytestmark = pytest.mark.needs("root")
 
@@ -45,3 +50,140 @@ def test_without_a_volume_every_store_and_the_configuration_are_looked_at(volume
     assert taken["id"] in ill.out
     assert f"{config}: nonsense: " in ill.out
     record.write_bytes(whole)
+
+
+@contextmanager
+def instead(path: str, other: Path) -> Iterator[None]:
+    """Have something of this machine be another one, for this test's namespace."""
+    subprocess.run(["mount", "--bind", other, path], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+@pytest.fixture
+def home(volume: Path) -> Path:
+    """Of a user who has an orphan and a configuration, without a service."""
+    volume.chmod(0o777)
+    home = volume / "home"
+    (home / "config/trashd/plan.d").mkdir(parents=True)
+    owned(home, USER)
+    as_user(USER, lambda: swapped(make_tree(home / "victim", {"file": "content"})))
+    return home
+
+
+def of_user(home: Path, *words: str) -> CommandResult:
+    """What it tells a user whose home this is."""
+    variables = {"HOME": home, "XDG_CONFIG_HOME": home / "config", "XDG_DATA_HOME": home / "data"}
+    told = {name: str(path) for name, path in variables.items()}
+    return as_user(USER, lambda: trashd(*words, cwd=home, stdin=b"", XDG_RUNTIME_DIR="", **told))
+
+
+def doctor_of(home: Path) -> CommandResult:
+    return of_user(home, "doctor")
+
+
+def told_root(volume: Path) -> dict[str, tuple[str, str]]:
+    """What it tells root, by where that is."""
+    if not (volume / ".trashd").exists():
+        swapped(make_tree(volume / "victim", {"file": "content"}))
+    done = trashd("doctor", "--json", cwd=volume)
+    return {told["where"]: (told["what"], told["hint"]) for told in done.objects()}
+
+
+def test_who_has_no_service_is_told_nothing_of_one(home: Path) -> None:
+    assert doctor_of(home) == CommandResult(0, "", "")
+
+
+def test_rules_that_are_wrong_are_told_with_their_key(home: Path) -> None:
+    plan = home / "config/trashd/plan.d/mine.toml"
+    plan.write_text('[[rule]]\ndirectory = "/x"\nolder = "30x"\n', encoding="utf-8")
+    done = doctor_of(home)
+    assert done.code == 1
+    assert done.out.startswith(f"{plan}: rule[1].older: '30x': there is no unit 'x'")
+
+
+def test_a_rule_for_what_is_not_there_is_told_and_one_for_what_may_come_is_not(home: Path) -> None:
+    plan = home / "config/trashd/plan.d/mine.toml"
+    there = "".join(f'[[rule]]\ndirectory = "{home}/{name}"\nolder = "9d"\n' for name in ("victim", "gone", "gone*"))
+    plan.write_text(there, encoding="utf-8")
+    done = doctor_of(home)
+    assert done.code == 1
+    assert done.out.splitlines()[0] == f"{plan}: rule[2]: {home}/gone is no directory"
+    assert len(done.out.splitlines()) == 2
+
+
+def test_a_file_of_his_own_service_that_is_gone_is_told(home: Path) -> None:
+    assert of_user(home, "service", "install", "--user").code == 0
+    assert doctor_of(home) == CommandResult(0, "", "")
+    (home / "data/man/man1/trashd.1").unlink()
+    done = doctor_of(home)
+    assert done.code == 1
+    assert done.out == (f"{home}/data/man/man1/trashd.1: it is missing\n  hint: trashd service install --user\n")
+
+
+def test_units_of_another_version_are_told(home: Path) -> None:
+    assert of_user(home, "service", "install", "--user").code == 0
+    page = home / "data/man/man1/trashd.1"
+    page.write_text(page.read_text().replace('"trashd ', '"trashd 0.0.'))
+    done = doctor_of(home)
+    assert done.code == 1
+    assert done.out.startswith("units and man pages: trashd service install of another version wrote them")
+
+
+def test_users_can_mount_what_fstab_has_for_all_only_where_fuse_lets_them(volume: Path, tmp_path: Path) -> None:
+    fstab, conf = tmp_path / "fstab", tmp_path / "fuse.conf"
+    fstab.write_text("# users'\n/srv/a /srv/b fuse.trashd user,noauto,allow_other 0 0\n")
+    conf.write_text("#user_allow_other\n")
+    with instead("/etc/fstab", fstab), instead("/etc/fuse.conf", conf):
+        what, hint = told_root(volume)["/etc/fstab:2"]
+        assert "user_allow_other" in what
+        assert hint == "echo user_allow_other >>/etc/fuse.conf"
+        conf.write_text("user_allow_other\n")
+        assert "/etc/fstab:2" not in told_root(volume)
+
+
+def test_a_kernel_that_does_not_tell_pressure_is_told(volume: Path, tmp_path: Path) -> None:
+    assert "/proc/pressure" not in told_root(volume)
+    with instead("/proc/pressure", tmp_path):
+        assert "psi=1" in told_root(volume)["/proc/pressure"][1]
+
+
+def test_a_limit_that_is_used_up_is_told_with_its_name(volume: Path) -> None:
+    """In a user namespace, which has limits of its own."""
+    swapped(make_tree(volume / "victim", {"file": "content"}))
+    script = f"echo 0 >/proc/sys/user/max_inotify_instances && exec {TRASHD} doctor --json"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", script], cwd=volume, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert '"where": "fs.inotify.max_user_instances"' in done.stdout, done.stderr
+    open_inotify().close()  # and only there
+
+
+def told_without_uring(volume: Path) -> dict[str, tuple[str, str]]:
+    """What it tells root where io_uring is refused."""
+    done = trashd_without(IO_URING_SETUP, "doctor", "--json", cwd=volume)
+    return {told["where"]: (told["what"], told["hint"]) for told in done.objects()}
+
+
+def test_a_mount_that_wants_io_uring_is_told_why_it_gets_none(volume: Path, tmp_path: Path) -> None:
+    fstab = tmp_path / "fstab"
+    fstab.write_text("/srv/a /srv/b fuse.trashd uring=auto 0 0\n")
+    with instead("/etc/fstab", fstab):
+        assert "/etc/fstab:1" not in told_without_uring(volume)
+        fstab.write_text("/srv/a /srv/b fuse.trashd uring=on 0 0\n")
+        what, hint = told_without_uring(volume)["/etc/fstab:1"]
+    assert "a mount with uring=on fails" in what
+    assert hint == "take uring=on away there"
+
+
+def test_a_switch_that_somebody_set_is_told_with_what_sets_it_back(volume: Path, tmp_path: Path) -> None:
+    fstab, disabled = tmp_path / "fstab", tmp_path / "disabled"
+    fstab.write_text("/srv/a /srv/b fuse.trashd uring=on 0 0\n")
+    disabled.write_text("2\n")
+    with instead("/etc/fstab", fstab), instead("/proc/sys/kernel/io_uring_disabled", disabled):
+        what, hint = told_without_uring(volume)["/etc/fstab:1"]
+    assert "kernel.io_uring_disabled is 2" in what
+    assert hint.startswith("sysctl kernel.io_uring_disabled=0")

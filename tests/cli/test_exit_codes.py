@@ -12,28 +12,13 @@ import pytest
 from fusefs.cli import main
 from fusefs.core.errors import NotFound
 from tests.support.make_trees import make_tree
-from tests.support.trashd_command import TRASHD, done_well, swapped
+from tests.support.trashd_command import TRASHD, done_well
 
 pytestmark = pytest.mark.needs("root")
 
 
 def make_victim(volume: Path, name: str = "victim") -> Path:
     return make_tree(volume / name, {"file": "content"})
-
-
-def test_a_full_output_is_told() -> None:
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run([TRASHD, "--version"], stdout=full, stderr=subprocess.PIPE, check=False)
-    assert done.returncode == 11
-    assert b"No space left on device" in done.stderr
-
-
-@pytest.mark.parametrize("closed", ["2>&-", "2>&- >&-", "2>&- >&- <&-"])
-@pytest.mark.parametrize("words", ["sweep {} --name file --delete", "swap --now {}", "reap --all --now --volume {}/.."])
-def test_who_has_no_standard_error_is_served_all_the_same(volume: Path, words: str, closed: str) -> None:
-    swapped(make_victim(volume, "before"))
-    command = f"exec {TRASHD} {words.format(make_victim(volume))} {closed}"
-    assert subprocess.run(["sh", "-c", command], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def test_what_is_told_to_a_closed_standard_error_is_in_no_file(volume: Path) -> None:

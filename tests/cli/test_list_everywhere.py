@@ -61,11 +61,6 @@ def undo(told: dict[str, Any]) -> list[str]:
     return str(told["restore"]).split()[1:]
 
 
-def test_a_store_in_a_home_is_listed_from_anywhere(home: Path) -> None:
-    told = swapped_at_home(home)
-    assert [one["id"] for one in listed(trashd_as(ALICE, home, "list", "--json"))] == [told["id"]]
-
-
 def test_the_undo_line_works_from_anywhere_and_need_not_say_where(home: Path) -> None:
     told = swapped_at_home(home)
     assert told["volume"] is None
@@ -181,12 +176,6 @@ def test_a_copy_is_listed_and_restored_from(home: Path, copy: Path) -> None:
     assert one["is_vouched"] is False
     assert trashd_as(ALICE, home, "restore", "--volume", copy, one["id"], "--to", copy / "back").code == 0
     assert (copy / "back/file").exists()
-
-
-def test_an_id_reaps_in_a_copy(home: Path, copy: Path) -> None:
-    (one,) = listed(trashd_as(ALICE, home, "list", "--json", "--volume", copy))
-    assert trashd_as(ALICE, home, "reap", "--volume", copy, one["id"]).code == 0
-    assert os.listdir(copy / f".trashd-{ALICE}/u/{ALICE}/orphans") == []
 
 
 def test_init_by_its_owner_vouches_for_a_copy(home: Path, copy: Path) -> None:

@@ -48,19 +48,6 @@ def test_the_command_that_is_told_takes_it_back(mount: Mounted) -> None:
     assert snapshot(job) == before
 
 
-def test_rm_and_reap(mount: Mounted) -> None:
-    done_well("rm", mount.path / "job")
-    assert not (mount.path / "job").exists()
-    done_well("reap", "--all", "--now", "--wait", "--volume", mount.path)
-    assert done_well("list", "--json", "--volume", mount.path).objects() == []
-
-
-def test_swap_and_reap_at_once(mount: Mounted) -> None:
-    done_well("swap", "--now", mount.path / "job")
-    assert os.listdir(mount.path / "job") == []
-    assert done_well("list", "--json", "--volume", mount.path).objects() == []
-
-
 def test_holders_check_and_doctor(mount: Mounted) -> None:
     fd = os.open(mount.path / "job" / "file", os.O_RDONLY)
     (held,) = done_well("holders", "--json", mount.path / "job").objects()

@@ -56,8 +56,9 @@ def test_a_slash_behind_what_is_no_directory_is_refused(top: Path, path: str) ->
 
 
 def test_a_slash_behind_a_directory_is_not_refused(top: Path) -> None:
-    done_well("rm", "d/", cwd=top)
-    done_well("restore", "d/", cwd=top)
+    for verb, path in (("swap", "d///"), ("rm", "d/")):
+        done_well(verb, path, cwd=top)
+        done_well("restore", "d/", cwd=top)
     assert (top / "d/.b").exists()
 
 

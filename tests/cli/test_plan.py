@@ -83,13 +83,6 @@ def test_error_in_any_file_is_told_with_its_key_and_nothing_is_done(volume: Path
     assert left(volume) == {"old-1", "old-2", "new"}
 
 
-def test_check_tells_every_problem_as_an_object(volume: Path) -> None:
-    done = plan(volume, '[[rule]]\ndirectory = "x"\n[[rule]]\nname = "*"\n', "check", "--json")
-    assert done.code == 2
-    told = [(one["key"], bool(one["what"] and one["fix"])) for one in done.objects()]
-    assert told == [("rule[1].directory", True), ("rule[1]", True), ("rule[2]", True)]
-
-
 def test_check_of_what_is_right_says_so(volume: Path) -> None:
     assert plan(volume, rule(volume), "check") == CommandResult(0, "1 rule, no problems\n", "")
 
@@ -163,17 +156,6 @@ def test_a_plan_without_a_command_is_shown(volume: Path, options: tuple[str, ...
     (volume / "empty").mkdir()
     without, shown = plan(volume, text, *options), plan(volume, text, "show", *options)
     assert (without.code, without.out) == (shown.code, shown.out)
-
-
-def test_a_shell_is_offered_the_commands() -> None:
-    done = trashd(COMP_WORDS="trashd plan ", COMP_CWORD="2", _TRASHD_COMPLETE="bash_complete")
-    assert done.out.split() == ["plain,show", "plain,apply", "plain,check"]
-
-
-@pytest.mark.parametrize(("option", "command"), [("--run", "apply"), ("--check", "check")])
-def test_an_option_that_is_a_command_now_names_it(volume: Path, option: str, command: str) -> None:
-    done = plan(volume, rule(volume), option)
-    assert (done.code, done.err.splitlines()[-1]) == (2, f"  hint: trashd plan {command}")
 
 
 @pytest.mark.parametrize("command", ["show", "apply"])

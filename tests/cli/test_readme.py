@@ -8,7 +8,6 @@ import click
 import pytest
 
 from fusefs.cli.group import trashd
-from fusefs.core.errors import BY_NAME
 from fusefs.core.mount_options import OPTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -78,12 +77,6 @@ def test_documents_of_the_readme_exist() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert links
     assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
-
-
-def test_every_exit_code_is_documented() -> None:
-    codes = {kind.exit_code for kind in BY_NAME.values()}
-    said = {int(number) for number in re.findall(r"^\| (\d+)\b", README, re.MULTILINE)}
-    assert codes <= said
 
 
 def test_the_help_of_a_mounts_option_tells_its_word() -> None:

@@ -1,4 +1,6 @@
-"""`trashd reap` through the real console script: its pace, its sum, its stop, and what it says of the space."""
+"""`trashd reap`: its pace, its sum, its stop, what it says of the space, --one and --free."""
+
+from __future__ import annotations
 
 import json
 import os
@@ -6,6 +8,7 @@ import re
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,28 +68,6 @@ def slow_reap(volume: Path, *identifiers: str) -> Iterator[subprocess.Popen[str]
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
-    [
-        ("--max-rate", "fast", "'fast' is not a "),
-        ("--max-rate", "-5/s", "is not a "),
-        ("--max-rate", "0/s", "is not a rate"),
-        ("--max-bytes", "200X/s", "is not a "),
-        ("--max-bytes", "", "is not a "),
-        ("--threads", "0", "0 is not in the range 1<=x<=64"),
-        ("--threads", "65", "65 is not in the range 1<=x<=64"),
-        ("--threads", "many", "'many' is not a valid integer"),
-    ],
-)
-def test_nonsense_is_2_and_deletes_nothing(volume: Path, option: str, value: str, told: str) -> None:
-    identifier = make_orphan(volume)
-    done = trashd("reap", "--all", "--now", "--volume", volume, option, value)
-    assert done.code == 2
-    assert f"Error: Invalid value for '{option}': " in done.err
-    assert told in done.err
-    assert (tree_of(volume, identifier) / "file").exists()
-
-
-@pytest.mark.parametrize(
     "words", [("--threads", "1"), ("--threads", "3"), ("--max-rate", "1000/s"), ("--count",), ("--paced",)]
 )
 def test_whatever_the_way_all_is_removed(volume: Path, words: tuple[str, ...]) -> None:
@@ -132,11 +113,6 @@ def test_of_several_the_sum_is_told(volume: Path) -> None:
     *_, told = done_well("reap", "--all", "--now", "--volume", volume).out.splitlines()
     assert told.startswith("2 removed, 0 failed (in quarantine), 0 skipped: 8 entries in ")
     assert told.endswith("/s")
-
-
-def test_of_one_no_sum_is_told(volume: Path) -> None:
-    identifier = make_orphan(volume)
-    assert done_well("reap", "--now", "--volume", volume, identifier).out == f"{identifier}: 4 entries removed\n"
 
 
 def test_the_sum_counts_what_failed(volume: Path) -> None:
@@ -191,27 +167,20 @@ def test_what_was_kept_after_it_was_chosen_is_not_reaped(volume: Path, capsys: p
     assert os.listdir(volume / ".trashd/u/0/orphans") == [chosen[0].id]
 
 
-def test_what_was_pinned_after_it_was_chosen_is_left_by_all(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = find_container(Kernel(), (raw(volume),), make_orphan(volume))
-    done_well("keep", chosen.id, "--volume", volume)
-    assert reap_all(Kernel(), (raw(volume),), [chosen], ReapOptions(), as_json=False) == 0
-    assert capsys.readouterr().out == f"{chosen.id}: skipped, it is kept by now\n"
-    assert os.listdir(volume / ".trashd/u/0/orphans") == [chosen.id]
-
-
 @pytest.mark.parametrize("pinned_before", [True, False])
 def test_a_longer_term_wins_over_a_reap_that_has_chosen_already(
     volume: Path, capsys: pytest.CaptureFixture[str], pinned_before: bool
 ) -> None:
-    identifiers = [make_orphan(volume, name) for name in ("longer", "shorter", "untouched")]
+    identifiers = [make_orphan(volume, name) for name in ("longer", "pinned", "shorter", "untouched")]
     if pinned_before:
-        done_well("keep", identifiers[2], "--volume", volume)
+        done_well("keep", identifiers[3], "--volume", volume)
     chosen = find_containers(Kernel(), (raw(volume),), identifiers)
-    for identifier, term in zip(identifiers[:2], ("7d", "1h"), strict=True):
-        done_well("keep", identifier, "--for", term, "--volume", volume)
+    for identifier, term in zip(identifiers[:3], (["--for", "7d"], [], ["--for", "1h"]), strict=True):
+        done_well("keep", identifier, *term, "--volume", volume)
     assert reap_all(Kernel(), (raw(volume),), chosen, ReapOptions(), as_json=False) == 0
-    assert capsys.readouterr().out.splitlines()[0] == f"{identifiers[0]}: skipped, it is kept by now"
-    assert os.listdir(volume / ".trashd/u/0/orphans") == [identifiers[0]]
+    kept = identifiers[:2]
+    assert capsys.readouterr().out.splitlines()[:2] == [f"{one}: skipped, it is kept by now" for one in kept]
+    assert sorted(os.listdir(volume / ".trashd/u/0/orphans")) == sorted(kept)
 
 
 def test_many_ids_are_found_by_one_look_at_the_stores(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,13 +230,6 @@ def test_dry_run_says_what_the_same_reap_then_takes(
     assert {one for one in (expired, waiting, kept) if one in told} == gone
 
 
-def test_dry_run_tells_programs_what_list_tells(volume: Path) -> None:
-    make_orphan(volume)
-    (told,) = done_well("reap", "--all", "--now", "--dry-run", "--json", "--volume", volume).objects()
-    (listed,) = done_well("list", "--json", "--volume", volume).objects()
-    assert {**told, "restorable_for_s": 0} == {**listed, "restorable_for_s": 0}
-
-
 @pytest.mark.parametrize(("typed", "code", "n_left"), [("y\n", 0, 0), ("n\n", 3, 2), ("\n", 3, 2), ("\x04", 130, 2)])
 def test_on_a_terminal_it_asks_before_several_go_before_their_time(
     volume: Path, typed: str, code: int, n_left: int
@@ -290,13 +252,6 @@ def test_on_a_terminal_nobody_is_asked_about(volume: Path, case: str) -> None:
     words += [case] if case.startswith("--") else []
     terminal = Terminal("reap", "--now", "--volume", volume, *words)
     assert (terminal.end(), "[y/N]" in terminal.seen) == (0, False)
-
-
-def test_all_leaves_what_is_pinned_whatever_is_answered(volume: Path) -> None:
-    kept, *_others = [make_orphan(volume, name) for name in ("kept", "a", "b")]
-    done_well("keep", kept, "--volume", volume)
-    done_well("reap", "--all", "--now", "--yes", "--volume", volume)
-    assert os.listdir(volume / ".trashd/u/0/orphans") == [kept]
 
 
 # The stop
@@ -345,28 +300,6 @@ def test_what_came_back_is_told_volume_by_volume(volume: Path) -> None:
     assert re.fullmatch(rf"{volume}: 2\.\d+ MiB came back", told)
 
 
-def test_what_came_back_is_told_to_programs(volume: Path) -> None:
-    make_orphan(volume)
-    _, told = done_well("reap", "--all", "--now", "--wait", "--json", "--volume", volume).objects()
-    assert set(told) == {"volume", "goal_bytes", "is_reached", "came_bytes", "reasons", "hint"}
-    assert (told["volume"], told["goal_bytes"], told["is_reached"], told["reasons"]) == (str(volume), 0, True, [])
-    assert told["came_bytes"] >= len(LARGE)
-
-
-def test_a_link_outside_is_no_failure(volume: Path) -> None:
-    file = tree_of(volume, make_orphan(volume)) / "file"
-    os.link(file, volume / "outside")
-    done_well("reap", "--all", "--now", "--wait", "--volume", volume)
-    assert (volume / "outside").read_bytes() == LARGE
-
-
-def test_a_process_that_has_a_file_open_is_named_and_it_is_13(volume: Path) -> None:
-    with (tree_of(volume, make_orphan(volume)) / "file").open():
-        done = trashd("reap", "--all", "--now", "--wait", "--volume", volume)
-    assert done.code == 13
-    assert f"(pid {os.getpid()}) has a deleted file open: " in done.out
-
-
 def test_an_orphan_in_quarantine_is_a_reason_and_13(volume: Path) -> None:
     refused = tree_of(volume, make_orphan(volume)) / "file"
     set_flags(refused, IMMUTABLE)
@@ -401,3 +334,113 @@ def test_signal_that_ends_a_reap_ends_the_whole_command(volume: Path) -> None:
     assert swap_all(batch) == 130
     assert not first.exists()
     assert second.exists()
+
+
+N_TASKS, N_ORPHANS = 8, 20
+
+
+def expired(tree: Path) -> str:
+    """The id of an orphan that may go."""
+    return str(swapped(tree, "--keep-for", "0s")["id"])
+
+
+def small(volume: Path, name: str) -> str:
+    return expired(make_tree(volume / name, {"file": "", "below": {"deep": ""}}))
+
+
+def states(volume: Path) -> dict[str, str]:
+    """What is in which state's directory."""
+    found = (volume / ".trashd/u/0").glob("*ing/*"), (volume / ".trashd/u/0/orphans").iterdir()
+    return {one.name: one.parent.name for some in found for one in some}
+
+
+def start_task(volume: Path) -> subprocess.Popen[str]:
+    words = (TRASHD, "reap", "--one", "--json", "--volume", str(volume))
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment({}))
+
+
+def test_tasks_that_run_at_once_reap_every_orphan_exactly_once(volume: Path) -> None:
+    orphans = {expired(fill(volume / f"job{n}", 300)) for n in range(N_ORPHANS)}
+    reaped = Counter[str]()
+    for _ in range(N_ORPHANS):
+        tasks = [start_task(volume) for _ in range(N_TASKS)]
+        ended = [(*task.communicate(), task.returncode) for task in tasks]
+        assert [(err, code) for _out, err, code in ended if err or code] == []
+        told = [out for out, _err, _code in ended if out]
+        reaped.update(identifier for identifier in orphans for out in told if identifier in out)
+        if not told:
+            break
+    assert reaped == dict.fromkeys(orphans, 1)
+    assert states(volume) == {}
+
+
+@pytest.mark.quick("reap")
+def test_one_is_reaped_and_the_oldest(volume: Path) -> None:
+    first, second = small(volume, "a"), small(volume, "b")
+    done = done_well("reap", "--one", "--volume", volume)
+    assert done.out == f"{first}: 4 entries removed\n"
+    assert states(volume) == {second: "orphans"}
+
+
+def test_with_nothing_left_it_has_done_what_it_should_and_says_so(volume: Path) -> None:
+    done = done_well("reap", "--one", "--volume", volume)
+    assert (done.out, done.err) == ("", "no orphan has expired\n")
+
+
+def test_what_fails_is_one_too_and_the_next_task_takes_another(volume: Path) -> None:
+    stuck, other = small(volume, "a"), small(volume, "b")
+    set_flags(volume / f".trashd/u/0/orphans/{stuck}/tree/file", IMMUTABLE)
+    assert trashd("reap", "--one", "--volume", volume).code == 13
+    done = done_well("reap", "--one", "--volume", volume)
+    assert done.out.startswith(f"{other}: ")
+    done_well("reap", "--force", "--yes", "--volume", volume, stuck)
+
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def ids(volume: Path) -> dict[str, str]:
+    """Of orphans of 3 MiB each: two that have expired, two that have not, of which one is pinned."""
+    made = {}
+    for name, keep_for in (("first", "1s"), ("second", "1s"), ("later", "1d"), ("pinned", "1d")):
+        directory = volume / name
+        directory.mkdir()
+        (directory / "file").write_bytes(bytes(3 * MIB))
+        made[name] = swapped(directory, "--keep-for", keep_for)["id"]
+    done_well("keep", made["pinned"])
+    time.sleep(2.1)  # a term ends in seconds
+    return made
+
+
+def left(volume: Path, ids: dict[str, str]) -> set[str]:
+    there = {one["id"] for one in done_well("list", "--json", "--volume", volume).objects()}
+    return {name for name, identifier in ids.items() if identifier in there}
+
+
+def test_the_oldest_that_have_expired_go_first_and_no_more_than_is_wanted(volume: Path, ids: dict[str, str]) -> None:
+    assert "second" not in done_well("reap", "--free", "2M", "--dry-run", "--volume", volume).out
+    done_well("reap", "--free", "2M", "--volume", volume)
+    assert left(volume, ids) == {"second", "later", "pinned"}
+
+
+def test_what_can_be_restored_goes_by_a_yes_alone(volume: Path, ids: dict[str, str]) -> None:
+    done = trashd("reap", "--free", "8M", "--volume", volume)
+    assert done.code == 3
+    assert ids["later"] in done.err
+    assert left(volume, ids) == set(ids)
+    for answer, code, there in (("n\n", 3, set(ids)), ("y\n", 0, {"pinned"})):
+        terminal = Terminal("reap", "--free", "8M", "--volume", volume)
+        terminal.wait_for("Delete this for good, before its time?")
+        terminal.type(answer)
+        assert (terminal.end(), left(volume, ids)) == (code, there), terminal.seen
+
+
+def test_what_is_pinned_never_goes_so(volume: Path, ids: dict[str, str]) -> None:
+    done = trashd("reap", "--free", "11M", "--yes", "--volume", volume)
+    assert done.code == 13, done
+    assert "nothing was deleted" in done.err
+    assert left(volume, ids) == set(ids)
+    assert trashd("reap", "--free", "1M", "--all", "--volume", volume).code == 2
+    done_well("reap", "--free", "8M", "--yes", "--json", "--volume", volume)
+    assert left(volume, ids) == {"pinned"}

@@ -21,8 +21,6 @@ pytestmark = pytest.mark.needs("root")
 
 USER = 65_534
 TREE: Spec = {"file": "content", "below": {"deep": "more"}}
-ODD = ["new\nline", "\udcff", "\x1b[31mred", "\u202ebackwards", "-x", " "]
-"""Names of which some would send a control sequence to a terminal."""
 
 
 def make(path: Path) -> Path:
@@ -159,16 +157,6 @@ def test_a_name_here_that_could_be_an_id_is_asked_about(volume: Path) -> None:
     assert (volume / part / "file").read_text() == "content"
     done_well("restore", part, cwd=volume)
     assert (volume / "job/file").read_text() == "content"
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_odd_names_come_back_and_do_nothing_to_a_terminal(volume: Path, name: str) -> None:
-    path = volume / name
-    make(path)
-    done_well("rm", "--", path)
-    told = done_well("restore", path)
-    assert (path / "file").read_text() == "content"
-    assert not set("\x1b\n\u202e") & set(told.err.rstrip("\n"))
 
 
 def test_a_bind_mount_leads_to_it_too(volume: Path) -> None:

@@ -18,6 +18,7 @@ from tests.support.booted_systemd import REPO
 from tests.support.manual import TITLES
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.seccomp import IO_URING_SETUP, without
 from tests.support.trashd_command import CommandResult, done_well, trashd
 
 SLICE = "usr/local/lib/systemd/system/trashd.slice"
@@ -108,13 +109,6 @@ def test_a_strangers_file_stays(tmp_path: Path) -> None:
     assert files_of(tmp_path) == {SLICE}
 
 
-def test_uninstall_leaves_what_was_edited(tmp_path: Path) -> None:
-    install(tmp_path)
-    (tmp_path / "etc/trashd/config.toml").write_text("# mine\n")
-    assert uninstall(tmp_path)["/etc/trashd/config.toml"] == "KEPT"
-    assert files_of(tmp_path) == {"etc/trashd/config.toml"}
-
-
 def test_a_configuration_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "etc/trashd").mkdir(parents=True)
     (tmp_path / "etc/trashd/config.toml").write_text("# mine\n")
@@ -136,13 +130,6 @@ def test_what_only_0_3_0_wrote_is_removed(tmp_path: Path, manifest: str) -> None
         assert {told[f"/{name}"] for name in earlier} == {"REMOVED"}
         assert not files_of(tmp_path) & set(earlier)
         assert not (tmp_path / MANIFEST).parent.exists()
-
-
-def test_a_unit_of_another_version_stays_with_the_new_one_beside_it(tmp_path: Path) -> None:
-    install(tmp_path)
-    (tmp_path / SLICE).write_text("as it was")
-    assert install(tmp_path)[f"/{SLICE}"] == "KEPT"
-    assert (tmp_path / SLICE).read_text() == "as it was"
 
 
 def test_a_page_of_another_version_is_replaced(tmp_path: Path) -> None:
@@ -191,23 +178,6 @@ def test_it_stays_with_later_installs_until_somebody_says(tmp_path: Path) -> Non
     assert not URING & files_of(tmp_path)
 
 
-def test_uninstall_takes_it_away(tmp_path: Path) -> None:
-    install(tmp_path, "--uring")
-    assert set(uninstall(tmp_path).values()) == {"REMOVED"}
-    assert files_of(tmp_path) == set()
-
-
-def test_a_dry_run_tells_of_it_and_sets_nothing(tmp_path: Path) -> None:
-    told = install(tmp_path, "--uring", "--dry-run")
-    assert {f"/{path}" for path in URING} <= {path for path, outcome in told.items() if outcome == "WRITTEN"}
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_package_has_its_files_below_usr(tmp_path: Path) -> None:
-    assert "/usr/lib/systemd/system/trashd-reaper.service" in install(tmp_path, "--prefix", "/usr")
-    assert set(uninstall(tmp_path, "--prefix", "/usr").values()) == {"REMOVED"}
-
-
 def test_a_package_has_its_modules_apart_and_its_commands_in_view(tmp_path: Path) -> None:
     install(tmp_path, "--prefix", "/usr")
     assert os.readlink(tmp_path / "usr/bin/trashd") == "/usr/lib/trashd/trashd"
@@ -237,12 +207,6 @@ def test_a_user_has_them_in_his_home(tmp_path: Path) -> None:
     assert {one["outcome"] for one in told["files"]} == {"unchanged"}
     assert service("uninstall").code == 0
     assert files_of(tmp_path) == set()
-
-
-def test_a_root_that_is_missing_is_made(tmp_path: Path) -> None:
-    package = tmp_path / "not" / "there"
-    assert set(install(package).values()) == {"WRITTEN"}
-    assert SLICE in files_of(package)
 
 
 @pytest.mark.needs("root")
@@ -342,3 +306,56 @@ def test_the_wheel_has_all_of_it(tmp_path: Path) -> None:
     home, *paths = done.stdout.split()
     assert home == str(tmp_path / "fusefs")
     assert "/usr/lib/systemd/system/trashd-reaper.service" in paths
+
+
+_SET = """
+import sys
+from fusefs.cli import service
+from fusefs.cli.service import FileOutcome, FileReport
+if len(sys.argv) > 1:
+    read_facts = service.read_facts
+    service.read_facts = lambda: read_facts()._replace(release=sys.argv[1])
+service.set_switch()
+service.tell_what_stays([FileReport("/etc/tmpfiles.d/trashd-uring.conf", FileOutcome.REMOVED)])
+"""
+
+
+def stderr_of(stand_in: Path, *words: str, how: tuple[str, ...] = ()) -> str:
+    """What is written to stderr. words: the release of the kernel, if it is to be another"""
+    script = f'mount --bind "$1" {SWITCH} && shift && exec "$@"'
+    command = ["sh", "-c", script, "sh", str(stand_in), *how, sys.executable, "-c", _SET, *words]
+    done = subprocess.run(["unshare", "--mount", *command], capture_output=True, text=True, check=True)
+    return done.stderr
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    path = tmp_path / "enable_uring"
+    path.write_text("N\n")
+    return path
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.skipif(not Path(SWITCH).exists(), reason="this kernel has no FUSE over io_uring")
+def test_the_switch_is_set_and_what_outlives_an_uninstall_is_printed(stand_in: Path) -> None:
+    stderr = stderr_of(stand_in)
+    assert stand_in.read_text().startswith("Y")
+    assert "switched on FUSE over io_uring for every FUSE mount of this machine" in stderr
+    assert f"echo N >{SWITCH}" in stderr
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.skipif(not Path(SWITCH).exists(), reason="this kernel has no FUSE over io_uring")
+@pytest.mark.needs("uring")
+@pytest.mark.skipif(os.cpu_count() != len(os.sched_getaffinity(0)), reason="some cores are barred here")
+def test_a_kernel_with_known_faults_is_a_warning(stand_in: Path) -> None:
+    stderr = stderr_of(stand_in, "6.14.1")
+    assert "Linux 6.14.1 may have faults in FUSE over io_uring" in stderr
+    assert stand_in.read_text().startswith("Y")
+
+
+@pytest.mark.needs("root", "fuse")
+@pytest.mark.skipif(not Path(SWITCH).exists(), reason="this kernel has no FUSE over io_uring")
+def test_a_machine_that_denies_io_uring_is_a_warning(stand_in: Path) -> None:
+    stderr = stderr_of(stand_in, how=tuple(without(IO_URING_SETUP)))
+    assert "no mount of this machine can use io_uring" in stderr

@@ -196,13 +196,6 @@ def test_a_status_that_is_none_is_an_error_without_a_traceback(alive: bytes) -> 
     assert "Traceback" not in done.err
 
 
-def test_no_word_of_it_moves_a_cursor(alive: bytes) -> None:
-    volume = msgspec.structs.replace(VOLUME, path="/%1B[2J", why=EVIL, filesystem=EVIL, faults=(StatusFault(0, EVIL),))
-    volume = msgspec.structs.replace(volume, refused=(PassedOver(EVIL, EVIL, EVIL),))
-    write_status(alive, status_of(volume))
-    assert all(line.isprintable() for line in trashd("status").out.splitlines())
-
-
 HEAVY = "{'rich', 'trio', 'prometheus_client', 'asyncio', 'http', 'pyfuse3'}"
 
 

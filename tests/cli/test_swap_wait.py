@@ -54,14 +54,6 @@ def orphans(volume: Path, state: str = "orphans") -> list[Path]:
 # It comes
 
 
-def test_all_is_the_orphan_gone_and_its_space_back(volume: Path) -> None:
-    with small_reaper(volume):
-        done, told = waited("--wait", make_victim(volume))
-    assert (done.code, told["is_reached"], told["goal_bytes"]) == (0, True, 0)
-    assert told["came_bytes"] >= 4 * MIB
-    assert trashd("list", "--json", "--volume", volume).out == ""
-
-
 def test_several_are_waited_for_together(volume: Path) -> None:
     victims = [make_victim(volume, name) for name in "abc"]
     with small_reaper(volume):
@@ -118,19 +110,8 @@ def test_without_a_reaper_it_says_so_at_once_and_what_to_do(volume: Path) -> Non
     assert f"trashd reap --now --wait --volume {volume} {orphan.name}" in done.err
     assert done.err.rstrip().endswith(f"; or trashd restore --volume {volume} {orphan.name}")
     assert list(victim.iterdir()) == []
-
-
-def test_without_a_reaper_nothing_is_given_up(volume: Path) -> None:
-    with own_runtime_dir():
-        trashd("swap", "--wait", make_victim(volume))
     (told,) = trashd("list", "--json", "--volume", volume).objects()
-    assert told["state"] == "orphans"
-    assert told["expires_ns"] - told["created_ns"] == 86_400 * 10**9
-
-
-def test_the_command_that_it_tells_frees_the_space(volume: Path) -> None:
-    with own_runtime_dir():
-        done = trashd("swap", "--wait", make_victim(volume))
+    assert told["expires_ns"] - told["created_ns"] == 86_400 * 10**9, "nothing is given up"
     (hint,) = re.findall(r"hint: trashd (.*), or start", done.err)
     assert trashd(*hint.split()).code == 0
     assert trashd("list", "--json", "--volume", volume).out == ""
@@ -153,42 +134,10 @@ def test_a_reaper_that_does_not_reap_says_why(volume: Path, phase: VolumePhase, 
     assert told["hint"].startswith(hint)
 
 
-def test_a_paused_reaper_takes_it_when_it_goes_on(volume: Path) -> None:
-    with small_reaper(volume, VolumePhase.PAUSED, reaps=False):
-        trashd("swap", "--wait", make_victim(volume))
-    assert len(orphans(volume, "reaping")) == 1
-
-
-def test_a_process_that_has_a_file_open_is_named(volume: Path) -> None:
-    victim = make_victim(volume)
-    with small_reaper(volume), (victim / "file").open():
-        done, told = waited("--wait", victim)
-    assert (done.code, kinds(told)) == (13, ["open"])
-    assert f"(pid {os.getpid()}) has a deleted file open" in told["reasons"][0]["detail"]
-
-
-def test_links_outside_are_no_failure(volume: Path) -> None:
-    victim = make_victim(volume)
-    os.link(victim / "file", volume / "outside")
-    with small_reaper(volume):
-        done, told = waited("--wait", victim)
-    assert (done.code, told["is_reached"], kinds(told)) == (0, True, [])
-
-
 def test_an_amount_that_the_tree_does_not_have_ends_with_the_tree(volume: Path) -> None:
     with small_reaper(volume):
         done, told = waited("--wait=100G", make_victim(volume))
     assert (done.code, kinds(told)) == (13, ["less"])
-
-
-def test_an_orphan_that_was_restored_meanwhile_ends_it(volume: Path) -> None:
-    victim = make_victim(volume)
-    with small_reaper(volume, reaps=False), waiting(volume, victim) as process:
-        assert trashd("restore", "--volume", volume, orphans(volume, "reaping")[0].name).code == 0
-        out, _err = process.communicate(timeout=100)
-    told = json.loads(out.splitlines()[-1])
-    assert (process.returncode, kinds(told)) == (13, ["restored"])
-    assert (victim / "file").exists()
 
 
 # While it waits
@@ -246,14 +195,6 @@ def test_a_retention_that_was_asked_for_is_kept_and_told(volume: Path) -> None:
 # The command line
 
 
-def test_the_value_does_not_swallow_the_directory(volume: Path) -> None:
-    victim = make_victim(volume)
-    with own_runtime_dir():
-        _done, told = waited("--wait", victim)
-    assert (told["goal_bytes"], told["volume"]) == (0, str(volume))
-    assert list(victim.iterdir()) == []
-
-
 @pytest.mark.parametrize(("size", "n_bytes"), [("100G", 100 << 30), ("done", 0), ("4096", 4096)])
 def test_a_value_may_be_typed_with_a_space_as_with_an_equals_sign(volume: Path, size: str, n_bytes: int) -> None:
     with own_runtime_dir():
@@ -284,25 +225,10 @@ def test_the_word_may_be_another_options_value_or_a_directorys_name(volume: Path
     assert told["note"] == "--wait"
 
 
-@pytest.mark.parametrize("goal", ["", "50%", "fast", "inodes:1M", "-1G"])
-def test_nonsense_is_2_and_swaps_nothing(volume: Path, goal: str) -> None:
-    victim = make_victim(volume)
-    done = trashd("swap", f"--wait={goal}", victim)
-    assert done.code == 2
-    assert "write 4096, 64K" in done.err
-    assert (victim / "file").exists()
-
-
 @pytest.mark.quick("swap")
 def test_now_reaps_and_waits_without_a_reaper(volume: Path) -> None:
     done, told = waited("--now", "--wait", make_victim(volume))
     assert (done.code, told["is_reached"]) == (0, True)
-
-
-def test_now_waits_for_no_part(volume: Path) -> None:
-    victim = make_victim(volume)
-    assert trashd("swap", "--now", "--wait=1G", victim).code == 2
-    assert (victim / "file").exists()
 
 
 # With the service

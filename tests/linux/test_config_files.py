@@ -151,12 +151,6 @@ def test_huge_file_is_refused(etc: Path) -> None:
     assert "larger than" in problem.what
 
 
-def test_bytes_that_are_no_text_are_told(etc: Path) -> None:
-    write(etc / "config.toml").write_bytes(b"# \xe9\n")
-    (problem,) = problems(partial(load, etc))
-    assert problem.what == "line 1 is not UTF-8"
-
-
 def test_name_of_a_file_moves_no_cursor(etc: Path) -> None:
     write(etc / "config.d/\x1b[2J.toml", "what = 1")
     (problem,) = problems(partial(load, etc))

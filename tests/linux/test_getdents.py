@@ -61,41 +61,12 @@ def test_who_goes_on_at_an_offset_gets_each_entry_once(top: Path, entries: Diren
     assert sorted(found) == sorted(os.fsencode(name) for name in (".", "..", *map(str, range(N))))
 
 
-def test_an_entry_that_was_not_taken_comes_again(top: Path, entries: Dirents) -> None:
-    for number in range(10):
-        (top / f"{number}").touch()
-    everything = list(entries.read_from(0))
-    first, _refused = islice(entries.read_from(0), 2)
-    assert list(entries.read_from(first[2])) == everything[1:]
-
-
-def test_a_block_goes_on_where_another_ended(top: Path, entries: Dirents) -> None:
-    for number in range(N):
-        (top / f"{number}").touch()
-    everything = list(entries.read_from(0))
-    found, offset = [], 0
-    while block := entries.block(offset):
-        found += block
-        offset = block[-1][2]
-    assert found == everything
-
-
 def test_a_block_may_begin_at_any_offset(top: Path, entries: Dirents) -> None:
     for number in range(N):
         (top / f"{number}").touch()
     everything = list(entries.read_from(0))
     for index in (N, 5, 1500):
         assert entries.block(everything[index - 1][2])[:3] == everything[index : index + 3]
-
-
-def test_blocks_and_entries_may_take_turns(top: Path, entries: Dirents) -> None:
-    for number in range(N):
-        (top / f"{number}").touch()
-    everything = list(entries.read_from(0))
-    ten = list(islice(entries.read_from(0), 10))
-    entries.block(ten[-1][2])
-    assert list(entries.read_from(ten[-2][2])) == everything[9:]
-    assert entries.block(0)[:10] == ten
 
 
 def test_what_is_made_later_comes_when_it_is_read_again(top: Path, entries: Dirents) -> None:

@@ -65,20 +65,6 @@ def test_name_is_told_as_the_kernel_has_it(inotify: Fd, tmp_path: Path, name: by
     assert event.name == name
 
 
-def test_nothing_to_read_is_no_event(inotify: Fd) -> None:
-    assert read_events(inotify) == []
-
-
-def test_what_is_not_wanted_is_not_told(inotify: Fd, tmp_path: Path) -> None:
-    watched(inotify, tmp_path, InotifyMask.DELETE)
-    (tmp_path / "a").mkdir()
-    assert read_events(inotify) == []
-
-
-def test_same_directory_has_one_watch(inotify: Fd, tmp_path: Path) -> None:
-    assert watched(inotify, tmp_path) == watched(inotify, tmp_path)
-
-
 def test_end_of_a_directory_is_the_end_of_its_watch(inotify: Fd, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     number = watched(inotify, tmp_path / "gone")
@@ -86,13 +72,6 @@ def test_end_of_a_directory_is_the_end_of_its_watch(inotify: Fd, tmp_path: Path)
     assert [event.happened for event in events(inotify)] == [InotifyMask.DELETE_SELF, InotifyMask.IGNORED]
     with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
         unwatch(inotify, number)
-
-
-def test_directory_that_moves_away_says_so(inotify: Fd, tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
-    watched(inotify, tmp_path / "here")
-    (tmp_path / "here").rename(tmp_path / "there")
-    assert [event.happened for event in events(inotify)] == [InotifyMask.MOVE_SELF]
 
 
 def test_unwatched_directory_tells_nothing_but_the_end_of_its_watch(inotify: Fd, tmp_path: Path) -> None:

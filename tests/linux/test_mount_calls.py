@@ -44,10 +44,6 @@ def clone(volume: Path) -> Path:
     return target
 
 
-def test_a_clone_shows_the_tree(volume: Path) -> None:
-    assert (clone(volume) / "file").read_text() == "content"
-
-
 def test_a_clone_of_a_directory_shows_nothing_above_it(volume: Path) -> None:
     target = (volume / "base").resolve() / "clone"
     (volume / "inside/deep").touch()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import select
+from pathlib import Path
+
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +14,7 @@ from fusefs.linux.mountinfo import (
     OURS,
     FilesystemPath,
     Mount,
+    MountWatch,
     below,
     covering,
     every_place,
@@ -21,6 +26,7 @@ from fusefs.linux.mountinfo import (
     read_mounts,
     views,
 )
+from tests.support.real_filesystems import tmpfs_volume
 
 ABSOLUTE = st.lists(st.sampled_from([b"a", b"ab", b"b"]), max_size=4).map(lambda names: b"/" + b"/".join(names))
 
@@ -209,3 +215,46 @@ def test_a_path_leads_into_the_deepest_mount_and_of_several_into_the_last(path: 
 
 def test_nothing_covers_a_path_that_nothing_is_mounted_above() -> None:
     assert covering(b"/scratch", [mount(2, 1, b"/data")]) == 0
+
+
+_LIMIT_S = 10.0
+
+
+def is_told(watch: MountWatch, limit_s: float) -> bool:
+    return bool(select.select([watch], [], [], limit_s)[0])
+
+
+@pytest.mark.needs("root")
+def test_what_was_mounted_before_is_not_told() -> None:
+    with tmpfs_volume(), MountWatch() as watch:
+        assert not is_told(watch, 0)
+
+
+@pytest.mark.needs("root")
+def test_a_mount_and_an_unmount_are_told() -> None:
+    with MountWatch() as watch:
+        with tmpfs_volume():
+            assert is_told(watch, _LIMIT_S)
+            watch.seen()
+        assert is_told(watch, _LIMIT_S)
+
+
+@pytest.mark.needs("root")
+def test_what_changes_while_nobody_waits_is_told_to_an_event_loop() -> None:
+    async def wait() -> None:
+        with MountWatch() as watch:
+            for _ in range(3):
+                with tmpfs_volume():
+                    with trio.fail_after(_LIMIT_S):
+                        await trio.lowlevel.wait_readable(watch)
+                    watch.seen()
+
+    trio.run(wait)
+
+
+@pytest.mark.needs("root")
+def test_it_lets_go_of_everything() -> None:
+    n_before = len(list(Path("/proc/self/fd").iterdir()))
+    with MountWatch():
+        pass
+    assert len(list(Path("/proc/self/fd").iterdir())) == n_before

@@ -16,7 +16,7 @@ import pytest
 
 from fusefs.core.metadata_cache import Attributes
 from fusefs.linux.fd import Fd
-from fusefs.linux.statx import StatxReader, look_at, open_handle, peek_at
+from fusefs.linux.statx import StatxReader, look_at, open_handle
 from fusefs.linux.syscalls import handle_of
 from tests.support.real_filesystems import tmpfs_volume
 
@@ -173,11 +173,6 @@ def test_a_missing_name_is_not_found(top: Path, fd: Fd) -> None:
         looker.find(fd, b"it/none")
 
 
-def test_an_fd_tells_by_its_handle_too(top: Path) -> None:
-    with Fd(os.open(top, os.O_RDONLY)) as itself:
-        assert peek_at(itself) == (look_at(itself), handle_of(itself))
-
-
 def test_an_fd_tells_of_itself(top: Path) -> None:
     (top / "link").symlink_to("nowhere")
     with Fd(os.open(top / "link", os.O_PATH | os.O_NOFOLLOW)) as link:
@@ -211,11 +206,6 @@ def test_a_looker_takes_handles_of_any_length(top: Path, fd: Fd) -> None:
             assert looker.identify(proc, b"status")[1] == b""
             assert looker.identify(fd, b"it")[1] == handle_of(fd, b"it") != b""
             assert looker.identify(disk, b"etc")[1] == handle_of(disk, b"etc")
-
-
-def test_a_peek_without_handles_has_an_empty_one() -> None:
-    with Fd(os.open("/proc/self", os.O_PATH)) as proc:
-        assert StatxReader().peek_name(proc, b"status")[1] == b""
 
 
 def test_a_peek_leaves_no_fd_open(top: Path, fd: Fd) -> None:

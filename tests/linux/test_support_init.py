@@ -37,22 +37,6 @@ def test_others_pass_to_a_clone_below_a_private_directory(tmp_path: Path, above:
     assert stat.S_IMODE(clone.parent.stat().st_mode) == 0o700, "of the machine nothing changes"
 
 
-def test_what_else_is_below_the_private_directory_is_seen_and_not_changed(tmp_path: Path) -> None:
-    (tmp_path / "shut/clone").mkdir(parents=True)
-    (tmp_path / "shut").chmod(0o700)
-    (tmp_path / "shut/beside").write_text("content")
-    assert (
-        inside(tmp_path / "shut/clone", "cat ../beside; echo changed > ../beside; cat ../beside") == "contentchanged\n"
-    )
-    assert (tmp_path / "shut/beside").read_text() == "content"
-
-
-def test_there_are_the_tests_users_and_nobody_else(tmp_path: Path) -> None:
-    names = ["root", "trashd-user", "daemon", "games", "nobody"]
-    assert inside(tmp_path, "cut -d: -f1 /etc/passwd").split() == names
-    assert inside(tmp_path, "id -nu 1000; id -ng 1000").split() == ["trashd-user", "trashd-user"]
-
-
 def test_the_machines_list_of_stores_is_not_theirs(tmp_path: Path) -> None:
     mark = f"{tmp_path.name}-{os.getpid()}"
     assert inside(tmp_path, f"ls /var/lib/trashd; echo > /var/lib/trashd/{mark}") == ""

@@ -1,4 +1,4 @@
-"""The builders make what they say, a snapshot sees every difference, and a user is nothing but that user."""
+"""A snapshot sees every difference."""
 
 import os
 import stat
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.make_trees import (
-    APPEND_ONLY,
     IMMUTABLE,
     Dir,
     File,
@@ -17,15 +16,12 @@ from tests.support.make_trees import (
     Spec,
     SpecialFile,
     Symlink,
-    flags_of,
     make_tree,
     remove_tree_hard,
     set_flags,
     snapshot,
-    weird_names,
 )
-from tests.support.other_users import as_user, run_as
-from tests.support.real_filesystems import bind_mount, loop_volume
+from tests.support.real_filesystems import loop_volume
 
 NO_ID = 2**32 - 1  # in ACLs
 SPEC: Spec = {
@@ -37,20 +33,6 @@ SPEC: Spec = {
     "fifo": SpecialFile(stat.S_IFIFO | 0o640),
     "dir": Dir({b"\xff": b"deeper"}, mode=0o2750),
 }
-
-
-def test_snapshot_of_two_equal_trees_is_equal(tmp_path: Path) -> None:
-    assert snapshot(make_tree(tmp_path / "a", SPEC)) == snapshot(make_tree(tmp_path / "b", SPEC))
-
-
-def test_snapshot_says_what_was_made(tmp_path: Path) -> None:
-    seen = {entry.name: entry for entry in snapshot(make_tree(tmp_path / "t", SPEC))}
-    assert list(seen) == [b"", b"again", b"dir", b"\xff", b"empty", b"fifo", b"file", b"link", b"other"]
-    assert [seen[name].depth for name in (b"", b"dir", b"\xff")] == [0, 1, 2]
-    assert stat.S_IMODE(seen[b"dir"].mode) == 0o2750
-    assert (seen[b"other"].n_links, seen[b"other"].first_name, seen[b"again"].first_name) == (2, 1, 1)
-    assert seen[b"link"].content == repr(b"no\nwhere")
-    assert seen[b"file"].first_name is None
 
 
 def _replace(path: Path, make: Callable[[Path], object]) -> None:
@@ -100,59 +82,3 @@ def test_snapshot_sees_owner_xattr_acl_flag_and_device() -> None:
             seen.append(snapshot(path))
             assert seen[-1] != seen[-2]
         remove_tree_hard(path)
-
-
-def test_weird_names_are_all_made_seen_and_removed(tmp_path: Path) -> None:
-    names = weird_names()
-    assert len(set(names)) == len(names)
-    assert {255} == {len(name) for name in names if len(name) > 100}
-    path = make_tree(tmp_path / "t", {name: {name: b"x"} for name in names})
-    assert [entry.name for entry in snapshot(path) if entry.depth == 1] == sorted(names)
-    remove_tree_hard(path)
-    assert not path.exists()
-
-
-@pytest.mark.needs("root", "loop")
-def test_remove_tree_hard_removes_what_resists_and_spares_what_is_mounted_below(tmp_path: Path) -> None:
-    precious = make_tree(tmp_path / "precious", {"file": "text"})
-    with loop_volume("ext4") as volume:
-        path = make_tree(volume / "t", {"d": {"f": "1", "g": "2"}, "closed": Dir({"x": {}}, 0), "m": {}})
-        set_flags(path / "d/f", IMMUTABLE)
-        set_flags(path / "d/g", APPEND_ONLY)
-        set_flags(path / "d", IMMUTABLE | APPEND_ONLY)
-        assert flags_of(path / "d") & (IMMUTABLE | APPEND_ONLY) == IMMUTABLE | APPEND_ONLY
-        with bind_mount(precious, path / "m"):
-            remove_tree_hard(path)
-        assert not path.exists()
-        remove_tree_hard(path)
-    assert (precious / "file").read_text() == "text"
-
-
-@pytest.mark.needs("root")
-def test_as_user_has_that_users_ids_and_no_capabilities() -> None:
-    def look() -> tuple[tuple[int, ...], tuple[int, ...], list[int], list[str]]:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        held = [line.split()[1] for line in lines if line.startswith(("CapPrm", "CapEff", "CapAmb", "CapInh"))]
-        return os.getresuid(), os.getresgid(), os.getgroups(), held
-
-    none = ["0" * 16] * 4
-    assert as_user(12001, look) == ((12001,) * 3, (12001,) * 3, [], none)
-    assert as_user(12001, look, gid=5, groups=(7, 8)) == ((12001,) * 3, (5,) * 3, [7, 8], none)
-    assert as_user(0, look)[3] == none
-
-
-@pytest.mark.needs("root")
-def test_as_user_passes_exceptions() -> None:
-    with pytest.raises(PermissionError) as caught:
-        as_user(12001, Path("/etc/shadow").read_bytes)
-    assert caught.value.filename == "/etc/shadow"
-    assert "in the child of as_user(12001)" in caught.value.__notes__[0]
-
-
-@pytest.mark.needs("root")
-def test_run_as_runs_a_command_without_capabilities_even_for_root() -> None:
-    assert run_as(12002, ["id", "-u"]).stdout == b"12002\n"
-    assert run_as(12002, ["cat"], stdin=b"in").stdout == b"in"
-    done = run_as(0, ["grep", "CapEff", "/proc/self/status"])
-    assert done.stdout.split() == [b"CapEff:", b"0" * 16]
-    assert run_as(12001, ["sh", "-c", "exit 3"]).returncode == 3

@@ -32,17 +32,6 @@ def switched(stand_in: Path) -> subprocess.CompletedProcess[str]:
 
 @has_switch
 @pytest.mark.needs("root", "fuse")
-def test_the_switch_is_set_and_that_is_logged(tmp_path: Path) -> None:
-    stand_in = tmp_path / "enable_uring"
-    stand_in.write_text("N\n")
-    done = switched(stand_in)
-    assert done.stdout == "False True\n"
-    assert done.stderr.startswith("WARNING switched on FUSE over io_uring for every FUSE mount of this machine")
-    assert stand_in.read_text().startswith("Y")
-
-
-@has_switch
-@pytest.mark.needs("root", "fuse")
 def test_a_switch_that_is_set_is_left_alone(tmp_path: Path) -> None:
     stand_in = tmp_path / "enable_uring"
     stand_in.write_text("Y\n")

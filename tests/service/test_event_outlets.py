@@ -54,17 +54,6 @@ def test_a_service_goes_on_where_the_last_one_stopped(log: Path) -> None:
     assert [line["n_entries"] for line in lines(log)] == [1, 2]
 
 
-def test_a_rotated_log_is_followed_after_reopen_only(log: Path) -> None:
-    with audit(log) as write:
-        write(reaped(1))
-        log.rename(log.with_suffix(".1"))
-        write(reaped(2))
-        write.reopen()
-        write(reaped(3))
-    assert [line["n_entries"] for line in lines(log.with_suffix(".1"))] == [1, 2]
-    assert [line["n_entries"] for line in lines(log)] == [3]
-
-
 @pytest.mark.allows_warnings
 def test_a_log_that_cannot_be_opened_anew_is_used_on(log: Path, caplog: pytest.LogCaptureFixture) -> None:
     with audit(log) as write:

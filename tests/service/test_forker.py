@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.core.pacing import AT_ONCE, HOLD, Speed
+from fusefs.core.pacing import AT_ONCE, HOLD
 from fusefs.linux.children import person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -48,10 +48,7 @@ from tests.support.volume_under_service import is_begun
 pytestmark = pytest.mark.needs("root")
 
 LIMIT_S = 60.0
-RATE = 20.0  # of a clock that passes quickly; children have the real one
 IDLE_POLICY = 5  # SCHED_IDLE
-SLOW = Speed(entries_per_s=10)
-"""What is large is never done by the time that it is looked at."""
 
 
 @asynccontextmanager
@@ -171,32 +168,6 @@ def test_error_of_a_store_is_an_error_of_the_order_alone(volume: Path) -> None:
     assert len(trio.run(body)) == 1
 
 
-def test_parked_it_leaves_the_orphan_where_it_is_and_the_next_one_goes_on(volume: Path) -> None:
-    large, small = large_in(volume), orphan_in(volume, options=EXPIRED).id
-
-    async def body() -> tuple[list[Answer], list[Answer]]:
-        async with deputy_of(0, volume) as child_handle, trio.open_nursery() as nursery:
-            parked: list[Answer] = []
-
-            async def reap_both() -> None:
-                parked.extend(await all_answers(child_handle, reap(volume, large, small)))
-
-            child_handle.lead(SLOW)
-            nursery.start_soon(reap_both)
-            await until(lambda: is_begun(volume, large, 5000))
-            child_handle.park()
-        async with deputy_of(0, volume) as child_handle:
-            return parked, await all_answers(child_handle, reap(volume, large))
-
-    (ended,), (rest,) = trio.run(body)
-    assert isinstance(ended, OrphanEnded)
-    assert isinstance(rest, OrphanEnded)
-    assert ended.stopped
-    assert (rest.stopped, rest.lost) == (False, "")
-    assert ended.n_removed + rest.n_removed == 5001
-    assert ids(volume) == {small}
-
-
 def test_held_it_does_nothing_and_goes_on_where_it_was(volume: Path) -> None:
     large = large_in(volume)
 
@@ -219,50 +190,6 @@ def test_held_it_does_nothing_and_goes_on_where_it_was(volume: Path) -> None:
     (ended,) = trio.run(body)
     assert isinstance(ended, OrphanEnded)
     assert ended.n_removed == 5001
-
-
-def lost_after(volume: Path, harm: Callable[[ChildHandle], Awaitable[None]]) -> str:
-    """Why a child is lost to which something is done in the middle of a reap; the next one goes on."""
-    large = large_in(volume)
-
-    async def body() -> str:
-        async with deputy_of(0, volume, LIMIT_S * RATE) as child_handle, trio.open_nursery() as nursery:
-            child_handle.lead(SLOW)
-
-            async def do() -> None:
-                await until(lambda: is_begun(volume, large, 5000))
-                await harm(child_handle)
-
-            nursery.start_soon(do)
-            with pytest.raises(ChildGone) as caught:
-                await all_answers(child_handle, reap(volume, large))
-        async with deputy_of(0, volume, LIMIT_S * RATE) as child_handle:
-            await all_answers(child_handle, reap(volume, large))
-        return str(caught.value)
-
-    why = trio.run(body, clock=trio.testing.MockClock(rate=RATE))
-    assert ids(volume) == set()
-    return why
-
-
-async def kill(child_handle: ChildHandle) -> None:
-    os.kill(child_handle.pid, signal.SIGKILL)
-
-
-async def stop(child_handle: ChildHandle) -> None:
-    """SIGSTOP, and what the service does every now and then."""
-    os.kill(child_handle.pid, signal.SIGSTOP)
-    await until(lambda: status_of(child_handle.pid)["State"][0] == "T")  # on a busy machine not at once
-    while Path(f"/proc/{child_handle.pid}").exists():
-        await trio.sleep(timers.current.silent_limit_s)
-        child_handle.look_after()
-
-
-@pytest.mark.parametrize(("harm", "why"), [(kill, "its process ended"), (stop, "it was stopped")])
-def test_child_that_is_killed_or_stopped_is_told_as_lost(
-    volume: Path, harm: Callable[[ChildHandle], Awaitable[None]], why: str
-) -> None:
-    assert lost_after(volume, harm) == why
 
 
 def lost_with(order: Order, *, says: bytes = b"", looks_after: bool = False) -> str:

@@ -18,7 +18,6 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.core.events import Event, EventKind
-from fusefs.core.record import quote
 from fusefs.core.service_status import HeldByUser, SeenNode, Status, VolumePhase, VolumeStatus
 from fusefs.service.event_outlets import HookCounts, PrometheusMetrics, serve
 
@@ -151,12 +150,6 @@ def test_hooks_are_counted(textfile: Path) -> None:
     assert [value(told[name]) for name in names] == [5, 2, 1]
 
 
-def test_a_volumes_name_breaks_no_line(textfile: Path) -> None:
-    volume = VolumeStatus(path=quote(b'/v"\n# HELP x\xff\x1b\\'))
-    told = publish(textfile, replace(SOME, volumes=(volume,)))
-    assert told["trashd_orphans"].samples[0].labels["volume"].isprintable()
-
-
 def test_the_file_is_readable_for_the_exporter_whatever_the_umask(textfile: Path) -> None:
     before = os.umask(0o077)
     try:
@@ -165,14 +158,6 @@ def test_the_file_is_readable_for_the_exporter_whatever_the_umask(textfile: Path
         os.umask(before)
     assert textfile.stat().st_mode & 0o777 == 0o644
     assert list(textfile.parent.iterdir()) == [textfile]
-
-
-def test_a_stopped_service_leaves_no_values(textfile: Path) -> None:
-    metrics = PrometheusMetrics(os.fsencode(textfile))
-    metrics.publish(SOME, HookCounts())
-    metrics.close()
-    metrics.close()
-    assert not textfile.exists()
 
 
 @pytest.mark.allows_warnings

@@ -123,14 +123,6 @@ def test_each_way_into_the_store_has_its_word(volume: Path, watched: Watched, wo
     assert "reaped" not in (watched.base / "audit").read_text()
 
 
-def test_a_restore_is_audited(volume: Path, watched: Watched) -> None:
-    gone = orphan_in(volume)
-    watched.service.until(lambda: watched.audited("swapped"))
-    assert trashd("restore", "--volume", volume, gone.id).code == 0
-    watched.service.until(lambda: watched.audited("restored"))
-    assert watched.audited("restored")[0]["id"] == gone.id
-
-
 @pytest.mark.allows_warnings
 def test_what_cannot_be_removed_is_audited_hooked_and_counted(volume: Path, watched: Watched) -> None:
     job = make_tree(volume / "job", {"file": "content"})

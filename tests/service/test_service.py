@@ -29,13 +29,6 @@ COPIES_WAIT = SCALED._replace(copy_pause_s=3600.0)
 """Longer than any test: what is not adopted soon never is."""
 
 
-@pytest.mark.quick("service")
-def test_what_comes_due_is_reaped_at_once(base: Path, volume: Path) -> None:
-    with service(base, volume) as running:
-        orphan_in(volume, options=EXPIRED)
-        running.until(lambda: not ids(volume))
-
-
 def test_orphan_goes_when_its_time_comes(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
         identifier = orphan_in(volume, options=SwapOptions(retention_s=1)).id

@@ -65,13 +65,6 @@ def test_ages_are_told_by_the_time_that_passed_and_not_by_the_clock(base: Path, 
         assert not any(is_gone(volume, one) for one in [*young, new])
 
 
-def test_without_a_memory_the_clock_is_believed(base: Path, volume: Path) -> None:
-    """What the tests above would see if the service did not care."""
-    young = dated(volume, "young", WATCHED_S + 60, JUMP_S)
-    with service(base, volume) as running:
-        running.until(lambda: is_gone(volume, young))
-
-
 @pytest.mark.parametrize("set_s", [JUMP_S, -JUMP_S])
 def test_without_a_memory_what_was_made_in_this_boot_has_its_age(base: Path, volume: Path, set_s: int) -> None:
     """The clock was set, and then the first service began: records tell the clock that is never set, too."""
@@ -85,13 +78,6 @@ def test_without_a_memory_what_was_made_in_this_boot_has_its_age(base: Path, vol
         running.until(lambda: is_gone(volume, old))
         running.until_phase(volume, VolumePhase.IDLE)
         assert not is_gone(volume, young)
-
-
-def test_an_orphan_from_the_future_gets_old_too(base: Path, volume: Path) -> None:
-    identifier = orphan_in(volume, "job", SwapOptions(retention_s=1)).id
-    forge(place(volume, identifier) / "record.json", created_ns=time.time_ns() + JUMP_S * NS)
-    with service(base, volume) as running:
-        running.until(lambda: is_gone(volume, identifier))
 
 
 def test_a_killed_service_leaves_what_it_knew_of_the_clock(base: Path, volume: Path) -> None:
@@ -115,11 +101,3 @@ def test_a_first_service_that_is_killed_leaves_its_clock(base: Path, volume: Pat
     left = decode((base / "clock.json").read_bytes())
     assert left is not None
     assert abs(left.ahead_ns()) < NS
-
-
-@pytest.mark.parametrize("text", [b"", b"{}", b"[" * 5000, b"\0" * 100, json.dumps({"wall_ns": "soon"}).encode()])
-def test_a_memory_that_is_not_understood_is_none(base: Path, volume: Path, text: bytes) -> None:
-    (base / "clock.json").write_bytes(text)
-    identifier = orphan_in(volume, "job", EXPIRED).id
-    with service(base, volume) as running:
-        running.until(lambda: is_gone(volume, identifier))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable
@@ -144,23 +143,6 @@ def test_a_child_killed_again_and_again_is_replaced_ever_more_seldom(shared: Sha
         assert time.monotonic() - began_s >= rests_s
         running.until(lambda: all(map(shared.is_gone, alices)))
         assert not shared.is_gone(large)
-
-
-def test_her_child_is_not_hers_to_trace_or_to_limit(shared: Shared) -> None:
-    large = throw_large(shared, MALLORY)
-    with shared.served(SLOWLY) as running:
-        running.until(lambda: shared.is_in(large, "reaping"))
-        child = child_of(running, MALLORY)
-        assert child is not None
-        for act in (
-            lambda: resource.prlimit(child, resource.RLIMIT_NOFILE, (3, 3)),
-            lambda: resource.prlimit(child, resource.RLIMIT_CPU, (1, 1)),
-            lambda: os.open(f"/proc/{child}/mem", os.O_RDONLY),
-            lambda: os.listdir(f"/proc/{child}/fd"),
-            lambda: Path(f"/proc/{child}/environ").read_bytes(),
-        ):
-            with pytest.raises(PermissionError):
-                as_user(MALLORY, act)
 
 
 def test_a_folder_made_anew_is_watched_as_the_old_one_was(shared: Shared) -> None:
@@ -309,16 +291,6 @@ def cpu_s(pid: int) -> float:
 
 
 Busy = Callable[[Callable[[int], None]], None]
-
-
-def test_files_made_and_removed_in_a_drop_folder_all_day(shared: Shared, busy: Busy) -> None:
-    drop = shared.folder(MALLORY) / "drop"
-
-    def act(n: int) -> None:
-        (drop / f"f{n}").touch()
-        (drop / f"f{n}").unlink(missing_ok=True)
-
-    busy(act)
 
 
 def test_things_moved_in_and_out_of_a_drop_folder_all_day(shared: Shared, busy: Busy) -> None:

@@ -20,11 +20,10 @@ from tests.support.fuse_eio import broken_volume
 from tests.support.fuse_slow import slow_volume
 from tests.support.many_files import fill
 from tests.support.real_filesystems import full, loop_volume, mount_of, tmpfs_volume
-from tests.support.reap_process import state_of
 from tests.support.service_process import LIMIT_S, QUICK, Service, configure, places, service
 from tests.support.service_timers import SCALED
 from tests.support.small_orphans import EXPIRED, orphan_in
-from tests.support.store_verbs import assert_silent, init, own, place, recover_all, swap, tmpfs_store
+from tests.support.store_verbs import assert_silent, init, own, recover_all, swap, tmpfs_store
 from tests.support.volume_under_service import events_in
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
@@ -288,16 +287,3 @@ def test_idle_service_ends_with_its_forker() -> None:
     with tmpfs_store() as volume, places() as base, service(base, volume) as running:
         os.kill(running.forker(), signal.SIGKILL)
         assert running.process.wait(LIMIT_S) != 0
-
-
-def test_store_of_a_volume_that_is_gone_is_no_trouble(base: Path, volume: Path) -> None:
-    with tmpfs_volume() as leaves:
-        init(leaves)
-        kept = orphan_in(leaves, "job").id
-        with service(base, leaves, volume) as running:
-            running.until_phase(leaves, VolumePhase.IDLE)
-            assert state_of(leaves, kept) is not None
-            assert place(leaves, kept).exists()
-            running.until(lambda: succeeds("umount", leaves))  # an idle service keeps no volume busy
-            running.until_phase(leaves, VolumePhase.GONE)
-            assert_served(running, volume, "a")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,17 +12,12 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.service_status import VolumePhase
-from fusefs.store.stage import SwapOptions
 from tests.support.hostile_volume import ALICE, MALLORY, Shared
-from tests.support.make_trees import Dir, File, Spec, deep_chain, make_tree, weird_names
+from tests.support.make_trees import Dir, File, deep_chain, make_tree
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import bind_mount
-from tests.support.service_process import QUICK, service
 from tests.support.small_orphans import EXPIRED
 from tests.support.small_orphans import PINNED as KEPT
 from tests.support.store_verbs import assert_silent, forge, place, swap
-from tests.support.trashd_command import trashd
-from tests.support.volume_under_service import events_in
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 
@@ -265,45 +258,3 @@ def test_a_tree_of_thirty_thousand_levels_is_reaped_and_holds_nobody_up(shared: 
         alices = shared.throw(ALICE)
         running.until(lambda: shared.is_gone(alices))
         running.until(lambda: shared.is_gone(deep), 90)
-
-
-HOSTILE = [name.decode("utf-8", "surrogateescape") for name in weird_names() if b"/" not in name]
-
-
-def counts(shared: Shared) -> Counter[str]:
-    return Counter(event["event"] for event in events_in(shared.base))
-
-
-def test_no_name_of_anybodys_reaches_a_terminal_or_breaks_a_line(shared: Shared) -> None:
-    volume = shared.volume.parent / "vol\x1b[31m\nume\u202e"
-    volume.mkdir()
-    textfile = shared.base / "trashd.prom"
-    stays: Spec = {name: File(b"", owner=(0, 0)) for name in HOSTILE}
-    with bind_mount(shared.volume, volume):
-        ids = [shared.throw(MALLORY, name, SwapOptions(0, note="\x1b]0;x\x07\n" * 20)) for name in HOSTILE]
-        stuck = shared.throw(MALLORY, "stuck\x1b[2J\n", spec={"closed\x1b[2J\nx": {}})
-        make_tree(place(shared.volume, stuck) / "tree/roots\x1b[2J\n\u202e", Dir(stays))
-        for name in HOSTILE:
-            path = make_tree(shared.folder(MALLORY) / "drop" / name, Dir({"a": "1"}, owner=(MALLORY, MALLORY)))
-            assert path.exists()
-        config = f'{QUICK}[metrics]\ntextfile = "{textfile}"\n'
-        with service(shared.base, volume, config=config) as running:
-            running.until(lambda: all(map(shared.is_gone, ids)) and shared.is_in(stuck, "quarantine"))
-            running.until(lambda: not any((shared.folder(MALLORY) / "drop").iterdir()))
-            running.until(lambda: counts(shared) >= Counter(reaped=len(HOSTILE), dropped=len(HOSTILE), quarantined=1))
-            running.until_phase(volume, VolumePhase.IDLE)
-            told = [trashd("status", *words) for words in ((), ("--json",))]
-            metrics = textfile.read_bytes()
-            running.stop()
-        log, audit = running.log.read_bytes(), (shared.base / "audit").read_bytes()
-        assert [one.code for one in told] == [0, 0]
-        texts = [log, audit, metrics, *(one.out.encode() for one in told)]
-    for text in texts:
-        assert text
-        assert not set(text) & (set(range(32)) - {10}), text
-        assert "\u202e".encode() not in text
-    assert all(re.match(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S", line) for line in log.splitlines()), log
-    assert counts(shared)["dropped"] == len(HOSTILE)
-    assert {one["origin"] for one in events_in(shared.base) if one["event"] == "reaped"} == {
-        os.path.join(volume, shared.home(MALLORY).name, name) for name in HOSTILE
-    }

@@ -59,26 +59,6 @@ def test_low_on_inodes_takes_the_oldest_before_its_time(base: Path, volume: Path
         running.until(lambda: identifier not in ids(volume))
 
 
-def test_low_space_spares_what_is_too_young(base: Path, volume: Path) -> None:
-    old = aged(volume, "old", 2 * HOUR_S, 10)
-    young = aged(volume, "young", 0, 10)
-    low = 'minimum_age = "1h"\nfree_space = { low = "99%", high = "100%" }\n'
-    with service(base, volume, config="[defaults]\n" + low) as running:
-        running.until(lambda: old not in ids(volume))
-        outwait(running, volume)
-        assert ids(volume) == {young}
-
-
-def test_quota_by_inodes_takes_the_oldest(base: Path, volume: Path) -> None:
-    fill(volume / "many", 100)
-    many = swap(volume / "many").id
-    few = orphan_in(volume, "few").id
-    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + "quota = { inodes = 50 }\n") as running:
-        running.until(lambda: many not in ids(volume))
-        outwait(running, volume)
-        assert ids(volume) == {few}
-
-
 def test_quota_holds_for_what_comes_later_too(base: Path, volume: Path) -> None:
     with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + 'quota = { bytes = "15M" }\n') as running:
         first = aged(volume, "first", HOUR_S, 10)
@@ -135,13 +115,6 @@ def test_low_space_that_no_orphan_takes_deletes_nobodys(shared: Shared) -> None:
         assert all(shared.is_in(identifier, "orphans") for identifier in alices)
 
 
-def test_what_came_from_a_kept_place_stays(base: Path, volume: Path) -> None:
-    kept = orphan_in(volume, "precious", EXPIRED).id
-    with service(base, volume, config=f'[defaults]\nkeep = ["{volume}/prec*"]\n') as running:
-        outwait(running, volume)
-        assert ids(volume) == {kept}
-
-
 def test_what_a_person_keeps_stays(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
         identifier = orphan_in(volume, "kept", SwapOptions(retention_s=HOUR_S)).id
@@ -184,14 +157,6 @@ def test_what_comes_outside_the_window_is_told_as_not_looked_at(base: Path, volu
         assert "1 not looked at yet" in done_well("status").out
 
 
-def test_in_its_window_it_works(base: Path, volume: Path) -> None:
-    orphan_in(volume, options=EXPIRED)
-    now = time.localtime().tm_hour
-    window = f'windows = ["{now:02d}:00-{(now + 2) % 24:02d}:00"]\n'
-    with service(base, volume, config="[defaults]\n" + window) as running:
-        running.until(lambda: not ids(volume))
-
-
 def test_volume_that_runs_full_does_not_wait_for_its_window(base: Path, volume: Path) -> None:
     identifier = aged(volume, "large", HOUR_S, 10)
     with service(base, volume) as running:
@@ -200,13 +165,6 @@ def test_volume_that_runs_full_does_not_wait_for_its_window(base: Path, volume: 
         configure(base, "[defaults]\n" + AT_ANY_AGE + low + window_in(3))
         running.reload()
         running.until(lambda: identifier not in ids(volume))
-
-
-def test_volume_that_is_full_at_the_start_does_not_wait_for_its_window_either(base: Path, volume: Path) -> None:
-    aged(volume, "large", HOUR_S, 10)
-    low = 'free_space = { low = "99%", high = "100%" }\n'
-    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + low + window_in(3)) as running:
-        running.until(lambda: not ids(volume))
 
 
 @pytest.mark.parametrize("is_named", [True, False])

@@ -130,13 +130,6 @@ def test_what_the_configuration_says_of_a_volume_holds_for_users_stores_in_it(
         assert container.exists()
 
 
-def test_a_users_own_service_serves_his_home(home: Mapping[int, Path]) -> None:
-    container = thrown(ALICE, home[ALICE], *SOON)
-    with service_of(ALICE, home[ALICE]) as running:
-        running.until(lambda: not container.exists())
-        outlasts(running, ALICE, home[ALICE], thrown(ALICE, home[ALICE]))
-
-
 def test_a_users_own_service_leaves_alone_what_he_has_not_registered(home: Mapping[int, Path]) -> None:
     with tmpfs_volume() as disk:
         os.chown(disk, ALICE, ALICE)

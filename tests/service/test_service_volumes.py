@@ -20,7 +20,6 @@ from tests.support.background_mounts import backing_of, kill_daemon, mount, our_
 from tests.support.many_files import roomy_volume
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume, unmount
 from tests.support.service_process import QUICK, Service, service
-from tests.support.service_timers import SCALED
 from tests.support.small_orphans import EXPIRED, ids, orphan_in
 from tests.support.store_verbs import assert_silent, init, tmpfs_store, tree_of
 from tests.support.trashd_command import done_well, trashd
@@ -79,15 +78,6 @@ def test_unmounted_volume_is_gone_and_served_again_when_it_is_back(base: Path) -
             with bind_mount(volume, place):
                 running.until(lambda: identifier not in ids(volume))
                 running.stop()
-
-
-def test_volume_that_is_mounted_later_is_served(base: Path) -> None:
-    with two_places() as (volume, place):
-        orphan_in(volume, options=EXPIRED)
-        with service(base, place) as running:
-            running.until_phase(place, VolumePhase.GONE)
-            with bind_mount(volume, place):
-                running.until(lambda: not ids(volume))
 
 
 def test_service_for_all_volumes_finds_one_that_is_mounted_later(base: Path) -> None:
@@ -227,15 +217,6 @@ def test_volume_of_another_reaper_is_left_to_it_and_taken_over_when_it_lets_go(b
             assert ids(volume) == {first}
         orphan_in(volume, "second", EXPIRED)
         running.until(lambda: not ids(volume))
-
-
-def test_volume_of_another_reaper_is_tried_again_though_nothing_happens_there(base: Path, volume: Path) -> None:
-    with (volume / ".trashd/reaper.lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with service(base, volume, timers=SCALED._replace(elsewhere_pause_s=0.5)) as running:
-            running.until_phase(volume, VolumePhase.ELSEWHERE)
-            fcntl.flock(lock, fcntl.LOCK_UN)
-            running.until_phase(volume, VolumePhase.IDLE)
 
 
 def test_volume_with_another_id_in_the_middle_is_left_alone(base: Path) -> None:

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.machine_identity import boot_id, host_id
-from tests.support.cluster_nodes import Bed, ClusterNodes, Hung
-from tests.support.node_steps import wait_until, write
-
-_SOON_S = 3.0
+from tests.support.cluster_nodes import ClusterNodes
+from tests.support.node_steps import wait_until
 
 
 def test_a_node_is_a_machine_of_its_own(nodes: ClusterNodes) -> None:
@@ -54,13 +52,3 @@ def test_what_one_node_sends_when_it_is_cut_off_comes_late(nodes: ClusterNodes) 
 
 def _n_names(directory: Path) -> int:
     return len(os.listdir(directory))
-
-
-def test_what_hangs_is_freed_and_the_next_test_has_a_mount_again(shared_bed: Bed) -> None:
-    with shared_bed.nodes() as nodes:
-        nodes.a.freeze()
-        with pytest.raises(Hung):
-            nodes.a.run(partial(write, nodes.a.volume / "file", "content"), limit_s=_SOON_S)
-    with shared_bed.nodes() as nodes:
-        assert nodes.a.run(partial(write, nodes.a.volume / "file", "content"))
-        wait_until(nodes.b, partial(os.listdir, nodes.b.volume), ["file"])

@@ -249,7 +249,7 @@ def test_what_a_machine_that_died_had_begun_is_completed_or_undone_by_another(
 ) -> None:
     boot = _boot(volume.a)
     _tell("stopped", begin(volume, n).told_or_ended())
-    held = volume.a.machine.start(nfs_actions.hold_lock, volume.a.path("held"), "flock")
+    held = volume.a.machine.start(nfs_actions.hold_lock, volume.a.path("held"))
     held.told()
     volume.site.lose(volume.a.machine)
     if not volume.has_leases:
@@ -326,7 +326,6 @@ RENAMES = {
     "back": (_begin_restore, _renaming(b"tree", b"job"), "u/0/../../../job/d0"),
     "takeover": (_begin_takeover_of_whole, re.compile(rb"\0\0\0\x03old\0", re.DOTALL), "u/0/stage/*/old/*"),
 }
-NEVER = 1000
 
 
 @pytest.mark.parametrize("kind", list(RENAMES))

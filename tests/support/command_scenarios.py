@@ -221,7 +221,10 @@ _WRONG_LINES = (
     "reap --one 20261121T032253.555Z-job-2fe7e4cb8ba8", "reap --one --free 1G",
     "list --bogus --json", "bogus --json", "keep --for soon x --json", "list extra --json", "swap --json",
     "swap --json --no-such-option", "init --beside /b /a", "rm -v", "rm -v --json",
-    "config check --json /nowhere.toml --system",
+    "config check --json /nowhere.toml --system", "swap --now --wait=1G x",
+    "reap --all --max-rate fast", "reap --all --max-rate -5/s", "reap --all --max-rate 0/s",
+    "reap --all --max-bytes 200X/s", "reap --all --max-bytes ''", "reap --all --threads 0", "reap --all --threads 65",
+    "reap --all --threads many",
 )  # fmt: skip
 _VERSION = (f"trashd, version {version('trashd')}\n",)
 _NOT_FOUND = ("trashd: Not found: missing\n  hint: ",)
@@ -286,6 +289,10 @@ _IN_A_VOLUME = (
     Scenario("service install --prefix /usr --dry-run", 3, "Refused", prints=("/usr is for packages",)),
     Scenario("sweep / --name '*'", 3, "Refused"),
     Scenario("sweep victim --from victim", 11, "KernelRefused", prints=("victim: Is a directory",)),
+    *(
+        Scenario(f"swap '--wait={goal}' victim", 2, "UsageError", prints=("write 4096, 64K",))
+        for goal in ("", "50%", "fast", "inodes:1M", "-1G")
+    ),
     Scenario("swap --wait missing", 5, "NotFound", around=own_places),
     Scenario("holders nothing", 5, "NotFound"),
     Scenario("holders no/such/thing", 5, "NotFound"),

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import glob
 import os
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.syscalls import open_unnamed, statx
 from fusefs.store.orphans import tend_all
 from tests.support import store_verbs
 from tests.support.uml_guest import Line
@@ -36,10 +33,6 @@ CHANGES = frozenset(
         "flock",
     }
 )
-_OFD_SETLK = 37
-_WRITE_LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
-_EXCHANGE = 2
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def tried(act: Callable[[], object]) -> str:
@@ -148,62 +141,6 @@ def states(_line: Line, volume: str) -> list[tuple[str, str]]:
     return [(entry.id, entry.state.value) for entry in store_verbs.entries(Path(volume))]
 
 
-def move_by_fd(line: Line, directory: str, outside: str, name: str) -> tuple[str, str]:
-    """Open a directory; at a word rename `outside` into it, and `name` out of it, by that fd. Tells  that it is open"""
-    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    line.tell("open")
-    line.wait()
-    into = tried(lambda: os.rename(outside, name, dst_dir_fd=held))
-    out = tried(lambda: os.rename(name, f"{outside}.out", src_dir_fd=held))
-    return into, out
-
-
-def open_then_rename(line: Line, directory: str, source: str, target: str) -> str:
-    """Open and list a directory, so that all is in the cache; at a word rename a path to another."""
-    held = _open_and_look(line, directory)
-    result = tried(lambda: os.rename(source, target))
-    os.close(held)
-    return result
-
-
-def rename_into_fd(line: Line, directory: str, source: str, name: str) -> str:
-    """Likewise, to a name in that directory, by its fd."""
-    held = _open_and_look(line, directory)
-    return tried(lambda: os.rename(source, name, dst_dir_fd=held))
-
-
-def make_in_fd(line: Line, directory: str, name: str, _other: str) -> str:
-    """Likewise, mkdir there."""
-    held = _open_and_look(line, directory)
-    return tried(lambda: os.mkdir(name, dir_fd=held))
-
-
-def _open_and_look(line: Line, directory: str) -> int:
-    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    os.listdir(held)
-    line.tell("open")
-    line.wait()
-    return held
-
-
-def rename(_line: Line, source: str, target: str) -> str:
-    return tried(lambda: os.rename(source, target))
-
-
-def rmdir(_line: Line, path: str) -> str:
-    return tried(lambda: os.rmdir(path))
-
-
-def make_directories(_line: Line, *paths: str) -> None:
-    for path in paths:
-        os.makedirs(path, exist_ok=True)
-
-
-def write_file(_line: Line, path: str) -> None:
-    """A file with something in it."""
-    Path(path).write_text("content")
-
-
 def is_there(_line: Line, path: str) -> bool:
     return os.path.lexists(path)
 
@@ -229,66 +166,10 @@ def forget_caches(_line: Line) -> None:
     Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
-def renamed(_line: Line, folder: str, flags: int) -> str:
-    """renameat2 of one directory with something in it to another (EXCHANGE) or to a free name."""
-    for name in "xy" if flags == _EXCHANGE else "x":
-        os.makedirs(f"{folder}/{name}/inner")
-    words = [os.fsencode(f"{folder}/{name}") for name in "xy"]
-    if _LIBC.renameat2(-100, words[0], -100, words[1], flags):
-        return errno.errorcode[ctypes.get_errno()]
-    return DONE
-
-
-def made_unnamed(_line: Line, folder: str) -> str:
-    with Kernel().open_path(os.fsencode(folder)) as fd:
-        return tried(lambda: os.close(open_unnamed(fd)))
-
-
-def birth_ns(_line: Line, path: str) -> int:
-    """The birth time, 0: none."""
-    with Kernel().open_path(os.fsencode(path)) as fd:
-        return statx(fd, asks=True).btime_ns
-
-
-class _Handle(ctypes.Structure):
-    _fields_ = (("n_bytes", ctypes.c_uint), ("type", ctypes.c_int), ("bytes", ctypes.c_ubyte * 128))
-
-
-def handle(_line: Line, path: str) -> tuple[int, bytes]:
-    found, mount_id = _Handle(n_bytes=128), ctypes.c_int()
-    if _LIBC.name_to_handle_at(-100, os.fsencode(path), ctypes.byref(found), ctypes.byref(mount_id), 0):
-        raise OSError(ctypes.get_errno(), path)
-    return found.type, bytes(found.bytes[: found.n_bytes])
-
-
-def ino_by_handle(_line: Line, volume: str, kind: int, data: bytes) -> int:
-    """open_by_handle_at; the inode number of what it opens."""
-    asked = _Handle(n_bytes=len(data), type=kind)
-    ctypes.memmove(asked.bytes, data, len(data))
-    anchor = os.open(volume, os.O_RDONLY)
-    fd = _LIBC.open_by_handle_at(anchor, ctypes.byref(asked), os.O_RDONLY)
-    if fd < 0:
-        raise OSError(ctypes.get_errno(), volume)
-    return os.fstat(fd).st_ino
-
-
-def ino(_line: Line, path: str) -> int:
-    return os.stat(path).st_ino
-
-
-def _lock(fd: int, kind: str) -> None:
-    if kind == "flock":
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    elif kind == "fcntl":
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    else:
-        fcntl.fcntl(fd, _OFD_SETLK, _WRITE_LOCK)
-
-
-def hold_lock(line: Line, path: str, kind: str) -> str:
+def hold_lock(line: Line, path: str) -> str:
     """Lock a file; at a word write to it by that fd. Tells  that it has the lock"""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    _lock(fd, kind)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     line.tell("locked")
     line.wait()
 
@@ -299,55 +180,15 @@ def hold_lock(line: Line, path: str, kind: str) -> str:
     return tried(write)
 
 
-def try_lock(_line: Line, path: str, kind: str) -> str:
-    """Lock without waiting."""
-    fd = os.open(path, os.O_RDWR)
-    return tried(lambda: _lock(fd, kind))
-
-
 def wait_for_lock(_line: Line, path: str, limit_s: float) -> float:
     """Seconds until another's flock was free. Raises  TimeoutError"""
     begun = time.monotonic()
     fd = os.open(path, os.O_RDWR)  # may wait as well: for what the server has lent of the file (a delegation)
-    while tried(lambda: _lock(fd, "flock")) != DONE:
+    while tried(lambda: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)) != DONE:
         if time.monotonic() - begun > limit_s:
             raise TimeoutError(path)
         time.sleep(0.1)
     return time.monotonic() - begun
-
-
-def until_seen_ino(line: Line, path: str, limit_s: float) -> tuple[float, int]:
-    """Look at a name in a loop until it is another inode.
-
-    Tells     when it has looked first
-    Returns   after how many seconds, and how many looks on the way found nothing
-    """
-    first, missing, begun = os.stat(path).st_ino, 0, time.monotonic()
-    line.tell("looked")
-    while time.monotonic() - begun < limit_s:
-        try:
-            if os.stat(path).st_ino != first:
-                return time.monotonic() - begun, missing
-        except FileNotFoundError:
-            missing += 1
-        time.sleep(0.002)
-    raise TimeoutError(path)
-
-
-def unlink_by_fd(line: Line, directory: str, name: str) -> str:
-    """At a word unlink a name in a directory that was opened before."""
-    held = _open_and_look(line, directory)
-    return tried(lambda: os.unlink(name, dir_fd=held))
-
-
-def silly_names(_line: Line, folder: str) -> tuple[list[str], str, str]:
-    """What is in a directory whose one file was unlinked while it was open; rmdir of it then; rmdir after close."""
-    os.mkdir(folder)
-    fd = os.open(f"{folder}/file", os.O_RDWR | os.O_CREAT)
-    os.unlink(f"{folder}/file")
-    names, while_open = os.listdir(folder), tried(lambda: os.rmdir(folder))
-    os.close(fd)
-    return names, while_open, tried(lambda: os.rmdir(folder))
 
 
 def read_late(line: Line, path: str) -> list[str]:

@@ -9,7 +9,6 @@ import ctypes
 import errno
 import os
 import struct
-import subprocess
 import sys
 
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
@@ -54,12 +53,6 @@ def deny(call: int, refusal: int = errno.EPERM) -> None:
 def without(call: int, refusal: int = errno.EPERM) -> list[str]:
     """What goes before a command so that it has not that call. refusal: EPERM, or ENOSYS of an old kernel"""
     return [sys.executable, __file__, str(call), str(refusal)]
-
-
-def printed_without_uring(code: str) -> str:
-    """What Python code prints without io_uring."""
-    argv = [*without(IO_URING_SETUP), sys.executable, "-c", code]
-    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from fusefs.cli.main import run as run_command_line
@@ -65,15 +64,6 @@ def make_tree(_line: Line, path: str) -> None:
 def count_files(_line: Line, path: str) -> int:
     """How many files with the right content a tree of `make_tree` has."""
     return sum(file.read_text() == f"{file.parent.name[1:]}.{file.name[1:]}" for file in Path(path).rglob("f*"))
-
-
-def wait_for_path(_line: Line, path: str) -> None:
-    """Until a name is there. Raises  TimeoutError"""
-    end = time.monotonic() + 20
-    while not os.path.lexists(path):
-        if time.monotonic() > end:
-            raise TimeoutError(path)
-        time.sleep(0.01)
 
 
 def run_pytest(line: Line, words: list[str]) -> int:

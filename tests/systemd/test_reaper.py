@@ -81,18 +81,6 @@ def test_reload_reads_the_configuration_again(system: System, volume: Path) -> N
     assert system.main_pid(REAPER) == pid
 
 
-def test_reload_with_a_mistake_keeps_what_was(system: System) -> None:
-    path = system.path("etc/trashd/config.d/mistake.toml")
-    path.write_text("retentoin = 1\n")
-    try:
-        pid = system.main_pid(REAPER)
-        system.systemctl("reload", REAPER, code=None)
-        system.wait_for(lambda: any("retentoin" in line for line in system.messages(REAPER)), "the mistake is told")
-        assert (properties(system)["ActiveState"], system.main_pid(REAPER)) == ("active", pid)
-    finally:
-        path.unlink()
-
-
 def test_it_does_not_start_with_a_mistake_and_says_which(system: System) -> None:
     path = system.path("etc/trashd/config.d/mistake.toml")
     path.write_text("retentoin = 1\n")

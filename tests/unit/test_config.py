@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.config import Config, HooksConfig, MetricsConfig, read_with_places, tell_config
+from fusefs.core.config import Config, HooksConfig, MetricsConfig, read_with_places
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.policy import Authority, Quota, RetentionRules, TimeWindow, VolumePolicy, Watermark
 from fusefs.core.toml_reader import LINE_MAX_CHARS, TEXT_MAX_BYTES, Source, decode_source
@@ -342,7 +342,3 @@ def test_what_the_example_leaves_out_works_once_it_is_put_in() -> None:
     config = read(put_in)
     assert [volume.path for volume in config.volumes] == [b"/scratch"]
     assert config.volumes[0].paths
-
-
-def test_what_is_in_force_reads_back() -> None:
-    assert read(tell_config(Config(), {})) == Config()

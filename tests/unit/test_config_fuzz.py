@@ -87,16 +87,6 @@ lines = (
 likely = st.lists(lines, max_size=12).map("\n".join)
 
 
-@given(likely)
-def test_likely_text_is_a_policy_or_a_message(text: str) -> None:
-    read(text)
-
-
-@given(st.text())
-def test_any_text_is_a_policy_or_a_message(text: str) -> None:
-    read(text)
-
-
 @given(st.binary(), st.binary())
 def test_any_bytes_are_a_policy_or_a_message(head: bytes, tail: bytes) -> None:
     raw = head + b'[defaults]\nretention = "1h"\n' + tail

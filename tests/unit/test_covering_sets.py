@@ -34,19 +34,6 @@ def test_chosen_cases_have_all_pairs_of_all_cases(rows: list[list[int]]) -> None
     assert pairs_of([cases[number] for number in choose_pairwise(cases)]) == pairs_of(cases)
 
 
-def test_four_axes_of_three_values_need_far_fewer_cases_than_their_product() -> None:
-    assert len(choose_pairwise(full_product(3, 3, 3, 3))) <= 12
-
-
-def test_every_case_of_two_axes_is_chosen() -> None:
-    assert len(choose_pairwise(full_product(6, 7))) == 42
-
-
-def test_axes_that_change_together_are_one() -> None:
-    cases = [case | {"twin": case["axis 0"]} for case in full_product(3, 4)]
-    assert len(choose_pairwise(cases)) == 12
-
-
 def test_a_case_that_must_run_is_chosen() -> None:
     assert 26 in choose_pairwise(full_product(3, 3, 3), kept=[26])
 

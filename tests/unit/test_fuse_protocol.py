@@ -385,25 +385,6 @@ def test_what_is_missing_has_no_node_and_is_missing_for_a_time(timeout_s: float)
     assert is_near(entry.entry_valid, entry.entry_valid_nsec, timeout_s)
 
 
-@pytest.mark.parametrize(
-    ("timeout_s", "told"),
-    [(0, (0, 0)), (0.01, (0, 10_000_000)), (1.0, (1, 0)), (1.5, (1, NANO // 2)), (1e9, (10**9, 0))],
-)
-def test_a_timeout_is_told_in_seconds_and_ns(timeout_s: float, told: tuple[int, int]) -> None:
-    body = wire.attr(1, Attributes(*[0] * 14), timeout_s)
-    answer = AttrOut.from_buffer_copy(body)
-    assert (answer.attr_valid, answer.attr_valid_nsec) == told
-
-
-def test_a_time_before_1970_is_so_many_seconds_before_and_a_fraction_after() -> None:
-    seen = Attributes(*[0] * 14)._replace(mtime_ns=-1, atime_ns=-NANO, ctime_ns=-3 * NANO // 2)
-    body = wire.attr(1, seen, 0)
-    attr = AttrOut.from_buffer_copy(body).attr
-    assert (ctypes.c_int64(attr.mtime).value, attr.mtimensec) == (-1, NANO - 1)
-    assert (ctypes.c_int64(attr.atime).value, attr.atimensec) == (-1, 0)
-    assert (ctypes.c_int64(attr.ctime).value, attr.ctimensec) == (-2, NANO // 2)
-
-
 @given(fh=st.integers(0, (1 << 63) - 1), flags=WORDS)
 def test_a_handle_is_at_the_end_of_either_reply(fh: int, flags: int) -> None:
     for before in (b"", wire.missing(0)):

@@ -169,12 +169,6 @@ def test_an_escaped_name_matches_itself_alone(name: str) -> None:
     assert matches(pattern, name + "x") is False
 
 
-@given(texts(*PARTS, *BYTES, *WILD, *WILD), st.booleans())
-def test_reading_raises_nothing_but_value_error(pattern: str, ignores_case: bool) -> None:
-    with suppress(ValueError):
-        compile_glob(pattern, ignores_case=ignores_case)
-
-
 @pytest.mark.parametrize(
     ("pattern", "name", "is_match"),
     [

@@ -48,10 +48,6 @@ def test_handles_decide_whatever_the_rest_says() -> None:
     assert compare(Identity("1:aa", 1, 5), Identity("1:bb", 1, 5)) is Likelihood.OTHER
 
 
-def test_number_and_birth_time_prove_sameness() -> None:
-    assert compare(Identity("", 1, 5), Identity("1:aa", 1, 5)) is Likelihood.SAME
-
-
 def test_reused_number_is_told_by_its_birth_time() -> None:
     assert compare(Identity("", 1, 5), Identity("", 1, 6)) is Likelihood.OTHER
 
@@ -62,10 +58,6 @@ def test_equal_number_alone_proves_nothing() -> None:
 
 def test_other_number_proves_the_contrary() -> None:
     assert compare(Identity("", 1, 0), Identity("", 2, 0)) is Likelihood.OTHER
-
-
-def test_number_that_does_not_last_proves_nothing() -> None:
-    assert compare(Identity("", 0, 0), Identity("", 2, 0)) is Likelihood.UNKNOWN
 
 
 SAME, OTHER, UNKNOWN = Likelihood.SAME, Likelihood.OTHER, Likelihood.UNKNOWN

@@ -80,30 +80,6 @@ def test_a_node_takes_few_bytes() -> None:
     assert int(told.stdout) / n <= 400
 
 
-def test_forget_to_zero_drops_the_node() -> None:
-    nodes = table()
-    node = known(nodes, 12)
-    assert forget(nodes, node, 1)
-    assert nodes.get(node.nodeid) is None
-    assert nodes.find(source(12)) is None
-
-
-def test_forget_of_less_than_all_keeps_it() -> None:
-    nodes = table()
-    node = known(nodes, 12)
-    node.nlookup += 2
-    assert not forget(nodes, node, 2)
-    assert nodes.get(node.nodeid) is node
-
-
-def test_open_handle_keeps_a_node_that_the_kernel_forgot() -> None:
-    nodes = table()
-    node = known(nodes, 12)
-    node.n_open = 1
-    assert not forget(nodes, node, 1)
-    assert nodes.get(node.nodeid) is node
-
-
 def test_root_is_never_forgotten() -> None:
     nodes = table()
     assert not nodes.drop_unused(nodes.root)
@@ -171,20 +147,6 @@ def test_detached_node_tells_what_it_was_and_its_number_is_not_given_away() -> N
     assert node.last.nlink == 0
     assert nodes.get(NodeId(12)) is node
     assert known(nodes, 12).nodeid != 12, "the same inode number, even the same handle, is somebody else by now"
-
-
-def test_a_directory_is_never_seen_to_lie_in_itself() -> None:
-    """What was moved behind the mount: `mv a/b b; mv a b/a`. A walk up must come to an end."""
-    nodes = table()
-    directory = stat.S_IFDIR | 0o755
-    a = nodes.learn(source(12), seen(12, mode=directory), nodes.root, b"a")
-    b = nodes.learn(source(13), seen(13, mode=directory), a, b"b")
-    nodes.learn(source(12), seen(12, mode=directory), b, b"a")
-    assert (a.parent, b.parent) == (b, None)
-    nodes.learn(source(13), seen(13, mode=directory), nodes.root, b"b")
-    assert (a.parent, b.parent) == (b, nodes.root)
-    nodes.learn(source(13), seen(13, mode=directory), b, b"mounted in itself")
-    assert b.parent is nodes.root
 
 
 class Incarnations(RuleBasedStateMachine):
@@ -306,18 +268,6 @@ def test_renaming_a_directory_outside_of_stores_makes_nobody_find_out_anew() -> 
     cost(nodes, deep)
     nodes.move(deep[500], (deep[499], b"d"), (nodes.root, b"top"))
     assert cost(nodes, deep) == 0
-
-
-def test_all_in_a_directory_that_is_dropped_or_taken_back_follows_it() -> None:
-    nodes = Tables((8, b"1"), _DIRECTORY)
-    store = learn(nodes, 5, nodes.root, STORE)
-    trash = learn(nodes, 6, store, DROP)
-    deep = chain(nodes, nodes.root, 1000)
-    assert nodes.zone_of(deep[-1]) == NodeZone.OUTSIDE
-    nodes.move(deep[0], (nodes.root, b"d"), (trash, b"x"))
-    assert nodes.zone_of(deep[-1]) == NodeZone.TRASH
-    nodes.move(deep[0], (trash, b"x"), (nodes.root, b"d"))
-    assert nodes.zone_of(deep[-1]) == NodeZone.OUTSIDE
 
 
 def test_removing_a_deep_tree_in_a_store_costs_each_level_the_same() -> None:

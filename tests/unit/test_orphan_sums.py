@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.orphan_sums import OrphanSum, OrphanSums, OrphanToSum, SumBy, SumKey, age_key, project_of
+from fusefs.core.orphan_sums import (
+    OrphanSum,
+    OrphanSums,
+    OrphanToSum,
+    SumBy,
+    SumKey,
+    Survey,
+    age_key,
+    project_of,
+    taken_bytes,
+)
 from fusefs.core.record import TreeSize
 
 DAY_S = 86_400
@@ -81,3 +92,20 @@ def test_parts_that_are_put_together_are_the_whole(by: SumBy, some: list[OrphanT
     first.take_in(second)
     assert list(first) == list(whole)
     assert sum(one.n_orphans for _key, one in whole) == len(some)
+
+
+MIB = 1 << 20
+BYTES = st.integers(0, 1 << 50)
+
+
+@given(st.builds(Survey, BYTES, BYTES, BYTES, BYTES, BYTES, st.booleans()))
+def test_a_survey_survives_the_way_through_a_child(survey: Survey) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(survey), type=Survey) == survey
+
+
+def test_small_files_take_their_size_where_they_lie_in_the_metadata() -> None:
+    assert taken_bytes(700, 8, 4096, 2048) == 700
+    assert taken_bytes(700, 8, 4096, 0) == 4096
+    assert taken_bytes(700, 4096, 4096, 2048) == 2 * MIB
+    assert taken_bytes(0, 8, 4096, 2048) == 4096
+    assert taken_bytes(1 << 40, 16, 4096, 2048) == 8192

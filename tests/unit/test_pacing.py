@@ -1,5 +1,7 @@
 """core/pacing.py against a small model of a disk: how fast beside others, how soon it steps back, and comes again."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -16,15 +18,20 @@ from fusefs.core.pacing import (
     LONG_PERIOD_S,
     LONG_REST_S,
     MOST_SHARE,
+    NAMES_AT_ONCE,
     PERIOD_S,
     REST_S,
+    SLICE_S,
+    SMALL_SLICE_S,
     Backlog,
+    NamesPerLook,
     OtherUsers,
     PacingState,
     RateCaps,
     Requests,
     Sample,
     Speed,
+    TokenBucket,
     rest_at,
 )
 
@@ -278,3 +285,70 @@ def test_a_rest_is_now_or_comes_next(now_s: float, is_alone: bool) -> None:
 def test_the_short_rests_are_among_the_long_ones_or_between_them(now_s: float) -> None:
     long_begins_s, _ = rest_at(now_s, is_alone=False)
     assert rest_at(long_begins_s + 1e-6, is_alone=True)[0] == pytest.approx(long_begins_s, abs=1e-6)
+
+
+@given(st.integers(1, 10**9), st.lists(st.floats(0, 10), min_size=1, max_size=50))
+def test_no_more_is_given_out_than_the_time_allows(per_s: int, pauses: list[float]) -> None:
+    now, taken = 0.0, 0
+    allowance = TokenBucket(per_s, now)
+    for pause in pauses:
+        now += pause
+        taken += allowance.take(now)
+    assert taken <= per_s * (now + SLICE_S) + 1 + 1e-6 * per_s
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**9))
+def test_debt_is_waited_for(per_s: int, spent: int) -> None:
+    allowance = TokenBucket(per_s, 0.0)
+    taken = allowance.take(0.0)
+    allowance.give_back(taken - spent)
+    wait_s = allowance.wait_s()
+    assert wait_s == pytest.approx(max(0.0, (max(per_s * SLICE_S, 1) - (max(per_s * SLICE_S, 1) - spent)) / per_s))
+    assert allowance.take(wait_s * 1.001 + 1e-6) > 0
+
+
+def test_what_is_given_back_may_be_taken_again() -> None:
+    allowance = TokenBucket(1000, 0.0)
+    taken = allowance.take(0.0)
+    assert taken == 50
+    assert allowance.take(0.0) == 0
+    allowance.give_back(taken)
+    assert allowance.take(0.0) == taken
+
+
+def test_clock_is_looked_at_after_each_entry_that_takes_long() -> None:
+    per_look = NamesPerLook()
+    per_look.begin(SLICE_S)
+    for _ in range(10):
+        per_look.took(per_look.n, per_look.n * 0.014)
+    assert per_look.n == 1
+
+
+def test_clock_is_looked_at_seldom_where_entries_cost_little() -> None:
+    per_look = NamesPerLook()
+    per_look.begin(SLICE_S)
+    for _ in range(5):
+        per_look.took(per_look.n, per_look.n * 8e-6)
+    assert per_look.n == NAMES_AT_ONCE
+
+
+def test_the_next_slice_begins_with_less_than_the_last_came_to_and_not_with_one() -> None:
+    per_look = NamesPerLook()
+    per_look.begin(SLICE_S)
+    for _ in range(5):
+        per_look.took(per_look.n, per_look.n * 8e-6)
+    per_look.begin(SLICE_S)
+    assert 1 < per_look.n < NAMES_AT_ONCE / 4
+    for _ in range(10):
+        per_look.took(per_look.n, per_look.n * 0.014)
+    per_look.begin(SLICE_S)
+    assert per_look.n == 1
+
+
+def test_slice_that_meets_a_slow_stretch_looks_sooner_at_once() -> None:
+    per_look = NamesPerLook()
+    per_look.begin(SMALL_SLICE_S)
+    n = per_look.n
+    assert 1 < n < NAMES_AT_ONCE
+    per_look.took(n, n * 0.001)
+    assert per_look.n * 0.001 <= SLICE_S / 10

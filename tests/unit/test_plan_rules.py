@@ -147,18 +147,12 @@ def test_rules_come_in_the_order_of_the_files() -> None:
     [
         ('older = "30x"', "older", ".*no unit 'x'"),
         ("older = 30", "older", "expected a text, got 30"),
-        ('older = "30"', "older", "'30' of what"),
-        ('older = "2026-02-30"', "older", "no such day"),
         ('older = "/etc/passwd"', "older", "no times of files"),
         ('name = ""', "name", "expected a text"),
         ('name = ["a", "b"]', "name", r'expected a text, got \["a", "b"\]'),
         ('name = "a/b"', "name", ".*has a slash"),
         ('name = "*"\nexclude = ["/scratch/a"]', "exclude", ".*relative"),
-        ('regex = "("', "regex", ".*no regular expression"),
         ('size = "-0"', "size", ".*nothing is smaller"),
-        ('size = "5 apples"', "size", ".*no bound"),
-        ('name = "*"\ntype = "x"', "type", ".*no type 'x'"),
-        ('name = "*"\ndepth = "3..2"', "depth", ".*wrong way round"),
         ('user = "nobody-has-that"', "user", "there is no user nobody-has-that"),
         ('name = "*"\nby = "atime"', "by", "by without older"),
         (

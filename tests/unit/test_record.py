@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fusefs.core.names import RelPath
 from fusefs.core.record import MAX_FAILURES, RECORD_MAX_BYTES, Failure, Method, Record, encode, quote, unquote
-from tests.unit.test_lifecycle import record_of
+from tests.unit.test_container_states import record_of
 
 
 def test_record_is_indented_ascii_with_a_newline_at_its_end() -> None:

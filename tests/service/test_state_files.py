@@ -1,4 +1,4 @@
-"""The status file: whole at any moment, readable for all, and no dead service looks alive."""
+"""The service's files: a status that is whole at any moment, and pauses; one that says nothing pauses everything."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from fusefs.core.errors import TrashdError
 from fusefs.core.service_status import SeenStatus, Status, StatusFault, VolumeStatus
-from fusefs.linux.machine_identity import boot_id
-from fusefs.service.state_files import FILE, read_status, write_status
+from fusefs.service.state_files import (
+    FILE,
+    Pause,
+    pause_dir,
+    read_pauses,
+    read_status,
+    remove_pause,
+    write_pause,
+    write_status,
+)
 
 SERVICE = """
 import os, sys
@@ -94,11 +103,6 @@ def test_a_killed_writer_leaves_the_old_status_and_hinders_nobody(tmp_path: Path
     assert msgspec.structs.replace(status_in(tmp_path).status, updated_boot_ns=None) == later
 
 
-def test_its_age_does_not_follow_the_wall_clock(tmp_path: Path) -> None:
-    write_status(os.fsencode(tmp_path), msgspec.structs.replace(SOME, boot_id=boot_id(), updated_ns=2**62))
-    assert 0 < status_in(tmp_path).age_s < 60
-
-
 def test_everybody_may_read_it_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
@@ -108,15 +112,77 @@ def test_everybody_may_read_it_whatever_the_umask(tmp_path: Path) -> None:
     assert (tmp_path / os.fsdecode(FILE)).stat().st_mode & 0o777 == 0o644
 
 
-def test_what_another_version_wrote_is_an_error_that_says_so(tmp_path: Path) -> None:
-    (tmp_path / os.fsdecode(FILE)).write_bytes(b'{"pid": "one"}')
-    with pytest.raises(TrashdError) as told:
-        read_status(os.fsencode(tmp_path))
-    assert "version" in told.value.hint
-
-
 def test_a_status_of_many_volumes_is_small(tmp_path: Path) -> None:
     faults = tuple(StatusFault(1, "x" * 200) for _ in range(10))
     volumes = tuple(VolumeStatus(path=f"/volumes/{n}", faults=faults) for n in range(50))
     write_status(os.fsencode(tmp_path), msgspec.structs.replace(SOME, volumes=volumes))
     assert (tmp_path / os.fsdecode(FILE)).stat().st_size < 300_000
+
+
+NOW_S = 1000.0
+FOREVER = Pause("paused by root until it is resumed", None)
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> bytes:
+    return os.fsencode(tmp_path)
+
+
+def test_without_a_pause_there_is_none(runtime: bytes) -> None:
+    assert read_pauses(runtime, NOW_S) == {}
+
+
+@pytest.mark.parametrize("volume", [None, b"/scratch", b"/a b/%/\xff\n", b"/" + b"x" * 4000])
+def test_what_is_paused_is_read_back(runtime: bytes, volume: bytes | None) -> None:
+    write_pause(runtime, volume, FOREVER)
+    assert read_pauses(runtime, NOW_S) == {volume: FOREVER}
+
+
+def test_pause_ends_at_its_time(runtime: bytes) -> None:
+    pause = Pause("for a minute", NOW_S + 60)
+    write_pause(runtime, b"/scratch", pause)
+    assert read_pauses(runtime, NOW_S + 59) == {b"/scratch": pause}
+    assert pause.left_s(NOW_S + 59) == 1.0
+    assert read_pauses(runtime, NOW_S + 60) == {}
+
+
+def test_another_pause_takes_the_place_of_the_old_one(runtime: bytes) -> None:
+    write_pause(runtime, b"/scratch", Pause("for a minute", NOW_S + 60))
+    write_pause(runtime, b"/scratch", FOREVER)
+    assert read_pauses(runtime, NOW_S) == {b"/scratch": FOREVER}
+
+
+def test_pause_of_one_is_not_ended_by_the_end_of_another(runtime: bytes) -> None:
+    for volume in (None, b"/scratch", b"/data"):
+        write_pause(runtime, volume, FOREVER)
+    assert remove_pause(runtime, b"/data")
+    assert read_pauses(runtime, NOW_S).keys() == {None, b"/scratch"}
+
+
+def test_what_is_not_paused_is_not_resumed(runtime: bytes) -> None:
+    assert not remove_pause(runtime, b"/scratch")
+    write_pause(runtime, b"/scratch", FOREVER)
+    assert not remove_pause(runtime, None)
+
+
+def test_unfinished_file_is_no_pause(runtime: bytes) -> None:
+    Path(os.fsdecode(pause_dir(runtime)), "all.new").write_text("{")
+    assert read_pauses(runtime, NOW_S) == {}
+
+
+def test_nobody_else_can_write_there(runtime: bytes) -> None:
+    assert os.stat(pause_dir(runtime)).st_mode & 0o022 == 0
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.binary(max_size=100) | st.sampled_from([b"null", b"{}", b'{"volume":"%","why":"","until_s":null}']))
+def test_file_that_says_nothing_sensible_pauses_everything(runtime: bytes, text: bytes) -> None:
+    Path(os.fsdecode(pause_dir(runtime)), "all").write_bytes(text)
+    (pause,) = [read_pauses(runtime, NOW_S)[None]]
+    assert pause.until_s is None
+    assert "can't be read" in pause.why
+
+
+def test_a_fifo_pauses_everything_and_holds_up_nobody(runtime: bytes) -> None:
+    os.mkfifo(Path(os.fsdecode(pause_dir(runtime)), "all"))
+    assert "can't be read" in read_pauses(runtime, NOW_S)[None].why
