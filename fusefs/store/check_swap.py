@@ -56,9 +56,9 @@ from fusefs.store.make_folder import take_registry, unnamed_folder
 from fusefs.store.make_store import name_for_new, unfinished
 from fusefs.store.origin import choose, hindrances
 from fusefs.store.reserve import is_stocked
+from fusefs.store.standing import RegisteredFolder, open_user, write_registered
 from fusefs.store.swap import Unlike, explain, give_likeness, in_words
 from fusefs.store.take_over import takeover_s
-from fusefs.store.user_folders import RegisteredFolder, open_user, write_registered
 from fusefs.store.victim import Victim, existing_stores, find_victim, lacks_call, refusals, taking_ancestors
 from fusefs.store.victim_rename import NO_EXCHANGE
 
@@ -318,9 +318,9 @@ def _try_making(kernel: Kernel, victim: Victim, relative: RelPath, path: bytes, 
         there = _Found(os.path.join(path, name), False)
         with _same_times(kernel, base.fd), unfinished(kernel, base, name) as fd, ExitStack() as owned:
             store = store_of(kernel, base, path, fd, owned, trusted_owners(os.geteuid()), name)
-            if store.areas.registry_fd is not None:  # what root's first folder takes besides
-                take_registry(kernel, store.areas.registry_fd, owned)
-                write_registered(kernel, store.areas.registry_fd, RegisteredFolder(os.geteuid()))
+            registry_fd = take_registry(store, owned)
+            if registry_fd is not None:  # what root's first folder takes besides
+                write_registered(kernel, registry_fd, RegisteredFolder(os.geteuid()))
             return _try_store(store, victim, there, unlike=unlike)
 
 

@@ -67,9 +67,9 @@ from fusefs.store.make_store import (
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.registry_lines import registered
 from fusefs.store.root_squash import refuse_squashed
+from fusefs.store.standing import MOUNTED
 from fusefs.store.store_maker import StoreMaker, is_noted, makes_common, way_out, what_unnoted_means, who_made
 from fusefs.store.tidy_folder import look_over
-from fusefs.store.user_folders import MOUNTED
 
 _FILE = b"chosen-disks"
 _MOST_BYTES = 1 << 16

@@ -53,7 +53,7 @@ NEW = Name(b"new")
 LOCK = Name(b".lock")
 """In a store, or a directory of it, that one process at a time changes; only the store's owner can open it."""
 REGISTRY = Name(b"folders")
-"""Root's registry of which folder is which user's (store/user_folders.py)."""
+"""Root's registry of which folder is which user's (store/standing.py)."""
 NODES = Name(b"nodes")
 """The beats of the nodes that serve a store which several machines may have mounted (service.node_files)."""
 REAPER_LOCK = Name(b"reaper.lock")
@@ -118,11 +118,13 @@ class Areas(NamedTuple):
     u_fd         where only the store's owner makes names
     new_fd       where all users do; None in a user's own store
     registry_fd  where root notes which folder is whose; None where there is none
+    dev          st_dev of `u/`: a folder on another subvolume is none
     """
 
     u_fd: Fd
     new_fd: Fd | None = None
     registry_fd: Fd | None = None
+    dev: int = 0
 
     def __enter__(self) -> Self:
         """Own its fds for the block."""
@@ -502,7 +504,7 @@ def open_areas(kernel: Kernel, store_fd: Fd, name: Name = STORE) -> Areas:
             new_fd = _open_area(kernel, store_fd, NEW, owned)
             registry_fd = _open_area(kernel, store_fd, REGISTRY, owned)
         owned.pop_all()
-        return Areas(u_fd, new_fd, registry_fd)
+        return Areas(u_fd, new_fd, registry_fd, kernel.fstat(u_fd).st_dev)
 
 
 def _open_area(kernel: Kernel, store_fd: Fd, name: Name, owned: ExitStack) -> Fd | None:

@@ -52,9 +52,9 @@ from fusefs.store.layout import (
     take_lock,
 )
 from fusefs.store.reserve import discard_reserve
+from fusefs.store.standing import open_user
 from fusefs.store.store_maker import StoreMaker, is_noted, makes_common, note_made
 from fusefs.store.store_registry import vouch
-from fusefs.store.user_folders import open_user
 
 _PROBE_BESIDE = Name(b"probe-beside")
 """What a killed `init --beside` of 0.3.0 left."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.names import whose
-from fusefs.store.user_folders import open_user
+from fusefs.store.standing import open_user
 from tests.support.acls import ACCESS, DEFAULT, acl
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
