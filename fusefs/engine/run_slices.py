@@ -12,10 +12,11 @@ import os
 import select
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pickle import dumps, loads
 from queue import Empty, SimpleQueue
-from signal import SIG_IGN, SIGINT, SIGKILL, signal
-from socket import socket, socketpair
+from signal import SIG_IGN, SIGINT, signal
+from socket import socket
 from threading import Thread
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -23,8 +24,7 @@ from fusefs.core.pacing import SliceBudget
 from fusefs.core.results import Stops
 from fusefs.engine.pace import GLANCE_S, SliceDone, SlicePace
 from fusefs.engine.strategy import Strategy, Workers
-from fusefs.linux.children import ChildLost, die_with_parent, is_stopped, receive, send, watch
-from fusefs.linux.fd import closed_on_error
+from fusefs.linux.children import Child, ChildLost, is_stopped, receive, send
 from fusefs.linux.kernel import Kernel
 
 
@@ -221,38 +221,27 @@ class WorkerProcesses(Generic[Work, Done]):
     def __init__(self, runner: RunsSlices[Work, Done]) -> None:
         self.n_workers = 0
         self._runner = runner
-        self._channels: dict[int, socket] = {}  # by their pids
-        self._free: list[int] = []
-        self._running: dict[int, tuple[int, Work, SliceBudget]] = {}  # by their channels' fds
+        self._children: list[Child] = []
+        self._free: list[Child] = []
+        self._running: dict[int, tuple[Child, Work, SliceBudget]] = {}  # by their channels' fds
         self._heard = select.poll()
 
     def fork(self) -> None:
         """One more. Raises  OSError"""
-        ours, theirs = socketpair()
-        with theirs, closed_on_error(ours):
-            parent = os.getpid()
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    for channel in (ours, *self._channels.values()):
-                        channel.close()
-                    _work(parent, theirs, self._runner)
-                finally:
-                    os._exit(0)
+        child = Child(partial(_work, self._runner))
         self.n_workers += 1
-        self._channels[pid] = ours
-        self._free.append(pid)
+        self._children.append(child)
+        self._free.append(child)
 
     def submit(self, work: Work, budget: SliceBudget) -> None:
         """See SlicePool."""
-        pid = self._free.pop()
-        channel = self._channels[pid]
-        self._running[channel.fileno()] = pid, work, budget
-        self._heard.register(channel, select.POLLIN)
+        child = self._free.pop()
+        self._running[child.channel.fileno()] = child, work, budget
+        self._heard.register(child.channel, select.POLLIN)
         try:
-            send(channel, dumps((work, budget)), work.fds())
-        except OSError:
-            os.kill(pid, SIGKILL)  # it is lost, which is heard
+            child.send(dumps((work, budget)), work.fds())
+        except ChildLost:
+            child.kill()  # which is heard
 
     def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
         """See SlicePool."""
@@ -263,35 +252,30 @@ class WorkerProcesses(Generic[Work, Done]):
         """See SlicePool: none is."""
 
     def _stopped(self) -> list[int]:
-        return [fd for fd, (pid, _work, _budget) in self._running.items() if is_stopped(pid)]
+        return [fd for fd, (child, _work, _budget) in self._running.items() if is_stopped(child.pid)]
 
     def _end_slice(self, fd: int) -> EndedSlice[Work, Done]:
-        pid, work, budget = self._running.pop(fd)
-        channel = self._channels[pid]
+        child, work, budget = self._running.pop(fd)
         self._heard.unregister(fd)
-        self._free.append(pid)
+        self._free.append(child)
         try:
-            message, fds = receive(channel, watch(pid, channel))
-        except (EOFError, OSError, ChildLost):
+            message, fds = child.receive()
+        except ChildLost:
             # Its user may have stopped it, which must not hold up an administrator; and it must not go on later.
-            os.kill(pid, SIGKILL)
+            child.kill()
             return EndedSlice(work, budget, None)
         done: Done = loads(message)
         return EndedSlice(work, budget, done.with_fds(fds))
 
     def end(self) -> None:
         """End all workers; they have nothing to do any more."""
-        for pid, channel in self._channels.items():
-            channel.close()
-            os.kill(pid, SIGKILL)
-            os.waitpid(pid, 0)
+        for child in self._children:
+            child.end()
 
 
-def _work(parent: int, channel: socket, runner: RunsSlices[Work, Done]) -> None:
-    """A worker's life: it dies with its parent, and leaves Ctrl-C to it."""
+def _work(runner: RunsSlices[Work, Done], channel: socket) -> None:
+    """A worker's life: it leaves Ctrl-C to its parent."""
     signal(SIGINT, SIG_IGN)
-    if not die_with_parent(parent):
-        return
     while True:
         try:
             message, fds = receive(channel)

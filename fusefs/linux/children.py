@@ -8,59 +8,100 @@ import pwd
 import select
 import signal
 import struct
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from math import inf
 from signal import SIGKILL
-from socket import CMSG_SPACE, SCM_RIGHTS, SOL_SOCKET, socket, socketpair
+from socket import recv_fds, send_fds, socket, socketpair
 from typing import NamedTuple, TypeVar
 
 from fusefs.linux import syscalls
-from fusefs.linux.fd import Fd
+from fusefs.linux.fd import Fd, closed_on_error
 
 _MESSAGE_MAX = 256 * 1024 * 1024
 _HEAD = struct.Struct("=QI")
 _MAX_FDS = 253
 """SCM_MAX_FD, unix(7)"""
-_FD_BYTES = struct.calcsize("i")
-_GLANCE_MS = 200
+_GLANCE_S = 0.2
+_FIRST, _FD_MAX = 3, 2**31 - 1
+"""The fds of a detached child begin after the standard ones."""
+_FAULT = 255
+"""The exit code of a child after what is no OSError, which no errno is."""
+_STOPPED = b"T", b"t"
+"""Of the states in proc_pid_stat(5)."""
 
 
 class ChildLost(Exception):
-    """The child ended without a result, or was stopped."""
+    """The child ended without a result."""
 
 
-def die_with_parent(parent: int) -> bool:
-    """Be killed when the parent ends, however; False if it is gone already."""
+class ChildSilent(ChildLost):
+    """The child was stopped, or took too long."""
+
+
+def fork(life: Callable[[], object], fds: Sequence[int] | None = None) -> int:
+    """Fork a child that the kernel kills when this thread ends. It exits with 0, or with the errno of an OSError.
+
+    fds      the child has these as 3 and so on, and no other fd, signal or terminal of ours; None: it has all
+    Returns  its pid
+    Raises   OSError
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        code = _FAULT
+        try:
+            if fds is not None:
+                _detach(fds)
+            _die_with(parent)
+            life()
+            code = 0
+        except OSError as error:
+            code = error.errno or code
+        finally:
+            os._exit(code)
+    return pid
+
+
+def _detach(fds: Sequence[int]) -> None:
+    """Keep nothing that others may wait for: a pipe, a lock, a terminal."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    os.setsid()
+    for before, after in pairwise([-1, *sorted(fds), _FD_MAX]):
+        os.closerange(before + 1, after)
+    kept = [*[os.open("/dev/null", os.O_RDWR)] * _FIRST, *fds]
+    for at, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD, len(kept)) for fd in kept]):
+        os.dup2(fd, at)
+    os.closerange(len(kept), _FD_MAX)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends; end it now if the parent has ended."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, SIGKILL)
-    return os.getppid() == parent
+    if os.getppid() != parent:
+        os._exit(_FAULT)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a child of ours was stopped: it will never say anything."""
-    seen = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    return seen is not None and seen.si_code in (os.CLD_STOPPED, os.CLD_TRAPPED)
+    """Whether a process is stopped: it will not answer."""
+    return _state_of(pid) in _STOPPED
 
 
-def watch(pid: int, channel: socket) -> Callable[[], None]:
-    """What waits until there is something to read from a child.
-
-    Raises  ChildLost, when it is called, if the child was stopped
-    """
-    poll = select.poll()
-    poll.register(channel, select.POLLIN)
-
-    def wait() -> None:
-        while not poll.poll(_GLANCE_MS):
-            if is_stopped(pid):
-                raise ChildLost
-
-    return wait
+def _state_of(pid: int) -> bytes:
+    """The letter of its state; nothing if it has ended. Source  proc_pid_stat(5)"""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1]
+    except OSError:
+        return b""
 
 
 def send(channel: socket, message: bytes, fds: Sequence[int] = ()) -> None:
     """Send one message; the other side gets fds of its own."""
-    passed = [(SOL_SOCKET, SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
-    channel.sendmsg([_HEAD.pack(len(message), len(fds))], passed)
+    send_fds(channel, [_HEAD.pack(len(message), len(fds))], [*fds])
     channel.sendall(message)
 
 
@@ -68,12 +109,11 @@ def receive(channel: socket, wait: Callable[[], None] = lambda: None) -> tuple[b
     """The next message and its fds, which are the caller's now.
 
     wait    called before each read; may raise
-    Raises  EOFError if the other side is gone, or says what it can't mean
+    Raises  EOFError if the other side is gone, or sends what is no message
     """
     wait()
-    head, passed, _flags, _address = channel.recvmsg(_HEAD.size, CMSG_SPACE(_MAX_FDS * _FD_BYTES))
-    rights = [packed for level, kind, packed in passed if (level, kind) == (SOL_SOCKET, SCM_RIGHTS)]
-    fds = [Fd(number) for packed in rights for (number,) in struct.iter_unpack("i", packed)]
+    head, numbers, _flags, _address = recv_fds(channel, _HEAD.size, _MAX_FDS)
+    fds = [Fd(number) for number in numbers]
     try:
         head += _read(channel, _HEAD.size - len(head), wait)
         length, n_fds = _HEAD.unpack(head)
@@ -96,6 +136,89 @@ def _read(channel: socket, size: int, wait: Callable[[], None]) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
+
+
+class Child:
+    """A child process, and our end of the channel to it."""
+
+    def __init__(self, life: Callable[[socket], object], *, is_detached: bool = False) -> None:
+        """Fork it.
+
+        life         gets its end of the channel
+        is_detached  it has nothing else of ours, see `fork`
+        Raises       OSError
+        """
+        self.channel, theirs = socketpair()
+        with theirs, closed_on_error(self.channel):
+            if is_detached:
+                self.pid = fork(lambda: life(socket(fileno=_FIRST)), [theirs.fileno()])
+            else:
+                self.pid = fork(partial(self._live, theirs, life))
+        self._poll = select.poll()
+        self._poll.register(self.channel, select.POLLIN)
+
+    def _live(self, theirs: socket, life: Callable[[socket], object]) -> None:
+        self.channel.close()
+        life(theirs)
+
+    def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
+        """Send it a message. Raises  ChildLost"""
+        try:
+            send(self.channel, message, fds)
+        except OSError as error:
+            raise ChildLost from error
+
+    def receive(self, limit_s: float = inf, *, is_strict: bool = False) -> tuple[bytes, list[Fd]]:
+        """Its next message, and the fds with it.
+
+        limit_s    how long it may wait for anything but a processor
+        is_strict  for a processor, too
+        Raises     ChildLost
+        """
+        deadline_s = time.monotonic() + limit_s
+
+        def wait() -> None:
+            nonlocal deadline_s
+            while not self._poll.poll(min(_GLANCE_S, limit_s) * 1000):
+                state = _state_of(self.pid)
+                if state == b"R" and not is_strict:
+                    deadline_s = time.monotonic() + limit_s
+                if state in _STOPPED or time.monotonic() >= deadline_s:
+                    raise ChildSilent
+
+        try:
+            return receive(self.channel, wait)
+        except (EOFError, OSError) as error:
+            raise ChildLost from error
+
+    def receive_text(self, limit_s: float = inf, *, is_strict: bool = False) -> bytes:
+        """See `receive`; fds are not asked for."""
+        message, fds = self.receive(limit_s, is_strict=is_strict)
+        for fd in fds:
+            fd.close()
+        return message
+
+    def kill(self) -> None:
+        """Kill it, or one that another user stopped could go on later."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, SIGKILL)
+
+    def end(self, most_s: float | None = None) -> None:
+        """Kill it, and wait for its end.
+
+        most_s  at most so long: one that hangs ends when its filesystem lets it, and init reaps it
+        """
+        self.channel.close()
+        with suppress(ChildProcessError, ProcessLookupError):
+            self.kill()
+            if most_s is None:
+                os.waitpid(self.pid, 0)
+                return
+            with Fd(os.pidfd_open(self.pid)) as pidfd:
+                ended = select.poll()
+                ended.register(pidfd, select.POLLIN)
+                ended.poll(most_s * 1000)
+            os.waitpid(self.pid, os.WNOHANG)
 
 
 Ask = Callable[[bytes], bytes]
@@ -132,14 +255,13 @@ def person(uid: int) -> UserCredentials:
     return UserCredentials(uid, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid), os.fsencode(entry.pw_dir))
 
 
-def become(wanted: UserCredentials, parent: int) -> bool:
-    """Be that user, with that home, no capability and no way back, and die with the parent; needs root.
+def become(wanted: UserCredentials) -> None:
+    """Have a child be that user, with that home, no capability and no way back, and die with its parent; needs root.
 
-    parent   our parent's pid
-    Returns  False if the parent is gone already
     Source   capabilities(7): a change from uid 0 to others clears all sets; prctl(2): the process is not dumpable,
-             so that its user can't trace it
+             so that its user can't trace it, and no longer dies with its parent
     """
+    parent = os.getppid()
     os.setgroups(wanted.groups)
     os.setresgid(wanted.gid, wanted.gid, wanted.gid)
     os.setresuid(wanted.uid, wanted.uid, wanted.uid)
@@ -148,10 +270,10 @@ def become(wanted: UserCredentials, parent: int) -> bool:
     os.environb[b"HOME"] = wanted.home or b"/nonexistent"
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # fs.suid_dumpable may say otherwise
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    return die_with_parent(parent)
+    _die_with(parent)
 
 
-def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask) -> bytes:
+def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask = lambda _question: b"") -> bytes:
     """The result of `body`, run in a child with that uid and no capability; needs root.
 
     body    gets a function that asks us something while it runs
@@ -159,49 +281,24 @@ def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask) -> bytes:
     Raises  ChildLost if the child ended without a result or was stopped; a stopped child is killed, or one user
             could hold up an administrator's command for all. What `body` raises must be in its result.
     """
-    wanted = person(uid)
-    ours, theirs = socketpair()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _child(wanted, parent, theirs, body)
-    theirs.close()
+    child = Child(partial(_call, person(uid), body))
     try:
-        return _serve(pid, ours, answer)
+        while True:
+            message = child.receive_text()
+            if message[:1] == _RESULT:
+                return message[1:]
+            child.send(answer(message[1:]))
     finally:
-        ours.close()
-        os.kill(pid, SIGKILL)
-        os.waitpid(pid, 0)
+        child.end()
 
 
-def _child(wanted: UserCredentials, parent: int, channel: socket, body: Callable[[Ask], bytes]) -> None:
-    code = 1
-    try:
-        if not become(wanted, parent):
-            os._exit(code)  # it died before we asked to die with it
+def _call(wanted: UserCredentials, body: Callable[[Ask], bytes], channel: socket) -> None:
+    def ask(question: bytes) -> bytes:
+        send(channel, _QUESTION + question)
+        return receive(channel)[0]
 
-        def ask(question: bytes) -> bytes:
-            send(channel, _QUESTION + question)
-            return receive(channel)[0]
-
-        send(channel, _RESULT + body(ask))
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def _serve(pid: int, channel: socket, answer: Ask) -> bytes:
-    wait = watch(pid, channel)
-    while True:
-        try:
-            message, fds = receive(channel, wait)
-        except EOFError as error:
-            raise ChildLost from error
-        for fd in fds:
-            fd.close()  # not asked for
-        if message[:1] == _RESULT:
-            return message[1:]
-        send(channel, answer(message[1:]))
+    become(wanted)
+    send(channel, _RESULT + body(ask))
 
 
 T = TypeVar("T")
@@ -209,8 +306,6 @@ LIMIT_S = 3.0
 """How long one answer may take."""
 _END_S = 0.2
 """How long one that was killed may take to end, unless it hangs."""
-_STANDARD = 3
-_MOST_FDS = 1 << 20
 
 
 def ask_each(
@@ -228,139 +323,34 @@ def ask_each(
     person   the user for whom the child acts (needs root); None for ourselves
     limit_s  how long one answer may take, whatever keeps it; None: LIMIT_S, and as long as it lacks but a processor
     """
-    done = 0
-    while done < len(questions):
-        due = [question for question in questions[done:] if where(question) not in silent]
-        answers = _AskingChild(due, ask, person, limit_s) if due else None
-        try:
-            while done < len(questions):
-                question = questions[done]
-                done += 1
-                if where(question) in silent:
-                    yield question, None
-                    continue
-                assert answers is not None
-                try:
-                    answer = answers.next()
-                except EOFError:
-                    yield question, b""  # the child fell over it; the next one goes on
-                    break
-                except TimeoutError:
-                    silent.add(where(question))
-                    yield question, None
-                    break
-                yield question, answer
-        finally:
-            if answers is not None:
-                answers.end()
-
-
-class _AskingChild:
-    """A process that puts questions one after the other."""
-
-    def __init__(
-        self,
-        questions: Sequence[T],
-        ask: Callable[[T], bytes],
-        person: UserCredentials | None,
-        limit_s: float | None,
-    ) -> None:
-        self._limit_s = limit_s
-        self._channel, theirs = socketpair()
-        parent = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
-            _live(parent, theirs, questions, ask, person)
-        theirs.close()
-        self._poll = select.poll()
-        self._poll.register(self._channel, select.POLLIN)
-
-    def next(self) -> bytes:
-        """The answer to the next question. Raises  TimeoutError; EOFError: the child has ended"""
-        return receive(self._channel, self._wait)[0]
-
-    def _wait(self) -> None:
-        while not self._poll.poll((LIMIT_S if self._limit_s is None else self._limit_s) * 1000):
-            if self._limit_s is not None or not self._is_working():
-                raise TimeoutError
-
-    def _is_working(self) -> bool:
-        """Whether it has what it needs but a processor."""
-        with open(f"/proc/{self._pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] == b"R"
-
-    def end(self) -> None:
-        """Be rid of it. One that hangs is not waited for: it ends when it is let go, and init reaps it."""
-        self._channel.close()
-        with suppress(ChildProcessError, ProcessLookupError):
-            with Fd(os.pidfd_open(self._pid)) as pidfd:
-                os.kill(self._pid, SIGKILL)
-                _wait_for(pidfd, _END_S if self._limit_s is None else 0)
-            os.waitpid(self._pid, os.WNOHANG)
-
-
-def _wait_for(fd: Fd, seconds: float) -> None:
-    """By poll, as select knows no high numbers."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    poll.poll(seconds * 1000)
-
-
-def _live(
-    parent: int,
-    channel: socket,
-    questions: Sequence[T],
-    ask: Callable[[T], bytes],
-    person: UserCredentials | None,
-) -> None:
+    child = None
     try:
-        _let_go(channel.fileno())
-        if die_with_parent(parent) if person is None else become(person, parent):
-            for question in questions:
-                send(channel, ask(question))
+        for index, question in enumerate(questions):
+            if where(question) in silent:
+                yield question, None
+                continue
+            answer: bytes | None
+            if child is None:
+                child = Child(partial(_answer, questions, ask, person), is_detached=True)
+            try:
+                child.send(b"%d" % index)
+                answer = child.receive_text(LIMIT_S if limit_s is None else limit_s, is_strict=limit_s is not None)
+            except ChildLost as lost:
+                child.end(_END_S)
+                child = None
+                answer = b""  # the child fell over it; the next one goes on
+                if isinstance(lost, ChildSilent):
+                    silent.add(where(question))
+                    answer = None
+            yield question, answer
     finally:
-        os._exit(0)
+        if child is not None:
+            child.end(_END_S)
 
 
-def _let_go(kept: int) -> None:
-    """Close what others may wait for: a pipe, a lock. Only the channel stays."""
-    null = os.open("/dev/null", os.O_RDWR)
-    for number in range(_STANDARD):
-        if number != kept:
-            os.dup2(null, number)
-    os.closerange(_STANDARD, max(kept, _STANDARD))
-    os.closerange(max(kept + 1, _STANDARD), _MOST_FDS)
-
-
-_FD_MAX = 2**31 - 1
-
-
-def child(at_parents_death: signal.Signals, body: Callable[[], None], *fds: int) -> int:
-    """A process that has the given fds, as 0 and so on, and nothing else; its pid.
-
-    It exits with 0 if the body does, with the errno if that raises OSError, else with 255.
-
-    To be called on the main thread, whose end the kernel takes for the parent's.
-
-    at_parents_death  it gets this signal then, at once: also where the parent lives on for some thread's sake
-    """
-    parent_pid = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        code = 255
-        try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
-            os.setsid()
-            os.chdir("/")
-            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, at_parents_death)
-            for at, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD, len(fds)) for fd in fds]):
-                os.dup2(fd, at)
-            os.closerange(len(fds), _FD_MAX)
-            if os.getppid() == parent_pid:
-                body()
-            code = 0
-        except OSError as error:
-            code = error.errno or code
-        finally:
-            os._exit(code)
-    return pid
+def _answer(questions: Sequence[T], ask: Callable[[T], bytes], person: UserCredentials | None, channel: socket) -> None:
+    if person is not None:
+        become(person)
+    while True:
+        index, _fds = receive(channel)
+        send(channel, ask(questions[int(index)]))

@@ -10,10 +10,35 @@ from typing import Self
 
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import Kernel
+from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 
 NEW = b".new"
 """What the name of an unfinished one ends with."""
+
+
+def read_file(path: bytes, most_bytes: int, *, dir_fd: int | None = None, owner: int | None = None) -> bytes:
+    """Read a small file whole.
+
+    dir_fd  the directory that the path is relative to
+    owner   uid of the only user who may have written it; None: others may
+    Raises  FileNotFoundError; OSError EPERM: it is no regular file, or not only the owner's; EFBIG; ELOOP: it is a link
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # not to wait for a writer of a FIFO
+    with Fd(os.open(path, flags, dir_fd=dir_fd)) as fd:
+        st = os.fstat(fd)
+        if owner is not None:
+            require_owner(st, owner)
+        if not stat.S_ISREG(st.st_mode) or (owner is not None and st.st_nlink != 1):
+            raise OSError(errno.EPERM, "it is no regular file with one name")
+        if st.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {most_bytes // 1024} KiB")
+        return os.pread(fd, most_bytes, 0)
+
+
+def require_owner(st: os.stat_result, owner: int) -> None:
+    """Raise OSError EPERM unless something is that user's, and no other user can write to it."""
+    if st.st_uid != owner or st.st_mode & OTHERS_WRITE:
+        raise OSError(errno.EPERM, f"it belongs to uid {st.st_uid}, or others can write it")
 
 
 def replace_file(

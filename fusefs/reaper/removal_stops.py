@@ -114,7 +114,7 @@ def _pinned_of(kernel: Kernel, dir_fd: int, name: bytes, uid: int, things: list[
             found = flags()
         else:
             try:
-                found = call_as(uid, lambda _ask: flags(), lambda _question: b"")
+                found = call_as(uid, lambda _ask: flags())
             except ChildLost:
                 found = b"\1"  # its user stopped it: unknown
     if len(found) != len(things):

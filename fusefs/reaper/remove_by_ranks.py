@@ -28,7 +28,7 @@ from fusefs.reaper.remove_slice import SliceRemover
 from fusefs.store.container import HeldContainer, open_record, read_record
 from fusefs.store.find_stores import open_at
 from fusefs.store.layout import UserFolder
-from fusefs.store.user_folders import open_user
+from fusefs.store.standing import open_user
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 """Nothing, or something else, has the name of a directory that was begun: whoever removes it from above sees what."""

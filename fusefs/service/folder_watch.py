@@ -23,7 +23,7 @@ from fusefs.service.shared_context import ServiceContext, boot_s
 from fusefs.service.user_state import FolderPart, UserState
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.layout import DROP, Store, open_areas
-from fusefs.store.user_folders import find_user
+from fusefs.store.standing import open_user
 
 _LOG = logging.getLogger(__name__)
 _ORPHANS, _RESTORING, _REAPING = (
@@ -221,7 +221,7 @@ def open_part(store: Store, path: bytes, uid: int) -> Fd:
     with kernel.open_beneath(store.base.fd, join(below(base, store.base_path), name), DIRECTORY) as fd:
         areas = open_areas(kernel, fd, Name(name))
     with areas:
-        found = find_user(kernel, areas, uid)
+        found = open_user(store._replace(areas=areas), uid)
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "he has no folder there")
     return found.fd

@@ -22,8 +22,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple, NoReturn, Self, assert_never
+from typing import NamedTuple, Self, assert_never
 
 import msgspec
 import trio
@@ -35,7 +34,7 @@ from fusefs.core.pacing import HOLD, Speed
 from fusefs.core.results import Reaped, keeps_for_its_owner
 from fusefs.engine.count_tree import ask_size, size_of, survey
 from fusefs.engine.pace import PacedLooks
-from fusefs.linux.children import UserCredentials, become, die_with_parent, person
+from fusefs.linux.children import UserCredentials, become, fork, is_stopped, person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
@@ -621,17 +620,10 @@ class ChildHandle:
         silent_s = trio.current_time() - self._heard_at
         if not self.is_busy or silent_s < timers.current.silent_limit_s:
             return
-        if self._is_stopped():
+        if is_stopped(self.pid):
             self.kill("it was stopped")
         elif silent_s > timers.current.lost_limit_s:
             self.kill(f"it said nothing for {silent_s:.0f} s")
-
-    def _is_stopped(self) -> bool:
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
-        except OSError:
-            return False
-        return stat.rpartition(b")")[2].split()[0] in (b"T", b"t")
 
     def _say(self, message: ToChild) -> None:
         if not self._send(message):
@@ -655,12 +647,8 @@ class Forker:
         """Fork it; there must be no other thread yet."""
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._in_turn = trio.Lock()
-        parent = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._ours.close()
-            _run(parent, theirs)
-        theirs.close()
+        with theirs:
+            self.pid = fork(partial(_run, self._ours, theirs))
         self._ours.setblocking(False)
         self._pidfd = Fd(os.pidfd_open(self.pid))
 
@@ -755,39 +743,31 @@ async def _take_home(channel: socket.socket, take: TakesRegistry) -> bool:
     return bool(packet)
 
 
-def _run(parent: int, channel: socket.socket) -> NoReturn:
+def _run(service: socket.socket, channel: socket.socket) -> None:
     """The forker's life."""
-    try:
-        for number in _IGNORED:
-            signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no wait(2) for children: the kernel reaps them
-        be_idle()
-        is_wanted = die_with_parent(parent)
-        while is_wanted:
-            packet, fds, flags, _address = socket.recv_fds(channel, _PACKET_MAX, _MAX_FDS)
-            is_wanted = bool(packet)
-            if packet:
-                is_whole = not flags & socket.MSG_CTRUNC
-                _fork(channel, msgspec.json.decode(packet, type=Spawn | ReadRegistries), fds, is_whole=is_whole)
-    finally:
-        os._exit(0)
+    service.close()
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no wait(2) for children: the kernel reaps them
+    be_idle()
+    while True:
+        packet, fds, flags, _address = socket.recv_fds(channel, _PACKET_MAX, _MAX_FDS)
+        if not packet:
+            return
+        is_whole = not flags & socket.MSG_CTRUNC
+        _fork(channel, msgspec.json.decode(packet, type=Spawn | ReadRegistries), fds, is_whole=is_whole)
 
 
 def _fork(channel: socket.socket, spawn: Spawn | ReadRegistries, fds: list[int], *, is_whole: bool) -> None:
     """Fork one child and tell the service of it. is_whole: the kernel had a place for each fd"""
-    parent = os.getpid()
+    life = partial(_read, spawn, fds) if isinstance(spawn, ReadRegistries) else partial(_serve, spawn, fds)
     with ExitStack() as owned:
         for fd in fds:
             owned.callback(os.close, fd)
         try:
             if not is_whole:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            pid = os.fork()
-            if pid == 0:
-                channel.close()
-                if isinstance(spawn, ReadRegistries):
-                    _live(partial(_read, parent, spawn, fds))
-                _live(partial(_serve, parent, spawn, fds))
+            pid = fork(partial(_live, channel, life))
             pidfd = owned.enter_context(Fd(os.pidfd_open(pid)))
         except OSError as error:
             # No memory, too many processes; or its user was quick to kill it.
@@ -796,41 +776,38 @@ def _fork(channel: socket.socket, spawn: Spawn | ReadRegistries, fds: list[int],
             socket.send_fds(channel, [msgspec.json.encode(Forked(pid))], [pidfd])
 
 
-def _live(life: Callable[[], None]) -> NoReturn:
-    """A child's life, and its end."""
-    code = 1
+def _live(channel: socket.socket, life: Callable[[], None]) -> None:
+    """A child's life. channel: the forker's"""
+    channel.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it has children of its own, and waits for them
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it has children of its own, and waits for them
         life()
-        code = 0
-    finally:
-        if sys.exc_info()[0] is not None:
-            traceback.print_exc()  # a fault of ours: into the service's log
-            sys.stderr.flush()
-        os._exit(code)
+    except BaseException:
+        traceback.print_exc()  # a fault of ours: into the service's log
+        sys.stderr.flush()
+        raise
 
 
-def _read(parent: int, wanted: ReadRegistries, fds: list[int]) -> None:
+def _read(wanted: ReadRegistries, fds: list[int]) -> None:
     """The life of a child that reads registries."""
-    if die_with_parent(parent):
-        with socket.socket(fileno=fds[0]) as channel, suppress(BrokenPipeError, ConnectionResetError):
-            if channel.recv(len(_GO)):
-                tell_homes(channel, wanted.uids)
+    with socket.socket(fileno=fds[0]) as channel, suppress(BrokenPipeError, ConnectionResetError):
+        if channel.recv(len(_GO)):
+            tell_homes(channel, wanted.uids)
 
 
-def _serve(parent: int, spawn: Spawn, fds: list[int]) -> None:
+def _serve(spawn: Spawn, fds: list[int]) -> None:
     """The life of a child that acts for a user."""
     channel_fd, folder_fd, base_fd, store_fd, *mounted = map(Fd, fds)
     uid = spawn.person.uid
-    is_wanted = die_with_parent(parent) if os.geteuid() == uid else become(spawn.person, parent)
+    if os.geteuid() != uid:
+        become(spawn.person)
     base = BackingAndMount(base_fd, mounted[0] if mounted else None)
     areas = Areas(Fd(-1))  # the child opens them when it needs them
     kind, name = Kernel().filesystem(store_fd), Name(spawn.name)
     store = Store(Kernel(), base, spawn.base_path, store_fd, areas, spawn.volume, spawn.owner, kind, name=name)
     with socket.socket(fileno=channel_fd) as channel:
-        if is_wanted:
-            folder = UserFolder(store, uid, Name(spawn.area), Name(spawn.folder), folder_fd, spawn.is_proven)
-            Child(channel, folder).serve()
+        folder = UserFolder(store, uid, Name(spawn.area), Name(spawn.folder), folder_fd, spawn.is_proven)
+        Child(channel, folder).serve()
 
 
 def tell_homes(channel: socket.socket, uids: Iterable[int]) -> None:

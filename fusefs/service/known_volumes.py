@@ -19,7 +19,7 @@ from fusefs.core.config import Config
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import quote, unquote
 from fusefs.linux.mountinfo import Disk
-from fusefs.linux.runtime_directories import make_dir, replace_file
+from fusefs.linux.runtime_directories import make_dir, read_file, replace_file
 from fusefs.service.open_volume import Unproven
 from fusefs.store.init_store import read_chosen
 
@@ -114,8 +114,7 @@ class KnownVolumes:
 
     def _read(self) -> dict[str, _Remembered]:
         try:
-            with open(self._path, "rb") as file:
-                return msgspec.json.decode(file.read(_MOST_BYTES), type=dict[str, _Remembered])
+            return msgspec.json.decode(read_file(self._path, _MOST_BYTES), type=dict[str, _Remembered])
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.MsgspecError, ValueError) as error:

@@ -21,8 +21,8 @@ from fusefs.core.node_beats import BEAT_BYTES, NodeBeat, beat_name, decode_beat,
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.machine_identity import boot_id
-from fusefs.store.backing_and_mount import FILE_TO_LOCK, FILE_TO_READ, READABLE
-from fusefs.store.layout import NODES, is_regular, trusted_owners
+from fusefs.store.backing_and_mount import FILE_TO_LOCK, READABLE
+from fusefs.store.layout import NODES, read_small, trusted_owners
 
 _MOST_NODES = 1000
 _TRIES = 3
@@ -145,11 +145,9 @@ def _open_nodes(kernel: Kernel, hold: Fd) -> Fd:
 def _read(kernel: Kernel, nodes: Fd, name: bytes) -> NodeBeat | None:
     """Raises  FileNotFoundError"""
     try:
-        with kernel.open_beneath(nodes, name, FILE_TO_READ) as fd:
-            if not is_regular(kernel, fd) or kernel.fstat(fd).st_uid not in trusted_owners(os.geteuid()):
-                return None
-            return decode_beat(kernel.read(fd, 2 * BEAT_BYTES))
+        text = read_small(kernel, nodes, name, 2 * BEAT_BYTES, trusted_owners(os.geteuid()))
     except FileNotFoundError:
         raise
     except OSError:
         return None  # a link; or its server replaces it just now
+    return None if text is None else decode_beat(text)

@@ -27,12 +27,11 @@ from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.linux.untrusted_path import open_way
 from fusefs.service.node_files import HeldBeat, hold_beat
 from fusefs.service.state_files import served_volumes
-from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, READABLE, BackingAndMount
+from fusefs.store.backing_and_mount import ABSENT, READABLE, BackingAndMount
 from fusefs.store.find_stores import mount_points
 from fusefs.store.layout import (
     FOLDER_MODE,
     REAPER_LOCK,
-    USERS,
     Store,
     UserFolder,
     Volume,
@@ -47,10 +46,10 @@ from fusefs.store.mounted_paths import open_shown, refuse_mounted
 from fusefs.store.registry_lines import RegistryLine
 from fusefs.store.root_squash import refuse_squashed
 from fusefs.store.set_aside import discard_emptied
+from fusefs.store.standing import NOT_MADE, FolderCensus, is_vouched, open_user, take_census
 from fusefs.store.store_maker import way_out
-from fusefs.store.store_registry import LineOf, is_remembered, is_vouched
+from fusefs.store.store_registry import LineOf, is_remembered
 from fusefs.store.swap import own_folder
-from fusefs.store.user_folders import NOT_MADE, FolderCensus, FolderRefusal, open_user, plain_name, take_census, why_not
 
 _LET_GO = (VolumePhase.ELSEWHERE, VolumePhase.GONE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -127,7 +126,7 @@ class OpenVolume(NamedTuple):
         Raises   OSError of what no other user can write
         """
         if self.own is not None:
-            return take_own_census(self.store, self.own.uid)
+            return take_census(self.store, self.own.uid, plain_only=True)
         unread = look_first(self.store, resting) if self.store.is_roots_to_keep() else []
         census = take_census(self.store, os.geteuid() or None)
         return census._replace(unread=census.unread + unread)
@@ -146,7 +145,7 @@ class OpenVolume(NamedTuple):
 
     def folder(self, uid: int) -> UserFolder | None:
         """A user's folder; None if it is gone."""
-        return open_user(self.store, uid) if self.own is None else open_folder(self.store, uid)
+        return open_user(self.store, uid, plain_only=self.own is not None)
 
     def space(self) -> VolumeSpace:
         """What it has now. Raises  OSError"""
@@ -426,44 +425,3 @@ def seen_by_all(base: Fd, wanted: LineOf) -> bytes:
             above = owned.enter_context(Fd(os.open(name or b".", _STEP, dir_fd=above)))
             shown += b"/" + name
     return shown
-
-
-def open_folder(store: Store, uid: int) -> UserFolder | None:
-    """The owner's folder in a user's own store; None if it is not there, or not as only the owner can have made it.
-
-    By its plain name alone: there no other user makes names, and what the owner fills `u/` with is not read.
-    Raises  OSError
-    """
-    found = _look(store, uid)
-    return found if isinstance(found, UserFolder) else None
-
-
-def take_own_census(store: Store, uid: int) -> FolderCensus:
-    """The folder of a store's owner as a census: it alone, or why it is refused. Raises  OSError"""
-    found = _look(store, uid)
-    if found is None:
-        return FolderCensus({}, [])
-    if isinstance(found, FolderRefusal):
-        return FolderCensus({}, [found])
-    with found:
-        return FolderCensus({uid: store.kernel.fstat(found.fd).st_ino}, [])
-
-
-def _look(store: Store, uid: int) -> UserFolder | FolderRefusal | None:
-    kernel, name = store.kernel, plain_name(uid)
-    try:
-        fd = kernel.open_beneath(store.areas.u_fd, name, DIRECTORY)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno not in ABSENT:
-            raise
-        return FolderRefusal(USERS, name, uid, None, "it is no directory, or something is mounted over it")
-    with ExitStack() as owned:
-        owned.enter_context(fd)
-        st = kernel.fstat(fd)
-        why = why_not(kernel, fd, st, uid, kernel.fstat(store.fd).st_dev)
-        if why:
-            return FolderRefusal(USERS, name, uid, st.st_uid, why)
-        owned.pop_all()
-    return UserFolder(store, uid, USERS, name, fd, is_proven=True)

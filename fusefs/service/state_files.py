@@ -20,7 +20,7 @@ from fusefs.core.record import quote, unquote
 from fusefs.core.service_status import HeldByUser, SeenStatus, Status, VolumeStatus, age_s, decode, encode
 from fusefs.linux.file_locks import holds_service_lock
 from fusefs.linux.machine_identity import boot_id, clocks_ns
-from fusefs.linux.runtime_directories import NEW, make_dir, replace_file
+from fusefs.linux.runtime_directories import NEW, make_dir, read_file, replace_file
 
 FILE = b"status.json"
 _SIZES_DIRECTORY, _ALL_SIZES = b"sizes", b"all"
@@ -44,8 +44,7 @@ def write_status(directory: bytes, status: Status) -> None:
 def read_status(directory: bytes) -> SeenStatus | None:
     """The last status of a directory's service; None if none ever ran there. Raises  TrashdError, OSError"""
     try:
-        with open(directory + b"/" + FILE, "rb") as file:
-            status = decode(file.read())
+        status = decode(read_file(directory + b"/" + FILE, _STATUS_MOST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None
     age = age_s(status, boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns())
@@ -101,8 +100,8 @@ def read_held(runtime: bytes) -> Held:
     """What orphans take by the service of that directory, as far as this user may know: root all, others their own."""
     for name in (_ALL_SIZES, b"%d" % os.geteuid()):
         try:
-            with open(os.path.join(runtime, _SIZES_DIRECTORY, name), "rb") as file:
-                return msgspec.json.decode(file.read(_STATUS_MOST_BYTES), type=Held)
+            text = read_file(os.path.join(runtime, _SIZES_DIRECTORY, name), _STATUS_MOST_BYTES)
+            return msgspec.json.decode(text, type=Held)
         except (OSError, msgspec.MsgspecError):
             continue
     return {}
@@ -176,8 +175,7 @@ def read_pauses(runtime: bytes, now_s: float) -> dict[bytes | None, Pause]:
 
 def _read_pause(path: bytes) -> tuple[bytes | None, Pause]:
     try:
-        with open(path, "rb") as file:
-            said = msgspec.json.decode(file.read(_PAUSE_MOST_BYTES), type=_PauseFile)
+        said = msgspec.json.decode(read_file(path, _PAUSE_MOST_BYTES), type=_PauseFile)
         volume = None if said.volume is None else unquote(said.volume)
     except (OSError, ValueError, msgspec.MsgspecError):
         return None, Pause(f"{printable(path)} can't be read", None)
@@ -209,8 +207,7 @@ def load_clock(state: bytes) -> tuple[int, Clock]:
 def _read_clock(state: bytes, name: bytes) -> Clock | None:
     """What was saved; None for nothing, or what is not understood. Raises  OSError"""
     try:
-        with open(os.path.join(state, name), "rb") as file:
-            return orphan_age.decode(file.read(_CLOCK_MOST_BYTES))
+        return orphan_age.decode(read_file(os.path.join(state, name), _CLOCK_MOST_BYTES))
     except FileNotFoundError:
         return None
 

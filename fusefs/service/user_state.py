@@ -12,7 +12,7 @@ from fusefs.core.policy import KnownOrphan
 from fusefs.core.service_status import HeldBytes
 from fusefs.service import timers
 from fusefs.service.messages import DueContainer, Measure, Order, ReadRecords, Reap, SeenContainer, Tend
-from fusefs.store.user_folders import FolderRefusal
+from fusefs.store.standing import Standing
 
 BATCH = 20
 """Orphans in one order: most are small, and each order costs a round trip."""
@@ -584,7 +584,7 @@ class UnreadUsers:
 
     def __init__(self) -> None:
         self._clocks: dict[int, RetryClock] = {}
-        self._refused: dict[int, list[FolderRefusal]] = {}
+        self._refused: dict[int, list[Standing]] = {}
 
     def __contains__(self, uid: int) -> bool:
         return uid in self._refused
@@ -593,9 +593,9 @@ class UnreadUsers:
         """Those who are not looked at now."""
         return {uid for uid, clock in self._clocks.items() if clock.at_s > now_s}
 
-    def note(self, unread: Iterable[FolderRefusal], resting: set[int], now_s: float) -> None:
+    def note(self, unread: Iterable[Standing], resting: set[int], now_s: float) -> None:
         """Take in what a look could not read, of those who did not rest."""
-        failed: dict[int, list[FolderRefusal]] = {}
+        failed: dict[int, list[Standing]] = {}
         for refusal in unread:
             failed.setdefault(refusal.uid, []).append(refusal)
         for uid in self._clocks.keys() - failed.keys() - resting:
@@ -608,7 +608,7 @@ class UnreadUsers:
                 clock.failed(now_s)
             self._refused[uid] = refused
 
-    def refused(self) -> list[FolderRefusal]:
+    def refused(self) -> list[Standing]:
         """What could not be read of them."""
         return [refusal for refused in self._refused.values() for refusal in refused]
 

@@ -47,9 +47,9 @@ from fusefs.service.volume_figures import SpaceTrend, WorkTotals
 from fusefs.service.volume_status import status_of
 from fusefs.service.work_session import WorkSession
 from fusefs.store.layout import Store
+from fusefs.store.standing import FolderCensus
 from fusefs.store.store_registry import LineOf
 from fusefs.store.tidy_folder import tell
-from fusefs.store.user_folders import FolderCensus
 
 _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100

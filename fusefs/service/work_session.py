@@ -43,8 +43,8 @@ from fusefs.service.volume_figures import SpaceTrend, WorkTotals
 from fusefs.store.as_owner import seize
 from fusefs.store.container import ClaimLost
 from fusefs.store.layout import Store, open_store
+from fusefs.store.standing import open_user
 from fusefs.store.swap import own_folder
-from fusefs.store.user_folders import open_user
 
 UserOrder = Callable[[int], int]
 """Of users who had as much as each other, who comes first: whoever has the least number."""

@@ -22,7 +22,7 @@ from fusefs.store.gate import gate
 from fusefs.store.layout import DROP, TREE, UserFolder, open_store
 from fusefs.store.recover import settle_late
 from fusefs.store.stage import identify_at, record_now, stage_new
-from fusefs.store.user_folders import open_user
+from fusefs.store.standing import open_user
 
 
 class ReadyContainer(NamedTuple):

@@ -54,6 +54,7 @@ from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
 from fusefs.store.make_folder import make_roots
 from fusefs.store.pointers import add_pointer
 from fusefs.store.stage import SwapOptions, TakenContainer, identify_at, restock, stage
+from fusefs.store.standing import open_user
 from fusefs.store.swap import (
     Adopted,
     Swapped,
@@ -66,7 +67,6 @@ from fusefs.store.swap import (
     take_path,
 )
 from fusefs.store.tidy_folder import not_proven
-from fusefs.store.user_folders import open_user
 from fusefs.store.victim import Victim, mount_of
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename
 

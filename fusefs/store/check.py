@@ -44,10 +44,10 @@ from fusefs.store.recover import AdoptionProblem, refused
 from fusefs.store.registry_lines import registered, why_unread
 from fusefs.store.reserve import has_spare_space, is_stocked, is_used
 from fusefs.store.stage import identify_at
+from fusefs.store.standing import MOUNTED, NOT_MADE, is_vouched
 from fusefs.store.store_maker import UNNOTED, StoreMaker, could_be_noted, is_noted, way_out, what_unnoted_means
-from fusefs.store.store_registry import LineOf, RegistryTarget, follow, is_vouched
+from fusefs.store.store_registry import LineOf, RegistryTarget, follow
 from fusefs.store.tidy_folder import passed_over
-from fusefs.store.user_folders import MOUNTED, NOT_MADE
 
 _RECOVER = "trashd doctor --repair VOLUME completes or undoes it"
 _COPIED = f"so it is in a copy or a backup, where trashd restore ID has it back; else {WAY_OUT}"

@@ -50,8 +50,8 @@ from fusefs.store.layout import (
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.pointers import lower_stores
 from fusefs.store.registry_lines import registered
+from fusefs.store.standing import FolderCensus, all_users, named_users, open_user, plain_name, why_not
 from fusefs.store.store_registry import LineOf, RegistryTarget, follow, open_registered, stores_of_users
-from fusefs.store.user_folders import FolderRefusal, all_users, named_users, open_user, plain_name, why_refused
 
 _NO_VOLUMES = frozenset(
     b"proc sysfs cgroup cgroup2 devpts devtmpfs securityfs debugfs tracefs pstore bpf mqueue hugetlbfs autofs "
@@ -140,7 +140,7 @@ def _everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
     for store in _unbroken(partial(_open_place, kernel, mounts), _places(kernel, mounts, users, silent), broken):
         if store.is_roots_to_keep():
             with suppress(OSError):  # it is gone by now
-                users |= named_users(store)
+                users.update(named_users(store))
         yield store
     if broken:
         raise broken[0]
@@ -282,16 +282,13 @@ def _upwards(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def folders(
-    store: Store, refused: list[FolderRefusal] | None = None, unread: list[FolderRefusal] | None = None
-) -> Iterator[UserFolder]:
+def folders(store: Store, census: FolderCensus | None = None) -> Iterator[UserFolder]:
     """The users' folders of a store that concern the caller: root sees all; the caller closes each.
 
     A user's own store serves that user alone.
-    refused  gets what is called so and is none
-    unread   gets what could not be read; None: `refused` does
+    census  gets what is refused, and what could not be read
     """
-    yield from all_users(store, [] if refused is None else refused, os.geteuid() or store.owner or None, unread)
+    yield from all_users(store, census or FolderCensus({}, [], []), os.geteuid() or store.owner or None)
 
 
 def with_lower(folder: UserFolder) -> Iterator[UserFolder]:
@@ -300,7 +297,8 @@ def with_lower(folder: UserFolder) -> Iterator[UserFolder]:
     The first is the caller's to close; the others are closed when the next one is asked for.
     Raises  NotPermitted if it is not as only that user can have made it, which its opener may not have seen
     """
-    if why := why_refused(folder):
+    kernel = folder.store.kernel
+    if why := why_not(kernel, folder.fd, kernel.fstat(folder.fd), folder.uid, kernel.fstat(folder.store.fd).st_dev):
         raise NotPermitted(f"{printable(folder.path())}: {why}", "look into it; nothing in it was touched")
     yield folder
     for store in lower_stores(folder):

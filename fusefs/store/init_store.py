@@ -16,10 +16,9 @@ from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
 from fusefs.linux.mountinfo import below, disk_of, find_mount, read_mounts
-from fusefs.linux.runtime_directories import lasting_dir, make_dir, replace_file
+from fusefs.linux.runtime_directories import lasting_dir, make_dir, read_file, replace_file
 from fusefs.store.backing_and_mount import (
     ABSENT,
-    FILE_TO_READ,
     OUT_OF_REACH,
     READABLE,
     BackingAndMount,
@@ -39,10 +38,9 @@ from fusefs.store.layout import (
     Store,
     Volume,
     decode_volume,
-    is_regular,
-    is_roots_own,
     open_store,
     own_names,
+    read_small,
     read_volume,
     refuse_unknown_format,
     store_of,
@@ -71,9 +69,9 @@ from fusefs.store.mounted_paths import open_shown
 from fusefs.store.recover import recover
 from fusefs.store.registry_lines import registered
 from fusefs.store.root_squash import refuse_squashed
+from fusefs.store.standing import MOUNTED
 from fusefs.store.store_maker import StoreMaker, is_noted, makes_common, way_out, what_unnoted_means, who_made
 from fusefs.store.tidy_folder import look_over
-from fusefs.store.user_folders import MOUNTED
 
 _FILE = b"chosen-disks"
 _MOST_BYTES = 1 << 16
@@ -82,8 +80,7 @@ _MOST_BYTES = 1 << 16
 def read_chosen() -> dict[str, str]:
     """The names of the disks that were chosen in this boot, by their volume's id; by the caller alone."""
     try:
-        with open(os.path.join(lasting_dir(), _FILE), encoding="ascii") as file:
-            lines = file.read(_MOST_BYTES).splitlines()
+        lines = read_file(os.path.join(lasting_dir(), _FILE), _MOST_BYTES).decode("ascii").splitlines()
     except (OSError, ValueError):
         return {}
     chosen = (line.partition(" ") for line in lines)
@@ -399,11 +396,9 @@ def _read_anyones(kernel: Kernel, fd: Fd, where: bytes) -> Volume | None:
         if error.errno not in (errno.ENOENT, errno.EXDEV):
             raise
         return None
-    with kernel.open_beneath(fd, VOLUME, FILE_TO_READ) as file:
-        is_sound = is_regular(kernel, file) or is_roots_own(kernel, file, fd)
-        if not is_sound:
-            return None
-        text = kernel.read(file, VOLUME_MAX_BYTES)
+    text = read_small(kernel, fd, VOLUME, VOLUME_MAX_BYTES)
+    if text is None:
+        return None
     refuse_unknown_format(text, where)
     return decode_volume(text)
 

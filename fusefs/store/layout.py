@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, Self
 
@@ -16,7 +16,7 @@ from fusefs.core.identity import Identity
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, user_store, whose_store
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.fd import Fd, closed_on_error
-from fusefs.linux.kernel import Kernel, is_local_kind
+from fusefs.linux.kernel import OTHERS_WRITE, Kernel, is_local_kind
 from fusefs.store.backing_and_mount import (
     DIRECTORY,
     FILE_TO_LOCK,
@@ -53,7 +53,7 @@ NEW = Name(b"new")
 LOCK = Name(b".lock")
 """In a store, or a directory of it, that one process at a time changes; only the store's owner can open it."""
 REGISTRY = Name(b"folders")
-"""Root's registry of which folder is which user's (store/user_folders.py)."""
+"""Root's registry of which folder is which user's (store/standing.py)."""
 NODES = Name(b"nodes")
 """The beats of the nodes that serve a store which several machines may have mounted (service.node_files)."""
 REAPER_LOCK = Name(b"reaper.lock")
@@ -118,11 +118,13 @@ class Areas(NamedTuple):
     u_fd         where only the store's owner makes names
     new_fd       where all users do; None in a user's own store
     registry_fd  where root notes which folder is whose; None where there is none
+    dev          st_dev of `u/`: a folder on another subvolume is none
     """
 
     u_fd: Fd
     new_fd: Fd | None = None
     registry_fd: Fd | None = None
+    dev: int = 0
 
     def __enter__(self) -> Self:
         """Own its fds for the block."""
@@ -502,7 +504,7 @@ def open_areas(kernel: Kernel, store_fd: Fd, name: Name = STORE) -> Areas:
             new_fd = _open_area(kernel, store_fd, NEW, owned)
             registry_fd = _open_area(kernel, store_fd, REGISTRY, owned)
         owned.pop_all()
-        return Areas(u_fd, new_fd, registry_fd)
+        return Areas(u_fd, new_fd, registry_fd, kernel.fstat(u_fd).st_dev)
 
 
 def _open_area(kernel: Kernel, store_fd: Fd, name: Name, owned: ExitStack) -> Fd | None:
@@ -543,19 +545,47 @@ def _check(
     return st.st_uid
 
 
-def is_regular(kernel: Kernel, fd: Fd) -> bool:
-    """Whether an fd holds a regular file with one name: no FIFO, no device, no link to another's."""
-    st = kernel.fstat(fd)
-    return stat.S_ISREG(st.st_mode) and st.st_nlink == 1
+def read_small(
+    kernel: Kernel, dir_fd: int, name: bytes, most_bytes: int, owners: Container[int] | None = None
+) -> bytes | None:
+    """Read a small file; None if it is no regular file, or one that another user may have put there or written.
 
-
-def is_roots_own(kernel: Kernel, fd: Fd, dir_fd: int) -> bool:
-    """Whether it is a regular file of root's in a directory of root's: only root can have put it there.
-
-    It may have more names: a backup by hard links gives it one, and no other user can do anything with that.
+    A second name is another user's, perhaps, but not in a directory of root's: a backup by hard links gives it one.
+    owners  the users whose it may be; None: anybody's
+    Raises  FileNotFoundError; OSError
     """
-    st, above = kernel.fstat(fd), kernel.fstat(dir_fd)
-    return stat.S_ISREG(st.st_mode) and st.st_uid == 0 == above.st_uid and not above.st_mode & 0o022
+    with kernel.open_beneath(dir_fd, name, FILE_TO_READ) as fd:
+        st = kernel.fstat(fd)
+        if not stat.S_ISREG(st.st_mode) or not (st.st_nlink == 1 or _is_roots_own(st, kernel.fstat(dir_fd))):
+            return None
+        if owners is not None and (st.st_uid not in owners or st.st_mode & OTHERS_WRITE):
+            return None
+        return kernel.read(fd, most_bytes)
+
+
+def _is_roots_own(st: os.stat_result, above: os.stat_result) -> bool:
+    """Whether a file is root's in a directory of root's: only root can have put it there."""
+    return st.st_uid == 0 == above.st_uid and not above.st_mode & OTHERS_WRITE
+
+
+def write_small(
+    kernel: Kernel, dir_fd: Fd, name: bytes, text: bytes, mode: int = 0o600, new: bytes | None = None
+) -> None:
+    """Put a text into a small file of that name, durably, at once or not at all.
+
+    new     the file's name until then, which no other process uses; None: one for a lock's holder
+    Raises  OSError; an unfinished file stays, and the next lock's holder replaces it
+    """
+    if new is None:
+        new = name + b".new"
+        with suppress(FileNotFoundError):
+            kernel.unlink(dir_fd, new)
+    with kernel.create(dir_fd, new) as fd:
+        kernel.write(fd, text)
+        if mode != 0o600:
+            kernel.chmod(fd, mode)
+        kernel.fsync(fd)
+    kernel.rename(dir_fd, new, dir_fd, name)
 
 
 def read_volume(
@@ -567,15 +597,11 @@ def read_volume(
     Raises  FileNotFoundError if there is none; Untrusted if it is another user's, or no regular file; BrokenStore;
             UnknownFormat
     """
-    where = os.path.join(base_path, name, VOLUME)
-    with kernel.open_beneath(store_fd, VOLUME, FILE_TO_READ) as fd:
-        st = kernel.fstat(fd)
-        trusted = trusted_owners(os.geteuid()) if owners is None else owners
-        is_sound = is_regular(kernel, fd) or is_roots_own(kernel, fd, store_fd)
-        if not is_sound or st.st_uid not in trusted or st.st_mode & 0o022:
-            raise Untrusted(where)
-        text = kernel.read(fd, VOLUME_MAX_BYTES)
     store = os.path.join(base_path, name)
+    trusted = trusted_owners(os.geteuid()) if owners is None else owners
+    text = read_small(kernel, store_fd, VOLUME, VOLUME_MAX_BYTES, trusted)
+    if text is None:
+        raise Untrusted(os.path.join(store, VOLUME))
     refuse_unknown_format(text, store)
     volume = decode_volume(text)
     if volume is None:

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import NamedTuple
 
 from fusefs.core.errors import Busy, NoStore
 from fusefs.core.names import N_HEX, Name, whose
@@ -23,18 +22,20 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.user_ids import read_subordinates
 from fusefs.store.backing_and_mount import DIRECTORY, FULL, OUT_OF_REACH, is_taken, same_times, suppress_errno
-from fusefs.store.layout import FOLDERS, NEW, NEW_PART, Store, UserFolder, make_private, take_lock
-from fusefs.store.user_folders import (
+from fusefs.store.layout import FOLDERS, NEW, NEW_PART, USERS, Store, UserFolder, make_private, take_lock
+from fusefs.store.standing import (
     MOST_REFUSED,
     MOUNTED,
-    FolderRefusal,
     RegisteredFolder,
+    Standing,
+    SubordinateFolders,
     ensure_spare,
     names_in,
     not_private,
     open_user,
     plain_name,
     read_registered,
+    standing_of,
     why_not,
     why_not_deep,
     why_unread,
@@ -72,7 +73,7 @@ def make_user(store: Store, uid: int | None = None, *, waits: bool = True) -> Us
                 if folder is not None:
                     return folder
                 if not has_rivals:
-                    name = Name(b"%b.%b" % (plain, _random()))
+                    name = _another_name(uid)
                     kernel.rename_free(u_fd, new, u_fd, name)
                     return _settled(store, uid, u_fd, name, fd)
         except FileNotFoundError:
@@ -108,11 +109,12 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
     Raises  OSError; NoStore where modes or owners mean nothing
     """
     kernel = store.kernel
-    u_fd, registry_fd = store.areas.u_fd, store.areas.registry_fd
-    if registry_fd is None:
+    u_fd = store.areas.u_fd
+    if store.areas.registry_fd is None:
         raise NoStore(store.base_path, f"trashd init {shell_word(store.base_path)} makes its folders/ anew")
     with ExitStack() as owned:
-        if not take_registry(kernel, registry_fd, owned):
+        registry_fd = take_registry(store, owned)
+        if registry_fd is None:
             return None
         folder = open_user(store, uid)
         if folder is not None:
@@ -121,7 +123,7 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
         for attempt in range(_ATTEMPTS):
             try:
                 with unnamed_folder(store, u_fd, uid) as (new, fd):
-                    entry = read_registered(kernel, registry_fd, uid)
+                    entry = read_registered(store, uid)
                     name = free_name(kernel, u_fd, uid)
                     write_registered(kernel, registry_fd, entry._replace(name=name, identity=kernel.identify(fd)))
                     kernel.rename_free(u_fd, new, u_fd, name)
@@ -146,15 +148,24 @@ def make_roots(store: Store, uid: int) -> UserFolder:
 def free_name(kernel: Kernel, u_fd: Fd, uid: int) -> Name:
     """The name below `u/` that a user's next folder gets: the plain one, unless something has it."""
     plain = plain_name(uid)
-    return Name(b"%b.%b" % (plain, _random())) if is_taken(kernel, u_fd, plain) else plain
+    return _another_name(uid) if is_taken(kernel, u_fd, plain) else plain
 
 
-def take_registry(kernel: Kernel, registry_fd: Fd, owned: ExitStack) -> bool:
-    """Take the registry's lock, owned by `owned`; whether no other process has it. Needs root. Raises  OSError"""
-    if not take_lock(kernel, registry_fd, owned):
-        return False
-    ensure_spare(kernel, registry_fd)
-    return True
+def _another_name(uid: int) -> Name:
+    """A name of a user's folder that nobody else can guess."""
+    return Name(b"%d.%b" % (uid, os.urandom(N_HEX // 2).hex().encode()))
+
+
+def take_registry(store: Store, owned: ExitStack) -> Fd | None:
+    """Root's registry, with its lock, owned by `owned`; None if there is none, or another process has the lock.
+
+    Needs root. Raises  OSError
+    """
+    registry_fd = store.areas.registry_fd
+    if registry_fd is None or not take_lock(store.kernel, registry_fd, owned):
+        return None
+    ensure_spare(store.kernel, registry_fd)
+    return registry_fd
 
 
 @contextmanager
@@ -164,7 +175,7 @@ def unnamed_folder(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, 
     Raises  OSError; NoStore; FileNotFoundError if another command took it for a killed maker's before it was locked
     """
     kernel = store.kernel
-    new = Name(b"%b%d.%b" % (NEW_PART, uid, _random()))
+    new = Name(NEW_PART + _another_name(uid))
     with make_private(kernel, area_fd, new) as fd:
         try:
             if kernel.is_local(fd) and not kernel.lock(fd):
@@ -173,7 +184,7 @@ def unnamed_folder(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, 
                 with make_private(kernel, fd, part) as part_fd:
                     _give(kernel, part_fd, uid)
             _give(kernel, fd, uid)
-            why = why_not(kernel, fd, kernel.fstat(fd), uid, kernel.fstat(store.fd).st_dev)
+            why = why_not(kernel, fd, kernel.fstat(fd), uid, store.areas.dev)
             if why:
                 raise NoStore(store.base_path, f"this filesystem can't keep a new directory to its maker: {why}")
             yield new, fd
@@ -245,26 +256,12 @@ def discard_folder(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
         kernel.rmdir(u_fd, name)
 
 
-def _random() -> bytes:
-    return os.urandom(N_HEX // 2).hex().encode()
-
-
 _MOST_A_LOOK = 300
 """Entries of the registry that one look writes: some are durable in a millisecond. Subordinate uids beyond them
 wait for the next look, and delay no other user's."""
 
 
-class _StoreSeen(NamedTuple):
-    """A store of root's, in which root registers. dev: of it (st_dev)"""
-
-    kernel: Kernel
-    u_fd: Fd
-    new_fd: Fd
-    registry_fd: Fd
-    dev: int
-
-
-def look_first(store: Store, resting: Collection[int] = ()) -> list[FolderRefusal]:
+def look_first(store: Store, resting: Collection[int] = ()) -> list[Standing]:
     """Register what users made in a store of root's since the last look; what could not be looked at. Needs root.
 
     If another process of root's is at it, that one does it; on a full volume it is done later, on one that is
@@ -273,53 +270,51 @@ def look_first(store: Store, resting: Collection[int] = ()) -> list[FolderRefusa
     Raises   OSError of root's own directories; what users made raises none
     """
     kernel, areas = store.kernel, store.areas
-    failed: list[FolderRefusal] = []
-    if areas.new_fd is None or areas.registry_fd is None or store.is_unknown():
+    failed: list[Standing] = []
+    if areas.new_fd is None or store.is_unknown():
         return failed
     if store.volume.strangers_refused is not True or kernel.is_empty(areas.new_fd) or kernel.is_read_only(store.fd):
         return failed
     with suppress_errno(*FULL), ExitStack() as owned:
-        if take_registry(kernel, areas.registry_fd, owned):
-            dev = kernel.fstat(store.fd).st_dev
-            here = _StoreSeen(kernel, areas.u_fd, areas.new_fd, areas.registry_fd, dev)
-            _register_new(here, resting, failed)
+        registry_fd = take_registry(store, owned)
+        if registry_fd is not None:
+            _register_new(store, registry_fd, resting, failed)
     return failed
 
 
-def _register_new(here: _StoreSeen, resting: Collection[int], failed: list[FolderRefusal]) -> None:
+def _register_new(store: Store, registry_fd: Fd, resting: Collection[int], failed: list[Standing]) -> None:
     """Register new folders while the caller has the registry's lock; if there are very many, the first of them.
 
     failed  gets what could not be looked at, of users who have no folder yet
     """
-    from fusefs.store.user_folders import SubordinateFolders  # a look at what is new is seldom
-
-    kernel, n_left = here.kernel, _MOST_A_LOOK
-    named, registered = names_in(kernel, here.new_fd), names_in(kernel, here.u_fd)
+    n_left, (_area, new_fd) = _MOST_A_LOOK, store.areas.for_new()
+    named, registered = names_in(store.kernel, new_fd), names_in(store.kernel, store.areas.u_fd)
     subordinates = SubordinateFolders(len(named) + len(registered), registered)
     for uid, names in _in_order(named):
         if uid == 0 or uid in resting:  # root makes its own in `u/`
             continue
         if subordinates.is_one_too_many(uid):
             continue
-        entry = read_registered(kernel, here.registry_fd, uid)
-        unread: list[FolderRefusal] = []
+        entry = read_registered(store, uid)
+        unread: list[tuple[Name, str]] = []
         for name in names:
             if entry.is_closed() or len(unread) >= MOST_REFUSED:
                 break
             if n_left == 0:
                 return
             try:
-                if _has_folder(here, entry):
+                if _has_folder(store, entry):
                     unread.clear()
                     break
-                entry = _look_at(here, entry, name)
+            except OSError as error:
+                unread.append((name, why_unread(error)))
+                continue
+            before, entry = entry, _look_at(store, registry_fd, entry, name, unread)
+            if entry is not before:
                 n_left -= 1
                 if entry.name:
                     subordinates.count(uid)
-            except _NotAFolder as no_folder:
-                if no_folder.why:
-                    unread.append(FolderRefusal(NEW, name, uid, uid, no_folder.why, is_used=True))
-        failed += unread
+        failed += [Standing(NEW, name, uid, uid, why, is_used=True) for name, why in unread]
 
 
 def _in_order(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
@@ -330,84 +325,74 @@ def _in_order(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
     return sorted(named.items(), key=lambda one: holder_of(one[0]) != one[0])
 
 
-class _NotAFolder(Exception):
-    """It is no user's folder, or can't be looked at; nothing needs to be remembered."""
-
-    def __init__(self, why: str = "") -> None:
-        """why: of what may be one, and can't be looked at now."""
-        super().__init__(why)
-        self.why = why
-
-
-def _has_folder(here: _StoreSeen, entry: RegisteredFolder) -> bool:
-    """Whether a user's registered folder is there, and is one. Raises  _NotAFolder if it can't be read now"""
+def _has_folder(store: Store, entry: RegisteredFolder) -> bool:
+    """Whether a user's registered folder is there, and is one. Raises  OSError if it can't be read now"""
     if not entry.name:
         return False
-    kernel = here.kernel
-    try:
-        with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(here.u_fd, entry.name, DIRECTORY) as fd:
-            return entry.proves(kernel.identify(fd)) and not why_not(kernel, fd, kernel.fstat(fd), entry.uid, here.dev)
-    except OSError as error:
-        raise _NotAFolder(why_unread(error)) from error
+    with suppress_errno(*OUT_OF_REACH), store.kernel.open_beneath(store.areas.u_fd, entry.name, DIRECTORY) as fd:
+        return standing_of(store, entry, USERS, entry.name, fd).is_registered
     return False
 
 
-def _look_at(here: _StoreSeen, entry: RegisteredFolder, name: Name) -> RegisteredFolder:
-    """What root knows of a user after a look at one of that user's names.
+def _look_at(
+    store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name, unread: list[tuple[Name, str]]
+) -> RegisteredFolder:
+    """What root knows of a user after a look at one of that user's names: `entry` itself if there is nothing new.
 
-    Raises  _NotAFolder; OSError of root's own directories
+    unread  gets the name, and why, if it can't be read now
+    Raises  OSError of root's own directories
     """
-    kernel = here.kernel
+    kernel, (_area, new_fd) = store.kernel, store.areas.for_new()
     with ExitStack() as owned:
         try:
-            fd = owned.enter_context(kernel.open_beneath(here.new_fd, name, DIRECTORY))
-        except OSError as error:  # anybody can have put it there: the census says what it is
-            raise _NotAFolder from error
+            fd = owned.enter_context(kernel.open_beneath(new_fd, name, DIRECTORY))
+        except OSError:
+            return entry  # anybody can have put it there: the census says what it is
         if kernel.fstat(fd).st_uid != entry.uid:
-            raise _NotAFolder  # this uid could not have made it; and its maker can make thousands
+            return entry  # this uid could not have made it; and its maker can make thousands
         try:
             found = kernel.identify(fd)
             is_registered, why = entry.is_same(found), ""
             if not is_registered:
                 if entry.has_refused(found):
-                    raise _NotAFolder
-                why = why_not_deep(kernel, fd, entry.uid, here.dev)
-        except (FileNotFoundError, PermissionError) as error:
-            raise _NotAFolder from error  # it has gone; root of another host
+                    return entry
+                why = why_not_deep(kernel, fd, entry.uid, store.areas.dev)
+        except (FileNotFoundError, PermissionError):
+            return entry  # it has gone; root of another host
         except OSError as error:
-            raise _NotAFolder(why_unread(error)) from error
+            unread.append((name, why_unread(error)))
+            return entry
         if why.endswith(MOUNTED):
-            raise _NotAFolder(why)  # what lies below it can't be seen now
+            unread.append((name, why))  # what lies below it can't be seen now
+            return entry
         if why:
             entry = entry._replace(refused=(*entry.refused, found))
-            write_registered(kernel, here.registry_fd, entry)
+            write_registered(kernel, registry_fd, entry)
             return entry
-        return _register(here, entry, name, fd)
+        return _register(store, registry_fd, entry, name, fd, unread)
 
 
-def _register(here: _StoreSeen, entry: RegisteredFolder, name: Name, fd: Fd) -> RegisteredFolder:
-    """Note a folder, then move it to where only root makes names.
-
-    Raises  _NotAFolder if it has gone, or can't be moved; OSError of root's own directories
-    """
-    kernel = here.kernel
-    place = free_name(kernel, here.u_fd, entry.uid)
-    entry = entry._replace(name=place, identity=kernel.identify(fd))
-    write_registered(kernel, here.registry_fd, entry)
+def _register(
+    store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name, fd: Fd, unread: list[tuple[Name, str]]
+) -> RegisteredFolder:
+    """Note a folder, then move it to where only root makes names. Arguments, Returns, Raises as for `_look_at`"""
+    kernel, u_fd, (_area, new_fd) = store.kernel, store.areas.u_fd, store.areas.for_new()
+    place = free_name(kernel, u_fd, entry.uid)
+    moved = entry._replace(name=place, identity=kernel.identify(fd))
+    write_registered(kernel, registry_fd, moved)
     try:
-        kernel.rename_free(here.new_fd, name, here.u_fd, place)
-        if not kernel.is_named(fd, here.u_fd, place):
-            # Its owner put something else there at that moment: it is not what is registered, and goes back.
-            aside = Name(b"%d.%b" % (entry.uid, os.urandom(6).hex().encode()))
-            kernel.rename_free(here.u_fd, place, here.new_fd, aside)
-            raise _NotAFolder
-    except FileNotFoundError as error:
-        raise _NotAFolder from error
+        kernel.rename_free(new_fd, name, u_fd, place)
+        if kernel.is_named(fd, u_fd, place):
+            return moved
+        # Its owner put something else there at that moment: it is not what is registered, and goes back.
+        kernel.rename_free(u_fd, place, new_fd, _another_name(entry.uid))
+    except FileNotFoundError:
+        pass
     except OSError as error:
         if error.errno in FULL:
             raise
         # Its owner mounted something on it, or gave it another project.
-        raise _NotAFolder(f"root can't move it to u/: {error.strerror}") from error
+        unread.append((name, f"root can't move it to u/: {error.strerror}"))
     return entry
 
 
@@ -418,24 +403,24 @@ def register_again(store: Store) -> list[str]:
     Raises  OSError
     """
     kernel, areas = store.kernel, store.areas
-    if areas.new_fd is None or areas.registry_fd is None or kernel.is_read_only(store.fd):
+    if areas.new_fd is None or kernel.is_read_only(store.fd):
         return []
-    here = _StoreSeen(kernel, areas.u_fd, areas.new_fd, areas.registry_fd, kernel.fstat(store.fd).st_dev)
     told: list[str] = []
     with ExitStack() as owned:
-        if not take_registry(kernel, here.registry_fd, owned):
+        registry_fd = take_registry(store, owned)
+        if registry_fd is None:
             return []
-        for uid, names in names_in(kernel, here.u_fd).items():
-            entry = read_registered(kernel, here.registry_fd, uid)
+        for uid, names in names_in(kernel, areas.u_fd).items():
+            entry = read_registered(store, uid)
             for name in sorted(names, key=entry.name.__ne__):
                 try:
-                    if _has_folder(here, entry):
+                    if _has_folder(store, entry):
                         break
-                except _NotAFolder:
+                except OSError:
                     break  # it can't be read now: no other name takes its place meanwhile
-                with suppress(OSError), kernel.open_beneath(here.u_fd, name, DIRECTORY) as fd:
-                    if not why_not_deep(kernel, fd, uid, here.dev):
+                with suppress(OSError), kernel.open_beneath(areas.u_fd, name, DIRECTORY) as fd:
+                    if not why_not_deep(kernel, fd, uid, areas.dev):
                         entry = entry._replace(name=name, identity=kernel.identify(fd))
-                        write_registered(kernel, here.registry_fd, entry)
+                        write_registered(kernel, registry_fd, entry)
                         told.append(f"registered u/{name.decode()}, which root or a copy of the store put there")
     return told

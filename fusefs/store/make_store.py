@@ -60,11 +60,12 @@ from fusefs.store.layout import (
     store_of,
     take_lock,
     trusted_owners,
+    write_small,
 )
 from fusefs.store.reserve import discard_reserve
+from fusefs.store.standing import RegisteredFolder, open_user, write_registered
 from fusefs.store.store_maker import StoreMaker, is_noted, makes_common, note_made
 from fusefs.store.store_registry import vouch
-from fusefs.store.user_folders import RegisteredFolder, open_user, write_registered
 
 _PROBE_BESIDE = Name(b"probe-beside")
 """What a killed `init --beside` of 0.3.0 left."""
@@ -117,9 +118,9 @@ def make_unnamed(made: ExitStack, kernel: Kernel, base: BackingAndMount, base_pa
         here = owned.enter_context(base.again(kernel))
         fd = owned.enter_context(kernel.open_dir(here.fd, new))
         store = store_of(kernel, here, base_path, fd, owned, trusted_owners(os.geteuid()), name)
-        if store.areas.registry_fd is not None:  # what root's first folder takes besides
-            take_registry(kernel, store.areas.registry_fd, made)
-            write_registered(kernel, store.areas.registry_fd, RegisteredFolder(os.geteuid()))
+        registry_fd = take_registry(store, made)
+        if registry_fd is not None:  # what root's first folder takes besides
+            write_registered(kernel, registry_fd, RegisteredFolder(os.geteuid()))
         owned.pop_all()
     return store
 
@@ -409,7 +410,7 @@ def _fill(kernel: Kernel, fd: Fd, name: Name, identifier: VolumeId) -> None:
     _check_empty(kernel, fd)  # an ACL of the parent's may have let others in until now
     for area in AREA_MODES if is_common else (USERS,):
         make_area(kernel, fd, area, AREA_MODES[area])
-    _write_new(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT)
+    write_small(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT, 0o644)
     kernel.create(fd, LOCK).close()
     if is_common:
         note_made(kernel, fd)
@@ -441,7 +442,7 @@ def make_area(kernel: Kernel, fd: Fd, name: Name, mode: int) -> None:
 
 def write_volume(kernel: Kernel, fd: Fd, volume: Volume) -> None:
     """Write volume.json, durably. Raises  OSError"""
-    _write_new(kernel, fd, VOLUME, encode_volume(volume))
+    write_small(kernel, fd, VOLUME, encode_volume(volume), 0o644)
     kernel.fsync(fd)
 
 
@@ -450,17 +451,6 @@ def own(kernel: Kernel, fd: Fd, mode: int) -> None:
     drop_acls(kernel, fd)
     kernel.chown(fd, os.geteuid(), os.getegid())
     kernel.chmod(fd, mode)
-
-
-def _write_new(kernel: Kernel, dir_fd: Fd, name: Name, content: bytes) -> None:
-    temporary = Name(name + b".new")
-    with suppress(FileNotFoundError):
-        kernel.unlink(dir_fd, temporary)
-    with kernel.create(dir_fd, temporary) as fd:
-        kernel.write(fd, content)
-        kernel.chmod(fd, 0o644)
-        kernel.fsync(fd)
-    kernel.rename(dir_fd, temporary, dir_fd, name)
 
 
 def sync_dir(kernel: Kernel, fd: Fd) -> None:

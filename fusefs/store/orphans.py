@@ -52,10 +52,9 @@ from fusefs.store.pointers import lower_stores
 from fusefs.store.recover import AdoptionProblem
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.set_aside import waiting
-from fusefs.store.store_registry import is_vouched
+from fusefs.store.standing import FolderCensus, is_vouched
 from fusefs.store.take_over import Waits, take_over
 from fusefs.store.tidy_folder import not_proven, prepare, tell, tend, told
-from fusefs.store.user_folders import FolderRefusal
 from fusefs.store.victim_rename import DirectRename, VisibleRename, take_back
 
 
@@ -249,11 +248,10 @@ def each_folder(
     """
     errors: list[TrashdError] = [] if lost is None else lost
     for store in _but_the_broken(stores, errors):
-        strangers: list[FolderRefusal] = []
-        unread: list[FolderRefusal] = []
+        census = FolderCensus({}, [], [])
         with store:
             try:
-                for folder in folders(store, strangers, unread):
+                for folder in folders(store, census):
                     with folder:
                         if serves is not None and not serves(folder):
                             continue
@@ -264,16 +262,16 @@ def each_folder(
                         else:
                             yield from results
                 if refused is not None and store.is_common():
-                    strangers += waiting(store, os.geteuid() or None)
+                    census.refused.extend(waiting(store, os.geteuid() or None))
             except OSError as error:
                 errors.append(from_os(error, store.base_path))
-        for one in unread:
+        for one in census.unread:
             where = os.path.join(store.path(), one.area, one.name)
             errors.append(
                 Incomplete(f"{printable(where)}: {one.why}", "its user can look into it; all others are done")
             )
         if refused is not None:
-            refused += tell(store.path(), strangers)
+            refused += tell(store.path(), census.refused)
     if lost is None and errors:
         raise errors[0]
 

@@ -11,8 +11,8 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.names import Name, RelPath, join, split
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import FILE_TO_READ, OUT_OF_REACH
-from fusefs.store.layout import POINTERS, Store, UserFolder, is_regular, open_own_store, open_store
+from fusefs.store.backing_and_mount import OUT_OF_REACH
+from fusefs.store.layout import POINTERS, Store, UserFolder, open_own_store, open_store, read_small, write_small
 
 _POINTER_MAX_BYTES = 64 * 1024
 MOST_READ = 1000
@@ -32,15 +32,8 @@ def add_pointer(folder: UserFolder, lower: RelPath) -> None:
         try:
             kernel.stat(pointers, name)
         except FileNotFoundError:
-            _write(kernel, pointers, name, lower)
-
-
-def _write(kernel: Kernel, pointers: Fd, name: bytes, lower: RelPath) -> None:
-    new = name + b"." + os.urandom(4).hex().encode() + _NEW
-    with kernel.create(pointers, new) as fd:
-        kernel.write(fd, lower)
-        kernel.fsync(fd)
-    kernel.rename(pointers, new, pointers, name)
+            new = name + b"." + os.urandom(4).hex().encode() + _NEW
+            write_small(kernel, pointers, name, lower, new=new)
 
 
 def pointed(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
@@ -78,7 +71,7 @@ def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
         from fusefs.linux.children import ChildLost, call_as
 
         try:
-            text = call_as(uid, lambda _ask: read(), lambda _question: b"")
+            text = call_as(uid, lambda _ask: read())
         except ChildLost:
             return []  # its user stopped it
     found = []
@@ -90,10 +83,8 @@ def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
 
 def _read(kernel: Kernel, pointers: Fd, name: bytes) -> RelPath | None:
     try:
-        with kernel.open_beneath(pointers, name, FILE_TO_READ) as fd:
-            if not is_regular(kernel, fd):
-                return None
-            return join(*split(kernel.read(fd, _POINTER_MAX_BYTES)))
+        text = read_small(kernel, pointers, name, _POINTER_MAX_BYTES)
+        return None if text is None else join(*split(text))
     except (OSError, ValueError):
         return None
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from typing import NamedTuple
 
 from fusefs.core.identity import Identity, from_words, in_words, is_marked
 from fusefs.core.names import STORE, Name, VolumeId, is_hex, is_volume_id, split, whose_store
 from fusefs.core.printable_names import unescape
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import OTHERS_WRITE
-from fusefs.linux.runtime_directories import lasting_dir
+from fusefs.linux.runtime_directories import lasting_dir, read_file, require_owner
 
 STORES = b"stores"
 MAX_BYTES = 64 * 1024
@@ -90,21 +87,8 @@ def read_registry(dir_fd: int) -> bytes:
     Raises  FileNotFoundError if there is none; OSError EPERM if it is another's, or others can write it, or the
             directory; EFBIG; whatever the kernel says of a link, a FIFO
     """
-    _must_be_own(os.fstat(dir_fd))
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with Fd(os.open(STORES, flags, dir_fd=dir_fd)) as fd:
-        st = os.fstat(fd)
-        _must_be_own(st)
-        if not stat.S_ISREG(st.st_mode) or st.st_nlink != 1:
-            raise OSError(errno.EPERM, "it is no regular file with one name")
-        if st.st_size > MAX_BYTES:
-            raise OSError(errno.EFBIG, f"it is larger than {MAX_BYTES // 1024} KiB")
-        return os.pread(fd, MAX_BYTES, 0)
-
-
-def _must_be_own(st: os.stat_result) -> None:
-    if st.st_uid != os.geteuid() or st.st_mode & OTHERS_WRITE:
-        raise OSError(errno.EPERM, f"it belongs to uid {st.st_uid}, or others can write it")
+    require_owner(os.fstat(dir_fd), os.geteuid())
+    return read_file(STORES, MAX_BYTES, dir_fd=dir_fd, owner=os.geteuid())
 
 
 def open_directory(path: bytes) -> Fd:

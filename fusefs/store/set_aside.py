@@ -39,7 +39,7 @@ from fusefs.store.layout import (
 from fusefs.store.make_folder import discard_folder, make_user
 from fusefs.store.recover import take_in
 from fusefs.store.reserve import FOR_USER, with_room
-from fusefs.store.user_folders import FolderRefusal, find_user, names_in, open_user
+from fusefs.store.standing import Standing, names_in, open_user
 
 WAITS = "it waits for its owner's next command"
 STAYS = "root's name in it proves nothing: whoever made that store could put it there"
@@ -54,7 +54,7 @@ def old_stores(store: Store) -> list[Name]:
     return [Name(name) for name in store.kernel.list_anew(store.fd) if name.startswith(OLD)]
 
 
-def waiting(store: Store, only: int | None = None) -> list[FolderRefusal]:
+def waiting(store: Store, only: int | None = None) -> list[Standing]:
     """The folders that wait there for their owners, of all users or of one. Raises  OSError"""
     kernel, told = store.kernel, []
     for old in old_stores(store):
@@ -66,7 +66,7 @@ def waiting(store: Store, only: int | None = None) -> list[FolderRefusal]:
                     if only not in (None, uid):
                         continue
                     why = WAITS if uid else STAYS
-                    told += [FolderRefusal(Name(join(old, area)), name, uid, None, why) for name in names]
+                    told += [Standing(Name(join(old, area)), name, uid, None, why) for name in names]
     return told
 
 
@@ -104,13 +104,12 @@ def _own_in(store: Store, old: Name, uid: int) -> Iterator[UserFolder | None]:
             areas = owned.enter_context(open_areas(kernel, fd))
             owners = {kernel.fstat(one).st_uid for one in (fd, *(area for _name, area in areas.all()))}
             if owners <= {0, uid}:
-                found = find_user(kernel, areas, uid)
+                found = open_user(store._replace(areas=areas), uid)
         if found is None:
             yield None
             return
         owned.enter_context(found.fd)
-        area_fd = dict(areas.all())[found.area]
-        inner = store._replace(fd=area_fd)  # what is opened by it goes no further than the folder
+        inner = store._replace(fd=dict(areas.all())[found.area])  # what is opened by it goes no further than the folder
         yield UserFolder(inner, uid, Name(join(old, found.area)), found.name, found.fd, is_proven=False)
 
 

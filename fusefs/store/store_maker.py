@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection
 from enum import Enum
 
-from fusefs.core.identity import Identity, Likelihood, compare, from_words, in_words
+from fusefs.core.identity import Likelihood, compare, from_words, in_words
 from fusefs.core.printable_names import shell_word
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -72,15 +72,7 @@ def note_made(kernel: Kernel, fd: Fd) -> bool:
 
 def is_noted(kernel: Kernel, fd: Fd) -> bool:
     """Whether it is noted on an opened `.trashd` that root made this very one. Raises  OSError"""
-    return _by_note(kernel, fd, kernel.identify(fd)) is StoreMaker.BY_ROOT
-
-
-def _by_note(kernel: Kernel, fd: Fd, found: Identity) -> StoreMaker:
-    """Which user made a store, by what is noted on it alone. found: its identity"""
-    noted = from_words(kernel.get_xattr(fd, XATTR) or b"")
-    if noted is None:
-        return StoreMaker.UNKNOWN
-    return StoreMaker.COPY if compare(noted, found) is Likelihood.OTHER else StoreMaker.BY_ROOT
+    return who_made(kernel, fd) is StoreMaker.BY_ROOT
 
 
 def could_be_noted(kernel: Kernel, fd: Fd) -> bool:
@@ -111,14 +103,13 @@ def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> StoreMak
     places  paths of the directory that holds it, for which the caller, who is root, believes root's registry of stores
     Raises  OSError
     """
-    found = kernel.identify(fd)
-    by_note = _by_note(kernel, fd, found)
-    if by_note is StoreMaker.BY_ROOT:
-        return by_note
+    found, noted = kernel.identify(fd), from_words(kernel.get_xattr(fd, XATTR) or b"")
+    if noted is not None and compare(noted, found) is not Likelihood.OTHER:
+        return StoreMaker.BY_ROOT
     named = (line.identity for line in (registered() if places else ()) if line.path in places)
     if any(compare(one, found) is not Likelihood.OTHER for one in named):
         return StoreMaker.BY_ROOT
-    return by_note
+    return StoreMaker.UNKNOWN if noted is None else StoreMaker.COPY
 
 
 def way_out(base_path: bytes) -> str:

@@ -24,8 +24,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from fusefs.core.errors import BrokenStore, TrashdError
-from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import STORE, Name, whose_store
+from fusefs.core.identity import Likelihood, compare
+from fusefs.core.names import Name, whose_store
 from fusefs.linux.children import ask_each, person
 from fusefs.linux.fd import Fd
 from fusefs.linux.file_locks import take
@@ -46,7 +46,6 @@ from fusefs.store.registry_lines import (
     open_directory,
     read_own,
     read_registry,
-    registered,
 )
 from fusefs.store.store_maker import StoreMaker, is_noted, note_made
 
@@ -380,41 +379,6 @@ def is_remembered(store: Store) -> bool:
     return _has(text, encode(one)) or any(is_same(one, other) for other in decode(text))
 
 
-def is_vouched(store: Store) -> bool:
-    """Whether a store is known to be no copy: by its owner's registry, or, of root's, by root having made it.
-
-    To be asked by its user. What is not vouched for is shown and restored from, and nothing in it is reaped unasked. A
-    user who can have no registry vouches for what is used, and so does a pointer for where it leads; for a copy that
-    can be known as one only `init` does, which makes it a store of its own.
-    """
-    if store.is_common() or is_remembered(store):
-        return True
-    if _is_copy(store, store.kernel.identify(store.fd)):
-        return False
-    if store.name != STORE:
-        # Nobody else can write in it, nor have moved it here: its own file proves that it is no copy of its files. A
-        # copy of the whole disk has the same id elsewhere.
-        here = place_of_store(store)
-        return all(one.path == here for one in registered() if one.volume == store.volume.id)
-    return store.is_named or not _has_place()
-
-
-def _is_copy(store: Store, found: Identity) -> bool:
-    """Whether a store's own file says that it was another one."""
-    return compare(found, store.volume.store) is Likelihood.OTHER
-
-
-def _has_place() -> bool:
-    """Whether the caller has a registry, or could have one."""
-    try:
-        path = lasting_dir()
-    except FileNotFoundError:
-        return False
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    return os.access(path, os.W_OK | os.X_OK)
-
-
 def is_same(one: RegistryLine, other: RegistryLine) -> bool:
     """Whether two lines mean one store at one place."""
     known = compare(one.identity, other.identity)
@@ -443,9 +407,8 @@ def remember(store: Store) -> str:
                 return ""
         except FileNotFoundError:
             pass
-        if _is_copy(store, one.identity):
+        if compare(one.identity, store.volume.store) is Likelihood.OTHER:
             return "it is a copy of another one"
-
         return add_line(store.kernel, one)
     except OSError as error:
         return error.strerror or "it can't be written"
@@ -460,5 +423,4 @@ def vouch(store: Store) -> bool:
         return True
     if store.judged().made is StoreMaker.BY_ROOT:
         return True
-
     return not add_line(store.kernel, describe(store))

@@ -24,7 +24,6 @@ from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id, host_id
 from fusefs.linux.mountinfo import Mount, find_mount, find_rule_path, read_mounts, views
-from fusefs.store.backing_and_mount import FILE_TO_READ
 from fusefs.store.container import (
     ClaimLost,
     HeldContainer,
@@ -44,7 +43,9 @@ from fusefs.store.layout import (
     WATCH_PREFIXES,
     WATCHED_PREFIX,
     Store,
+    read_small,
     trusted_owners,
+    write_small,
 )
 from fusefs.store.stage import ATTEMPTS, discard_unmade
 from fusefs.store.victim_rename import lend, loan
@@ -244,18 +245,15 @@ def _sight(kernel: Kernel, fd: Fd) -> str:
 
 def _noted(kernel: Kernel, fd: Fd, prefix: bytes) -> _Note | None:
     """This boot's note; None if there is none that makes sense."""
-    with suppress(FileNotFoundError, ValueError), kernel.open_beneath(fd, _name(prefix), FILE_TO_READ) as file:
-        at_s, sight = kernel.read(file, _NOTE_MAX_BYTES).decode("ascii").split()
+    with suppress(FileNotFoundError, ValueError):
+        at_s, sight = (read_small(kernel, fd, _name(prefix), _NOTE_MAX_BYTES) or b"").decode("ascii").split()
         return _Note(float(at_s), sight)
     return None
 
 
 def _note(kernel: Kernel, fd: Fd, prefix: bytes, note: _Note) -> None:
-    new = Name(prefix + os.urandom(6).hex().encode())
-    with kernel.create(fd, new) as file:
-        kernel.write(file, f"{note.at_s} {note.sight}".encode())
-        kernel.fsync(file)
-    kernel.rename(fd, new, fd, _name(prefix))
+    text = f"{note.at_s} {note.sight}".encode()
+    write_small(kernel, fd, _name(prefix), text, new=prefix + os.urandom(6).hex().encode())
 
 
 def _forget(kernel: Kernel, fd: Fd, prefix: bytes) -> None:

@@ -18,9 +18,9 @@ from fusefs.store.recover import AdoptionProblem, adopt_dropped, recover
 from fusefs.store.reserve import is_used
 from fusefs.store.set_aside import WAITS, discard_emptied, take_own, waiting
 from fusefs.store.stage import restock
+from fusefs.store.standing import MOUNTED, NOT_MADE, NOT_REGISTERED, Standing, take_census
 from fusefs.store.store_maker import way_out
 from fusefs.store.take_over import Waits
-from fusefs.store.user_folders import MOUNTED, NOT_MADE, NOT_REGISTERED, FolderRefusal, take_census
 
 _MOST_NAMED = 3
 """Of one owner; any user can make thousands of names."""
@@ -52,17 +52,17 @@ def not_proven(folder: UserFolder) -> NotProven:
     return NotProven(folder.path(), hint)
 
 
-def tell(store: bytes, refused: Iterable[FolderRefusal]) -> list[AdoptionProblem]:
+def tell(store: bytes, refused: Iterable[Standing]) -> list[AdoptionProblem]:
     """What is refused in a store, by its path, for people."""
     by_owner = groupby(sorted(refused, key=_by_owner), key=_by_owner)
     return [problem for _owner, ones in by_owner for problem in _of_owner(store, list(ones))]
 
 
-def _by_owner(refusal: FolderRefusal) -> int:
+def _by_owner(refusal: Standing) -> int:
     return -1 if refusal.owner is None else refusal.owner
 
 
-def _of_owner(store: bytes, refused: list[FolderRefusal]) -> Iterable[AdoptionProblem]:
+def _of_owner(store: bytes, refused: list[Standing]) -> Iterable[AdoptionProblem]:
     base_path = os.path.dirname(store)
     refused.sort(key=lambda one: not one.is_used)
     hints = {

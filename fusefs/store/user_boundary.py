@@ -12,10 +12,10 @@ Source  the unsafe transitions of systemd-tmpfiles(8), src/basic/fs-util.c
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections import Counter
-from contextlib import suppress
 from typing import NamedTuple, Self
 
 from fusefs.core.errors import AcrossUsers
@@ -24,8 +24,8 @@ from fusefs.core.names import Name, RelPath
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
-from fusefs.linux.runtime_directories import lasting_dir, make_dir, replace_file
-from fusefs.store.backing_and_mount import READABLE, BackingAndMount
+from fusefs.linux.runtime_directories import lasting_dir, make_dir, read_file, replace_file
+from fusefs.store.backing_and_mount import READABLE, BackingAndMount, suppress_errno
 from fusefs.store.deep_path import DeepOpener, walk_inwards
 
 _HEAD = b"trashd directories seen 1\n"
@@ -160,16 +160,11 @@ def _path() -> bytes:
 
 def _read(path: bytes) -> list[bytes]:
     """The entries of the file, if it is root's alone; what can't be understood has none: then nothing was seen."""
-    with suppress(FileNotFoundError), open(path, "rb", opener=_open_ours) as file:
-        text = file.read(len(_HEAD) + _SEEN_MAX * _ENTRY_BYTES)
-        st = os.fstat(file.fileno())
-        if text.startswith(_HEAD) and st.st_uid == os.geteuid() and not st.st_mode & OTHERS_WRITE:
+    with suppress_errno(errno.ENOENT, errno.EPERM, errno.EFBIG):
+        text = read_file(path, len(_HEAD) + _SEEN_MAX * _ENTRY_BYTES, owner=os.geteuid())
+        if text.startswith(_HEAD):
             return _entries(text[len(_HEAD) :])
     return []
-
-
-def _open_ours(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _entries(text: bytes) -> list[bytes]:

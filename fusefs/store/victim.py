@@ -55,8 +55,8 @@ from fusefs.store.backing_and_mount import (
 )
 from fusefs.store.find_stores import stores_below
 from fusefs.store.layout import FOLDER_MODE, VOLUME, Store, is_stores_own, open_own_store, open_store, trusted_owners
+from fusefs.store.standing import NOT_MADE
 from fusefs.store.store_maker import makes_common, way_out
-from fusefs.store.user_folders import NOT_MADE
 
 DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
 _OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})

@@ -111,17 +111,6 @@ def test_a_process_that_has_a_deleted_file_open_is_named_with_its_bytes(fs_type:
             assert gone.wait().is_reached
 
 
-def test_all_processes_that_have_a_file_open_are_named() -> None:
-    with volume_of("ext4") as volume:
-        job = make_job(volume)
-        with holder(job / "held") as one, holder(job / "held") as other, reaped(volume, job) as gone:
-            reasons = gone.wait().reasons
-            assert [reason.n_bytes for reason in reasons] == [SIZE, SIZE]
-            told = " ".join(reason.detail for reason in reasons)
-            assert f"(pid {one.pid})" in told
-            assert f"(pid {other.pid})" in told
-
-
 def test_a_process_that_only_works_in_a_deleted_directory_is_no_failure() -> None:
     with volume_of("ext4") as volume:
         job = make_job(volume)
@@ -170,6 +159,17 @@ def test_a_file_that_is_only_mapped_is_found_too(fs_type: str, uid: int) -> None
             (reason,) = waited.reasons
             assert (reason.kind, reason.n_bytes) == (WaitReasonKind.OPEN, SIZE)
             assert f"(pid {pid})" in reason.detail
+
+
+def test_all_processes_that_have_a_file_open_are_named() -> None:
+    with volume_of("ext4") as volume:
+        job = make_job(volume)
+        with holder(job / "held") as one, holder(job / "held") as other, reaped(volume, job) as gone:
+            reasons = gone.wait().reasons
+            assert [reason.n_bytes for reason in reasons] == [SIZE, SIZE]
+            told = " ".join(reason.detail for reason in reasons)
+            assert f"(pid {one.pid})" in told
+            assert f"(pid {other.pid})" in told
 
 
 def test_deleted_files_that_were_none_of_the_tree_are_not_blamed() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.user_folders import take_census
+from fusefs.store.standing import take_census
 from tests.crash.powerfail_invariants import STORE_DURABLE, Shape, check_state, shapes_at_once
 from tests.crash.powerfail_work import USER, Cut, Scenario
 from tests.support.asked_directly import asked_directly

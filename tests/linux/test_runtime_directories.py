@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir, runtime_dir, state_dir
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir, read_file, replace_file, runtime_dir, state_dir
 from tests.support.other_users import as_user, passable_directory
 
 SOMEBODY = 54321
@@ -64,3 +66,36 @@ def test_a_users_directory_is_his_alone() -> None:
         path = os.fsencode(place / "his")
         as_user(SOMEBODY, lambda: make_dir(path))
         assert os.stat(path).st_mode & 0o777 == 0o700
+
+
+def test_a_file_is_read_as_it_was_put_there(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path / "file")
+    replace_file(path, b"text", 0o600)
+    assert read_file(path, 4, owner=os.geteuid()) == b"text"
+
+
+def _replace_by_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        (Path.unlink, errno.ENOENT),
+        (lambda path: path.write_bytes(b"longer"), errno.EFBIG),
+        (lambda path: path.chmod(0o620), errno.EPERM),
+        (lambda path: path.with_name("other").hardlink_to(path), errno.EPERM),
+        (lambda path: path.rename(path.with_name("other")) and path.symlink_to("other"), errno.ELOOP),
+        (_replace_by_fifo, errno.EPERM),
+    ],
+    ids=["missing", "larger", "for others to write", "two names", "link", "fifo"],
+)
+def test_what_another_may_have_put_there_is_not_read(
+    tmp_path: Path, spoil: Callable[[Path], object], code: int
+) -> None:
+    path = tmp_path / "file"
+    replace_file(os.fsencode(path), b"text", 0o600)
+    spoil(path)
+    with pytest.raises(OSError, match=rf"\[Errno {code}\]"):
+        read_file(os.fsencode(path), 4, owner=os.geteuid())

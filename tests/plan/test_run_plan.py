@@ -21,8 +21,8 @@ from fusefs.linux.kernel import Kernel
 from fusefs.plan.run_plan import PlanOptions, carry_out
 from fusefs.sweep.request import Request, SweepWishes
 from fusefs.sweep.run import NOTHING_SPECIAL, run
-from tests.plan.test_units import locked
-from tests.plan.test_units import put as put_at
+from tests.plan.test_run_plan_units import locked
+from tests.plan.test_run_plan_units import put as put_at
 from tests.support.make_trees import snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume

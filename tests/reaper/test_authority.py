@@ -151,13 +151,6 @@ def test_a_users_link_to_roots_file_is_his_to_unlink_and_the_file_stays(volume: 
     assert snapshot(roots, with_times=True) == before
 
 
-def test_root_reaps_his_own_orphan_whoever_owns_what_is_in_it(volume: Path) -> None:
-    spec = Dir({"theirs": File(b"t", owner=(OTHER, OTHER))}, mode=0o1700, owner=(USER, USER))
-    identifier = swap(make_tree(volume / "job", {"sticky": spec, "closed": Dir({"a": "1"}, mode=0)})).id
-    assert reap_now(volume, identifier).report.failures == ()
-    assert state_of(volume, identifier) is None
-
-
 def test_users_orphans_are_out_of_each_others_reach(volume: Path) -> None:
     identifier = orphan_with(volume, "mine", Dir({}, owner=(USER, USER)))
     before = snapshot(place(volume, identifier), with_times=True)

@@ -45,7 +45,6 @@ from tests.support.store_verbs import (
     place,
     raw,
     recover_all,
-    restore,
 )
 from tests.support.team_trees import (
     ALICE,
@@ -156,11 +155,6 @@ def test_what_is_moved_into_the_quarantine_is_kept(quick_volume: Path) -> None:
     assert came_in(reaped) == [b"tree/in", b"tree/results"]
     for where in ("tree", "tree/in"):
         assert thesis_in(quick_volume, identifier, where).read_bytes() == THESIS
-
-
-def test_what_is_moved_to_the_top_is_kept(quick_volume: Path) -> None:
-    identifier, _reaped = reap_with_thesis(quick_volume, into=".")
-    assert thesis_in(quick_volume, identifier, "tree").read_bytes() == THESIS
 
 
 def test_what_comes_back_with_more_in_it_is_kept(quick_volume: Path) -> None:
@@ -288,13 +282,6 @@ def test_its_owner_deletes_it_by_his_own_word(quick_volume: Path, asker: int) ->
     assert as_asker(asker, partial(command, quick_volume, "reap", identifier)) == 13
     assert as_asker(asker, partial(command, quick_volume, "reap", "--force", "--yes", identifier)) == 0
     assert entries(quick_volume) == []
-
-
-def test_its_owner_takes_it_back(quick_volume: Path) -> None:
-    identifier, _reaped = reap_with_thesis(quick_volume)
-    back = quick_volume / "project/back"
-    as_user(ALICE, lambda: restore(quick_volume, identifier, to=back) and None, groups=[TEAM])
-    assert (back / "in" / DEEP).read_bytes() == THESIS
 
 
 def test_the_list_says_why_and_what_to_do(quick_volume: Path, capsys: pytest.CaptureFixture[str]) -> None:

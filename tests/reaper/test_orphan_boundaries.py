@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.make_trees import deep_chain, make_tree, snapshot
+from tests.support.make_trees import make_tree, snapshot
 from tests.support.many_files import bulky_tree, fill
 from tests.support.mount_namespaces import bind_elsewhere
 from tests.support.outside_tree import Canary, unmount_below
 from tests.support.real_filesystems import bind_mount
-from tests.support.reap_process import assert_quarantined, left_in, reasons, state_of
+from tests.support.reap_process import assert_quarantined, state_of
 from tests.support.store_verbs import place, reap_now, swap
 
 pytestmark = pytest.mark.needs("root")
@@ -79,19 +79,3 @@ def test_what_is_mounted_in_another_namespace_stays_and_the_orphan_goes(volume: 
         assert state_of(volume, identifier) is None
         assert snapshot(volume / "canary", with_times=True) == before
     assert snapshot(volume / "canary", with_times=True) == before
-
-
-def test_the_same_filesystem_mounted_into_the_orphan_is_a_border_too(volume: Path) -> None:
-    """One device number on both sides: only openat2(RESOLVE_NO_XDEV) tells."""
-    canary = deep_chain(volume / "canary", 200)
-    before = snapshot(canary, with_times=True)
-    job = make_tree(volume / "job", {"a": "1", "sub": {"mount": {"covered": "2"}}})
-    identifier = swap(job).id
-    with bind_mount(canary, place(volume, identifier) / "tree/sub/mount"):
-        reaped = reap_now(volume, identifier)
-        assert set(reasons(reaped)) == {b"tree/sub/mount"}
-        assert snapshot(canary, with_times=True) == before
-        unmount_below(volume / ".trashd")
-    assert left_in(volume, identifier) == {"sub", "sub/mount", "sub/mount/covered"}
-    assert reap_now(volume, identifier).report.failures == ()
-    assert snapshot(canary, with_times=True) == before

@@ -16,7 +16,7 @@ from fusefs.store.layout import RECORD
 from tests.support.foreground_mount import until
 from tests.support.fuse_eio import N_LISTED, broken_volume
 from tests.support.fuse_watchdog import FuseVolume
-from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Entry, Spec, deep_chain, make_tree, set_flags, snapshot
+from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Entry, Spec, deep_chain, make_tree, set_flags
 from tests.support.many_files import fill
 from tests.support.real_filesystems import full, loop_volume, tmpfs_volume
 from tests.support.reap_process import assert_quarantined, left_in, reasons, state_of
@@ -190,20 +190,6 @@ def test_open_file_that_is_hidden_instead_of_unlinked_makes_no_reap_endless(
 
 
 # What is refused once only
-
-
-def test_quarantine_that_is_tried_again_in_vain_stays_what_it_is(volume: Path) -> None:
-    job = make_tree(volume / "job", {"sub": {"frozen": "x"}})
-    set_flags(job / "sub/frozen", IMMUTABLE)
-    identifier = swap(job).id
-    first = reap_now(volume, identifier)
-    before = snapshot(place(volume, identifier) / "tree", with_times=True)
-    again = reap_now(volume, identifier)
-    assert (reasons(again), again.report.removed) == (reasons(first), 0)
-    assert snapshot(place(volume, identifier) / "tree", with_times=True) == before
-    assert_quarantined(volume, again)
-    set_flags(place(volume, identifier) / "tree/sub/frozen", IMMUTABLE, on=False)
-    assert reap_now(volume, identifier).report.failures == ()
 
 
 class KeepsRecords(Kernel):

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from fusefs.core.container_states import State
-from fusefs.core.errors import Busy, NotFound
+from fusefs.core.errors import Busy
 from fusefs.core.names import ContainerId
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from tests.support.make_trees import make_tree, snapshot
-from tests.support.many_files import bulky_tree, fill
-from tests.support.reap_process import DONE, LOST, Reaping, is_claimed, start_and_stop, start_reap, state_of
+from tests.support.many_files import bulky_tree
+from tests.support.reap_process import DONE, Reaping, start_and_stop, state_of
 from tests.support.store_verbs import ActingAt, Counting, own, reap_now, recover_all, restore, swap
 
 pytestmark = pytest.mark.needs("root")
@@ -95,67 +94,6 @@ def test_what_a_killed_reap_left_is_busy_as_long_as_one_of_its_workers_lives(vol
         assert lost == "busy"
         assert reap_now(volume, identifier).lost is None
     assert state_of(volume, identifier) is None
-
-
-def test_of_two_reaps_begun_at_once_one_wins_and_the_other_says_so(volume: Path) -> None:
-    for n in range(30):
-        identifier = swap(fill(volume / f"job-{n}", 300)).id
-        both = [start_reap(volume, identifier) for _ in range(2)]
-        assert sorted(one.wait() for one in both) == [DONE, LOST], f"round {n}"
-        assert state_of(volume, identifier) is None
-
-
-def test_of_a_reap_and_a_restore_begun_at_once_one_wins_and_the_tree_is_whole_or_gone(volume: Path) -> None:
-    for n in range(30):
-        job = make_tree(volume / "job", {"a": "1", "sub": {f"{i}": "x" for i in range(100)}})
-        before = snapshot(job)
-        identifier = swap(job).id
-        reaping = start_reap(volume, identifier)
-        reaping.has_ended(n / 10_000)
-        while n % 3 == 0 and not (reaping.has_ended() or is_claimed(volume, identifier)):
-            os.sched_yield()
-        try:
-            restored = restore(volume, identifier)
-        except (Busy, NotFound):
-            assert reaping.wait() == DONE
-            assert os.listdir(job) == []
-            job.rmdir()
-        else:
-            assert n % 3, "it was claimed"
-            assert reaping.wait() == LOST
-            assert (snapshot(job), restored.partial) == (before, False)
-            job.rename(volume / f"restored-{n}")
-        assert state_of(volume, identifier) is None
-
-
-def test_a_reap_between_any_two_calls_of_a_restore_has_all_of_the_tree_or_nothing(volume: Path) -> None:
-    job = volume / "job"
-    outcomes: set[bool] = set()
-    reaped = False
-
-    def reap_it() -> None:
-        nonlocal reaped
-        try:
-            reaped = reap_now(volume, identifier).lost is None
-        except NotFound:
-            reaped = False
-
-    for n in count():
-        identifier = swap(make_tree(job, {"a": "1", "sub": {"b": "2"}})).id
-        reaped = False
-        hook = ActingAt(n, reap_it)
-        try:
-            restore(volume, identifier, Kernel(hook))
-        except (Busy, NotFound):
-            assert (reaped, os.listdir(job)) == (True, []), f"before call {n}"
-        else:
-            assert (reaped, sorted(os.listdir(job))) == (False, ["a", "sub"]), f"before call {n}"
-        assert state_of(volume, identifier) is None
-        if hook.left >= 0:
-            break
-        outcomes.add(reaped)
-        job.rename(volume / f"job-{n}")
-    assert outcomes == {True, False}
 
 
 def test_what_another_reap_is_just_ending_is_gone_and_not_broken(volume: Path) -> None:

@@ -73,3 +73,8 @@ def test_file_that_says_nothing_sensible_pauses_everything(runtime: bytes, text:
     (pause,) = [read_pauses(runtime, NOW_S)[None]]
     assert pause.until_s is None
     assert "can't be read" in pause.why
+
+
+def test_a_fifo_pauses_everything_and_holds_up_nobody(runtime: bytes) -> None:
+    os.mkfifo(Path(os.fsdecode(pause_dir(runtime)), "all"))
+    assert "can't be read" in read_pauses(runtime, NOW_S)[None].why

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.container_states import State
-from fusefs.core.errors import NotFound, NotPermitted, TrashdError
+from fusefs.core.errors import NotPermitted, TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.stage import SwapOptions
@@ -36,21 +36,28 @@ pytestmark = pytest.mark.needs("root")
 VOLUME = partial(shared_store, alice=ALICE, bob=BOB)
 
 
-# Reaping
+# Restoring, and what a reap could not remove
 
 
-def test_root_reaps_a_users_orphan_without_more_rights_than_his(volume: Path) -> None:
+def test_root_restores_a_users_orphan_as_that_user(volume: Path) -> None:
     identifier = orphan_of(volume, ALICE)
-    tree = place(volume, identifier) / "tree"
-    make_tree(tree / "roots", {"file": "stays"})
-    reaped = reap_now(volume, identifier)
-    assert [(failure.name, failure.call) for failure in reaped.report.failures] == [
-        (b"tree/roots/file", "unlink"),
-    ]
-    [entry] = entries(volume)
-    assert (entry.state, entry.n_failed, entry.partial) == (State.QUARANTINE, 1, True)
-    assert (place(volume, identifier) / "tree" / "roots" / "file").read_text() == "stays"
-    assert not (place(volume, identifier) / "tree" / "results").exists()
+    os.chown(volume / "alice", 0, 0)
+    with pytest.raises(NotPermitted):
+        restore(volume, identifier)
+    assert (place(volume, identifier) / "tree" / "results").read_text() == "his own"
+    assert [entry.state for entry in entries(volume)] == [State.ORPHANS]
+    assert_silent(volume)
+
+
+def test_root_restores_a_part_as_that_user(volume: Path) -> None:
+    identifier = orphan_of(volume, ALICE)
+    os.chown(volume / "alice" / "job", 0, 0)
+    with pytest.raises(NotPermitted):
+        restore(volume, identifier, inside=b"results")
+    assert (place(volume, identifier) / "tree" / "results").read_text() == "his own"
+    os.chown(volume / "alice" / "job", ALICE, ALICE)
+    restore(volume, identifier, inside=b"results")
+    assert (volume / "alice" / "job" / "results").read_text() == "his own"
     assert_silent(volume)
 
 
@@ -71,67 +78,6 @@ def test_reasons_with_long_names_find_room_in_the_record(volume: Path) -> None:
     assert_silent(volume)
 
 
-def test_a_user_reaps_read_only_directories_of_his_own(volume: Path) -> None:
-    identifier = orphan_of(volume, ALICE, mode=0o500)
-    assert reap_now(volume, identifier).report.n_failed == 0
-    assert entries(volume) == []
-    assert_silent(volume)
-
-
-# Restoring
-
-
-def test_root_restores_a_users_orphan_as_that_user(volume: Path) -> None:
-    identifier = orphan_of(volume, ALICE)
-    os.chown(volume / "alice", 0, 0)
-    with pytest.raises(NotPermitted):
-        restore(volume, identifier)
-    assert (place(volume, identifier) / "tree" / "results").read_text() == "his own"
-    assert [entry.state for entry in entries(volume)] == [State.ORPHANS]
-    assert_silent(volume)
-
-
-def test_root_restores_elsewhere_with_his_own_authority(volume: Path) -> None:
-    identifier = orphan_of(volume, ALICE)
-    make_tree(volume / "vault", Dir(mode=0o700))
-    restore(volume, identifier, to=volume / "vault" / "job")
-    assert (volume / "vault" / "job" / "results").read_text() == "his own"
-    assert (volume / "vault" / "job").stat().st_uid == ALICE
-    assert_silent(volume)
-
-
-def test_a_user_restores_elsewhere_only_where_he_may_write(volume: Path) -> None:
-    identifier = orphan_of(volume, ALICE)
-    for to in (volume / "bob" / "job", volume / "job"):
-        with pytest.raises(NotPermitted):
-            as_user(ALICE, partial(restore, volume, identifier, to=to))
-        assert not to.exists()
-    assert [entry.state for entry in entries(volume)] == [State.ORPHANS]
-    assert_silent(volume)
-
-
-def test_root_restores_a_part_as_that_user(volume: Path) -> None:
-    identifier = orphan_of(volume, ALICE)
-    os.chown(volume / "alice" / "job", 0, 0)
-    with pytest.raises(NotPermitted):
-        restore(volume, identifier, inside=b"results")
-    assert (place(volume, identifier) / "tree" / "results").read_text() == "his own"
-    os.chown(volume / "alice" / "job", ALICE, ALICE)
-    restore(volume, identifier, inside=b"results")
-    assert (volume / "alice" / "job" / "results").read_text() == "his own"
-    assert_silent(volume)
-
-
-def test_root_recovers_a_users_staged_loan_as_that_user(volume: Path) -> None:
-    identifier = orphan_of(volume, ALICE, 0o555)
-    container = place(volume, identifier)
-    (container / "tree").chmod(0o755)
-    container.rename(folder_of(volume, ALICE) / "stage" / identifier)
-    assert recover_all(volume) == []
-    assert (place(volume, identifier) / "tree").stat().st_mode & 0o7777 == 0o555
-    assert_silent(volume)
-
-
 def test_root_adopts_what_a_user_dropped_as_that_user(volume: Path) -> None:
     def drop() -> None:
         use(volume)
@@ -149,44 +95,6 @@ def test_root_adopts_what_a_user_dropped_as_that_user(volume: Path) -> None:
 # Users among themselves
 
 
-def test_users_see_their_own_orphans_and_root_sees_all(volume: Path) -> None:
-    hers = orphan_of(volume, ALICE)
-    assert [entry.id for entry in as_user(ALICE, lambda: entries(volume))] == [hers]
-    assert as_user(BOB, lambda: entries(volume)) == []
-    make_tree(volume / "roots", {})
-    own = swap(volume / "roots").id
-    assert [entry.id for entry in entries(volume)] == [hers, own]
-    assert_silent(volume)
-
-
-def test_users_can_not_look_into_each_others_folders(volume: Path) -> None:
-    orphan_of(volume, ALICE)
-    with pytest.raises(PermissionError):
-        as_user(BOB, lambda: os.listdir(folder_of(volume, ALICE)))
-    with pytest.raises(PermissionError):
-        as_user(BOB, lambda: os.listdir(folder_of(volume, ALICE) / "orphans"))
-    assert_silent(volume)
-
-
-@pytest.mark.parametrize("verb", [restore, reap_now])
-def test_another_users_id_is_not_found(volume: Path, verb: object) -> None:
-    identifier = orphan_of(volume, ALICE)
-    assert callable(verb)
-    with pytest.raises(NotFound):
-        as_user(BOB, lambda: verb(volume, identifier))
-    assert_silent(volume)
-
-
-def test_nobody_swaps_or_removes_what_he_could_not_move(volume: Path) -> None:
-    as_user(ALICE, lambda: make_tree(volume / "alice" / "job", Dir({"results": "hers"}, mode=0o755)))
-    before = snapshot(volume / "alice", with_times=True)
-    for verb in (swap, remove):
-        with pytest.raises(TrashdError):
-            as_user(BOB, partial(verb, volume / "alice" / "job"))
-    assert snapshot(volume / "alice", with_times=True) == before
-    assert_silent(volume)
-
-
 @pytest.mark.parametrize("mode", [0o555, 0o000, 0o755])
 def test_a_foreign_directory_in_ones_own_is_refused_as_the_kernel_meant_it(volume: Path, mode: int) -> None:
     make_tree(volume / "alice" / "foreign", Dir({"a": File(b"b")}, mode=mode))
@@ -199,28 +107,6 @@ def test_a_foreign_directory_in_ones_own_is_refused_as_the_kernel_meant_it(volum
 
 
 # --for-owner
-
-
-def test_the_owner_gets_the_orphan_and_restores_it_himself(volume: Path) -> None:
-    make_tree(volume / "home", Dir({"results": "hers"}, owner=(ALICE, NOGROUP)))
-    swapped = swap_for_owner(Kernel(), raw(volume / "home"), SwapOptions())
-    assert os.listdir(volume / "home") == []
-    assert (volume / "home").stat().st_uid == ALICE
-    [entry] = as_user(ALICE, lambda: entries(volume))
-    assert (entry.id, entry.uid) == (swapped.id, ALICE)
-    assert (place(volume, swapped.id) / "record.json").stat().st_uid == ALICE
-    as_user(ALICE, lambda: restore(volume, swapped.id, inside=b"results"), gid=NOGROUP)
-    assert (volume / "home" / "results").read_text() == "hers"
-    assert_silent(volume)
-
-
-def test_the_owner_restores_the_whole_where_he_may_write(volume: Path) -> None:
-    make_tree(volume / "alice" / "job", Dir({"results": "hers"}, mode=0o555, owner=(ALICE, NOGROUP)))
-    swapped = swap_for_owner(Kernel(), raw(volume / "alice" / "job"), SwapOptions())
-    as_user(ALICE, lambda: restore(volume, swapped.id), gid=NOGROUP)
-    assert (volume / "alice" / "job" / "results").read_text() == "hers"
-    assert (volume / "alice" / "job").stat().st_mode & 0o7777 == 0o555
-    assert_silent(volume)
 
 
 def test_an_owner_finds_what_went_into_the_store_of_a_bind_mount_for_him(volume: Path) -> None:

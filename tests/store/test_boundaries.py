@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from fusefs.core.container_states import State
 from fusefs.core.errors import (
     IsMountPoint,
     IsStore,
@@ -24,16 +22,13 @@ from fusefs.store.swap import swap_path
 from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Dir, make_tree, remove_tree_hard, set_flags, snapshot
 from tests.support.mount_namespaces import tmpfs_elsewhere
 from tests.support.other_users import as_user
-from tests.support.outside_tree import unmount_below
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
 from tests.support.store_verbs import (
-    Counting,
     assert_silent,
     entries,
     init,
     place,
     raw,
-    reap_now,
     recover_all,
     remove,
     restore,
@@ -135,21 +130,6 @@ def test_a_mount_of_another_namespace_beside_the_victim_is_no_matter(volume: Pat
     assert_silent(volume)
 
 
-@pytest.mark.parametrize("where", ["sub", "sub/deeper", "results"])
-def test_the_reaper_crosses_no_mount_that_was_made_after_the_swap(volume: Path, where: str) -> None:
-    identifier = swap(volume / "job").id
-    before = snapshot(volume / "canary")
-    source = volume / "canary" / ("secret" if where == "results" else "")
-    with bind_mount(source, place(volume, identifier) / "tree" / where), ExitStack() as clean_up:
-        clean_up.callback(unmount_below, volume / ".trashd")
-        assert reap_now(volume, identifier).report.n_failed > 0
-        [entry] = entries(volume)
-        assert entry.state is State.QUARANTINE
-        assert snapshot(volume / "canary") == before
-    assert snapshot(volume / "canary") == before
-    assert_silent(volume)
-
-
 # What is no directory
 
 
@@ -162,17 +142,6 @@ def test_a_link_to_a_directory_is_not_followed(volume: Path) -> None:
     remove(volume / "link")
     assert not (volume / "link").is_symlink()
     assert (volume / "job" / "results").exists()
-    assert_silent(volume)
-
-
-def test_a_file_is_refused_by_swap_and_taken_by_rm(volume: Path) -> None:
-    hook = Counting()
-    with pytest.raises(NotADirectory):
-        swap(volume / "job" / "results", Kernel(hook))
-    assert {"mkdir", "tmpfile"}.isdisjoint(hook.calls)
-    identifier = remove(volume / "job" / "results").id
-    restore(volume, identifier)
-    assert (volume / "job" / "results").read_text() == "x"
     assert_silent(volume)
 
 
@@ -196,15 +165,6 @@ def test_what_is_in_a_store_is_refused_through_a_bind_mount_too(volume: Path) ->
     with bind_mount(place(volume, identifier), volume / "window"), pytest.raises(IsStore):
         swap(volume / "window" / "tree")
     assert_silent(volume)
-
-
-@pytest.mark.parametrize("verb", [swap, remove])
-def test_a_directory_that_holds_a_store_is_refused(volume: Path, verb: Callable[[Path], object]) -> None:
-    init(volume / "job")
-    with pytest.raises(IsStore):
-        verb(volume / "job")
-    assert_silent(volume)
-    assert_silent(volume / "job")
 
 
 def test_a_refusal_makes_nothing() -> None:
@@ -296,21 +256,4 @@ def test_an_immutable_victim_of_a_users_is_a_clear_error_too(ext4: Path) -> None
     assert "lsattr" in caught.value.hint
     remove_tree_hard(ext4 / "home")
     recover_all(ext4)
-    assert_silent(ext4)
-
-
-@pytest.mark.needs("loop")
-@pytest.mark.parametrize("flag", [IMMUTABLE, APPEND_ONLY])
-def test_immutable_files_inside_go_to_quarantine_with_their_names(ext4: Path, flag: int) -> None:
-    make_tree(ext4 / "job", {"sub": {"frozen": "x"}, "other": "y"})
-    set_flags(ext4 / "job" / "sub" / "frozen", flag)
-    identifier = swap(ext4 / "job").id
-    reaped = reap_now(ext4, identifier)
-    assert [failure.name for failure in reaped.report.failures] == [b"tree/sub/frozen"]
-    [entry] = entries(ext4)
-    assert entry.state is State.QUARANTINE
-    restored = restore(ext4, identifier)
-    assert restored.partial
-    assert (ext4 / "job" / "sub" / "frozen").read_text() == "x"
-    remove_tree_hard(ext4 / "job")
     assert_silent(ext4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from fusefs.store.orphans import KeepFor, find_container, keep_by_id
 from tests.support.crash_scenarios import DyingAfter
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import bind_mount, full, loop_volume, mount_of, sync, unmount
+from tests.support.real_filesystems import bind_mount, full, loop_volume
 from tests.support.shared_memory_children import code_of_child
 from tests.support.small_orphans import command
 from tests.support.store_verbs import (
@@ -32,7 +32,6 @@ from tests.support.store_verbs import (
     raw,
     reap_now,
     recover_all,
-    remove,
     restore,
     swap,
 )
@@ -40,8 +39,6 @@ from tests.support.trash_without_walk import gather
 from tests.support.two_users_store import ALICE, alices_volume, orphan_of
 
 pytestmark = pytest.mark.needs("root")
-
-Copy = Callable[[Path, Path], None]
 
 
 def _by_cp(source: Path, to: Path) -> None:
@@ -74,10 +71,16 @@ def volumes() -> Iterator[Volumes]:
         yield Volumes(source, copy)
 
 
-@pytest.mark.parametrize("how", COPIES)
-def test_what_a_copied_store_holds_is_listed_and_restored_to_its_free_name(volumes: Volumes, how: str) -> None:
+def copied_orphan(volumes: Volumes, how: str = "cp -a") -> str:
+    """The id of an orphan of Alice's, with which the volume was copied."""
     identifier = orphan_of(volumes.source, ALICE)
     COPIES[how](volumes.source, volumes.copy)
+    return identifier
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_what_a_copied_store_holds_is_listed_and_restored_to_its_free_name(volumes: Volumes, how: str) -> None:
+    identifier = copied_orphan(volumes, how)
     assert [entry.id for entry in entries(volumes.copy)] == [identifier]
     (volumes.copy / "alice/job").rmdir()
     as_user(ALICE, lambda: restore(volumes.copy, identifier))
@@ -87,8 +90,7 @@ def test_what_a_copied_store_holds_is_listed_and_restored_to_its_free_name(volum
 
 @pytest.mark.parametrize("how", COPIES)
 def test_a_refused_restore_of_a_copy_leaves_the_orphan_for_another_try(volumes: Volumes, how: str) -> None:
-    identifier = orphan_of(volumes.source, ALICE)
-    COPIES[how](volumes.source, volumes.copy)
+    identifier = copied_orphan(volumes, how)
     for _ in range(2):
         with pytest.raises(Occupied) as caught:
             as_user(ALICE, lambda: restore(volumes.copy, identifier))
@@ -99,8 +101,7 @@ def test_a_refused_restore_of_a_copy_leaves_the_orphan_for_another_try(volumes: 
 
 
 def test_a_refused_restore_of_a_read_only_copy_takes_its_loan_back(volumes: Volumes) -> None:
-    identifier = orphan_of(volumes.source, ALICE)
-    _by_cp(volumes.source, volumes.copy)
+    identifier = copied_orphan(volumes)
     tree = place(volumes.copy, identifier) / "tree"
     tree.chmod(0o555)
     with pytest.raises(Occupied):
@@ -109,8 +110,7 @@ def test_a_refused_restore_of_a_read_only_copy_takes_its_loan_back(volumes: Volu
 
 
 def test_a_refused_restore_of_a_part_leaves_the_copys_orphan_for_another_try(volumes: Volumes) -> None:
-    identifier = orphan_of(volumes.source, ALICE)
-    _by_cp(volumes.source, volumes.copy)
+    identifier = copied_orphan(volumes)
     (volumes.copy / "alice/job/results").write_text("another's")
     with pytest.raises(Occupied):
         as_user(ALICE, lambda: restore(volumes.copy, identifier, inside=b"results"))
@@ -141,8 +141,7 @@ def test_a_refused_restore_from_quarantine_goes_back_there(volumes: Volumes, is_
 
 
 def test_root_gives_a_copy_no_name_that_its_record_does_not_prove(volumes: Volumes) -> None:
-    identifier = orphan_of(volumes.source, ALICE)
-    _by_cp(volumes.source, volumes.copy)
+    identifier = copied_orphan(volumes)
     make_tree(volumes.copy / "srv", {})
     with pytest.raises(Refused, match="its tree is") as caught:
         restore(volumes.copy, identifier, to=volumes.copy / "srv/data")
@@ -165,32 +164,6 @@ def test_what_a_sweep_took_comes_back_in_a_copy_and_what_is_in_the_way_stays(vol
     (volumes.copy / "job/a").unlink()
     assert restore(volumes.copy, orphan).n_left == 0
     assert (volumes.copy / "job/a").read_text() == "1"
-
-
-def test_a_refused_restore_of_a_copied_sweep_leaves_it_for_another_try(volumes: Volumes) -> None:
-    make_tree(volumes.source / "job", {"a": "1"})
-    orphan = gather(volumes.source / "job", ["a"]).orphan
-    assert orphan is not None
-    _by_cp(volumes.source, volumes.copy)
-    (volumes.copy / "job").rmdir()
-    (volumes.copy / "job").write_text("a file")
-    with pytest.raises(TrashdError):
-        restore(volumes.copy, orphan)
-    assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]
-    (volumes.copy / "job").unlink()
-    restore(volumes.copy, orphan)
-    assert (volumes.copy / "job/a").read_text() == "1"
-
-
-def test_what_was_removed_comes_back_in_a_copy(volumes: Volumes) -> None:
-    def act() -> str:
-        (volumes.source / "alice/file").write_text("hers")
-        return str(remove(volumes.source / "alice/file").id)
-
-    identifier = as_user(ALICE, act)
-    _by_cp(volumes.source, volumes.copy)
-    as_user(ALICE, lambda: restore(volumes.copy, identifier))
-    assert (volumes.copy / "alice/file").read_text() == "hers"
 
 
 def test_recovery_loses_nothing_of_a_copy_that_was_made_in_the_middle_of_a_restore(volumes: Volumes) -> None:
@@ -286,8 +259,7 @@ def test_root_deletes_from_quarantine_what_has_a_record_with_a_second_link(volum
 
 
 def test_two_mounted_copies_are_told_apart_by_volume_and_the_message_says_so(volumes: Volumes) -> None:
-    identifier = orphan_of(volumes.source, ALICE)
-    _by_cp(volumes.source, volumes.copy)
+    identifier = copied_orphan(volumes)
     kernel, both = Kernel(), [raw(volumes.source), raw(volumes.copy)]
     with pytest.raises(UsageError) as caught:
         find_container(kernel, both, identifier[:-2])
@@ -299,8 +271,7 @@ def test_two_mounted_copies_are_told_apart_by_volume_and_the_message_says_so(vol
 
 
 def test_a_copy_mounted_in_its_original_is_the_one_that_is_named(volumes: Volumes) -> None:
-    identifier = orphan_of(volumes.source, ALICE)
-    _by_cp(volumes.source, volumes.copy)
+    identifier = copied_orphan(volumes)
     inner = volumes.source / "copy"
     inner.mkdir()
     with bind_mount(volumes.copy, inner):
@@ -311,30 +282,3 @@ def test_a_copy_mounted_in_its_original_is_the_one_that_is_named(volumes: Volume
         as_user(ALICE, lambda: restore(inner, identifier))
         assert (inner / "alice/job/results").read_text() == "his own"
         assert [entry.id for entry in entries(volumes.source)] == [identifier]
-
-
-def test_an_image_mounted_beside_its_original_is_a_volume_of_its_own() -> None:
-    with loop_volume("ext4", 16) as original:
-        init(original)
-        make_tree(original / "alice", Dir(owner=(ALICE, ALICE)))
-        identifier = orphan_of(original, ALICE)
-        entry = mount_of(original)
-        assert entry is not None
-        sync(original)
-        image = original.parent / "image"
-        subprocess.run(["dd", f"if={os.fsdecode(entry.source)}", f"of={image}", "bs=1M", "status=none"], check=True)
-        there = original.parent / "copy"
-        there.mkdir()
-        subprocess.run(["mount", "-o", "loop", image, there], check=True)
-        try:
-            with pytest.raises(UsageError, match=" and in "):
-                find_container(Kernel(), [raw(original), raw(there)], identifier)
-            as_user(ALICE, lambda: restore(there, identifier))
-            assert (there / "alice/job/results").read_text() == "his own"
-            assert_silent(there)
-            as_user(ALICE, lambda: restore(original, identifier))
-            assert (original / "alice/job/results").read_text() == "his own"
-        finally:
-            unmount(there)
-            there.rmdir()
-            image.unlink()

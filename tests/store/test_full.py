@@ -161,12 +161,14 @@ def limited_volume() -> Iterator[Path]:
 
 
 @pytest.mark.needs("btrfs")
-def test_swap_works_at_a_quotas_limit() -> None:
+def test_swap_and_reap_work_at_a_quotas_limit() -> None:
     with limited_volume() as path:
         use_up(path)
         swapped = swap(path / "job")
         assert os.listdir(path / "job") == []
         assert (tree_of(swapped) / "f").stat().st_size == 1 << 20
+        assert run(["reap", "--now", "--volume", str(path), swapped.id]) == 0
+        assert entries(path) == []
 
 
 @pytest.mark.needs("btrfs")
@@ -178,15 +180,6 @@ def test_swap_beyond_a_quota_and_without_a_reserve_changes_nothing() -> None:
         before = snapshot(path / "job")
         assert refuse(path / "job") == errno.EDQUOT
         assert snapshot(path / "job") == before
-        assert entries(path) == []
-
-
-@pytest.mark.needs("btrfs")
-def test_reap_works_at_a_quotas_limit() -> None:
-    with limited_volume() as path:
-        swapped = swap(path / "job")
-        use_up(path)
-        assert run(["reap", "--now", "--volume", str(path), swapped.id]) == 0
         assert entries(path) == []
 
 

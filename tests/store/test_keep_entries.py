@@ -14,12 +14,11 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import NotKept, TrashdError, UsageError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.check_swap import preflight
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from tests.support.background_processes import reading
-from tests.support.make_trees import Dir, Spec, make_tree, snapshot
+from tests.support.make_trees import Spec, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.store_verbs import (
     ActingBefore,
@@ -27,6 +26,7 @@ from tests.support.store_verbs import (
     assert_silent,
     calls_of,
     entries,
+    place,
     raw,
     reap_now,
     record_of,
@@ -64,19 +64,6 @@ def test_files_and_directories_that_match_stay_in_view(job: Path) -> None:
     assert {name: (job / name).stat().st_ino for name in names(job)} == inos
     assert swapped.kept == (b"a.conf", b"b.conf", b"cache")
     assert not swapped.warnings
-
-
-def test_old_tree_has_all_but_the_kept_directories(job: Path) -> None:
-    swapped = keeping(job, "*.conf", "cache")
-    assert names(tree_of(swapped)) == {"a.conf", "b.conf", "data", "log"}
-
-
-def test_record_names_the_kept_directories(job: Path) -> None:
-    ino = (job / "cache").stat().st_ino
-    assert record_of(keeping(job, "*")).kept == (
-        (b"cache", ino),
-        (b"data", (job / "data").stat().st_ino),
-    )
 
 
 def test_record_of_a_plain_swap_says_that_nothing_was_kept(job: Path) -> None:
@@ -122,17 +109,6 @@ def test_stores_own_names_never_match(volume: Path) -> None:
     assert keeping(job, ".trash*").kept == (b".trash",)
 
 
-def test_a_thousand_entries_are_kept(volume: Path) -> None:
-    spec = {f"file-{n}": "" for n in range(500)} | {f"directory-{n:030}": {"f": ""} for n in range(500)}
-    job = make_tree(volume / "job", spec)
-    before = snapshot(job)
-    swapped = keeping(job, "file-*", "directory-*")
-    assert len(names(job)) == 1000
-    assert names(tree_of(swapped)) == {f"file-{n}" for n in range(500)}
-    restore(volume, swapped.id)
-    assert snapshot(job) == before
-
-
 def test_kept_names_are_kept_again_by_the_next_swap(volume: Path, job: Path) -> None:
     first = keeping(job, "*.conf", "cache")
     second = keeping(job, "a.conf", "cache")
@@ -141,34 +117,6 @@ def test_kept_names_are_kept_again_by_the_next_swap(volume: Path, job: Path) -> 
     restore(volume, first.id)
     assert names(job) == {"a.conf", "b.conf", "data", "cache", "log"}
     assert [entry.id for entry in entries(volume)] == []
-
-
-def test_a_read_only_directory_of_its_owner_keeps_too(volume: Path) -> None:
-    volume.chmod(0o1777)
-    job = volume / "job"
-
-    def act() -> None:
-        make_tree(job, Dir({"a": "1", "d": {"b": "2"}, "c": "3"}, mode=0o555))
-        before = snapshot(job)
-        swapped = keeping(job, "a", "d")
-        assert (names(job), stat.S_IMODE(job.stat().st_mode)) == ({"a", "d"}, 0o555)
-        assert stat.S_IMODE(tree_of(swapped).stat().st_mode) == 0o555
-        restore(volume, swapped.id)
-        assert snapshot(job) == before
-
-    as_user(4711, act)
-
-
-def test_root_keeps_for_the_owner(volume: Path) -> None:
-    volume.chmod(0o755)
-    job = make_tree(volume / "job", Dir({"a": "1", "d": {"b": "2"}, "c": "3"}, owner=(4711, 65534)))
-    for path in (job / "a", job / "c", job / "d"):
-        os.chown(path, 4711, 65534)
-    swapped = swap_for_owner(Kernel(), raw(job), SwapOptions(keep=("a", "d")))
-    assert (names(job), swapped.kept) == ({"a", "d"}, (b"a", b"d"))
-    volume.chmod(0o777)  # a restore is the user's own
-    restore(volume, swapped.id)
-    assert names(job) == {"a", "c", "d"}
 
 
 # What is refused, before anything is touched
@@ -236,6 +184,15 @@ def test_link_that_the_kernel_refuses_leaves_all_as_it_was(volume: Path, job: Pa
     assert names(volume / ".trashd/u/0/stage") == set()
 
 
+def test_full_volume_is_no_reason_of_its_own(volume: Path, job: Path) -> None:
+    hook = Failing("link", 2, errno.ENOSPC)
+    with pytest.raises(TrashdError) as caught:
+        keeping(job, "*.conf", kernel=Kernel(hook))
+    assert caught.value.errno == errno.ENOSPC
+    assert names(job) == set(TREE)
+    assert_silent(volume)
+
+
 def test_file_that_became_a_directory_is_told_as_one(job: Path) -> None:
     def become() -> None:
         (job / "a.conf").unlink()
@@ -245,15 +202,6 @@ def test_file_that_became_a_directory_is_told_as_one(job: Path) -> None:
     kernel = Kernel(lambda call: next(links, lambda: None)() if call == "link" else None)
     with pytest.raises(NotKept, match="became a directory"):
         keeping(job, "a.conf", kernel=kernel)
-
-
-def test_full_volume_is_no_reason_of_its_own(volume: Path, job: Path) -> None:
-    hook = Failing("link", 2, errno.ENOSPC)
-    with pytest.raises(TrashdError) as caught:
-        keeping(job, "*.conf", kernel=Kernel(hook))
-    assert caught.value.errno == errno.ENOSPC
-    assert names(job) == set(TREE)
-    assert_silent(volume)
 
 
 class Failing:
@@ -326,7 +274,7 @@ def test_reader_never_misses_what_is_kept_in_a_swap(volume: Path, job: Path) -> 
     for _ in range(10):
         with reading(job / "a.conf"):
             swapped = keeping(job, "a.conf", "cache")
-        restore(volume, swapped.id)  # see tests/store/test_keep_entries_mounted.py
+        restore(volume, swapped.id)  # see tests/store/test_mounted.py
 
 
 # The command
@@ -346,3 +294,64 @@ def test_dry_run_tells_what_would_be_kept_and_what_matches_nothing(
     assert run(["swap", "--dry-run", "--keep", "*.cnf", str(job)]) == 3
     assert "matches '*.cnf'" in capsys.readouterr().out
     assert snapshot(job) == before
+
+
+# Its restore
+
+
+def test_restore_takes_what_was_written_in_a_kept_directory_with_it(volume: Path, job: Path) -> None:
+    swapped = keeping(job, "*.conf", "cache")
+    (job / "cache/new").write_text("n")
+    (job / "a.conf").write_text("changed in place")
+    assert restore(volume, swapped.id).rescued is None
+    assert (job / "cache/new").read_text() == "n"
+    assert (job / "a.conf").read_text() == "changed in place"
+
+
+def test_what_was_changed_or_added_meanwhile_is_an_orphan_of_its_own(volume: Path, job: Path) -> None:
+    swapped = keeping(job, "*.conf", "cache")
+    (job / "new").write_text("added")
+    (job / "tmp").write_text("replaced")
+    (job / "tmp").rename(job / "a.conf")
+    (job / "more").mkdir()
+    done = restore(volume, swapped.id)
+    assert (names(job), (job / "a.conf").read_text()) == (set(TREE), "1")
+    assert done.rescued is not None
+    rescued = place(volume, done.rescued) / "tree"
+    assert {name: (rescued / name).is_dir() for name in names(rescued)} == {"new": False, "a.conf": False, "more": True}
+
+
+def test_another_directory_of_a_kept_name_is_an_orphan_and_the_absence_told(volume: Path, job: Path) -> None:
+    swapped = keeping(job, "cache")
+    (job / "cache").rename(volume / "moved away")
+    (job / "cache").mkdir()
+    done = restore(volume, swapped.id)
+    assert "cache" not in names(job)
+    assert "cache" in done.warnings[0]
+    assert done.rescued is not None
+    assert (volume / "moved away/deep/er").read_text() == "y"
+
+
+def test_restore_elsewhere_leaves_in_view_what_is_kept(volume: Path, job: Path) -> None:
+    swapped = keeping(job, "*.conf", "cache")
+    done = restore(volume, swapped.id, to=volume / "elsewhere")
+    assert names(job) == {"a.conf", "b.conf", "cache"}
+    assert names(volume / "elsewhere") == {"a.conf", "b.conf", "data", "log"}
+    assert "cache" in done.warnings[0]
+
+
+def test_restore_to_a_free_name_tells_what_is_not_in_it(volume: Path, job: Path) -> None:
+    swapped = keeping(job, "*.conf", "cache")
+    job.rename(volume / "moved")
+    done = restore(volume, swapped.id)
+    assert names(job) == {"a.conf", "b.conf", "data", "log"}
+    assert "cache" in done.warnings[0]
+    assert (volume / "moved/cache/deep/er").read_text() == "y"
+
+
+def test_fresh_directory_that_holds_a_foreign_link_of_a_file_keeps_it(volume: Path, job: Path) -> None:
+    swapped = keeping(job, "a.conf")
+    os.link(job / "a.conf", job / "another name")
+    done = restore(volume, swapped.id)
+    assert done.rescued is not None
+    assert names(place(volume, done.rescued) / "tree") == {"another name"}

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import NotKept
-from fusefs.core.record import Method
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from tests.store.test_no_exchange import claim_exchange
@@ -49,17 +48,6 @@ def volume() -> Iterator[Path]:
 @pytest.fixture
 def job(volume: Path) -> Path:
     return make_tree(volume / "job", TREE)
-
-
-def test_two_renames_keep_too(volume: Path, job: Path) -> None:
-    before = snapshot(job)
-    swapped = swap(job, options=KEEP)
-    assert (swapped.method, swapped.kept, swapped.warnings) == (Method.TWO_RENAME, (b"a", b"sub"), ())
-    assert sorted(os.listdir(job)) == ["a", "sub"]
-    assert sorted(os.listdir(tree_of(swapped))) == ["a", "rest"]
-    restore(volume, swapped.id)
-    assert snapshot(job) == before
-    assert entries(volume) == []
 
 
 def test_name_that_was_taken_in_the_gap_is_left_to_him_and_told(volume: Path, job: Path) -> None:

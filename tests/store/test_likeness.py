@@ -14,13 +14,12 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.core.errors import NotAlike
-from fusefs.core.record import Method
 from fusefs.linux.directory_metadata import apply_likeness, differences, read_likeness
 from fusefs.linux.kernel import Kernel
 from fusefs.store.check_swap import preflight
 from fusefs.store.stage import SwapOptions
 from tests.support.acls import ACCESS, DEFAULT, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.crash_scenarios import forbid_exchange, wipe
+from tests.support.crash_scenarios import wipe
 from tests.support.make_trees import (
     APPEND_ONLY,
     IMMUTABLE,
@@ -202,19 +201,6 @@ def test_a_fresh_directory_has_the_victims_likeness(
     assert_silent(volume)
 
 
-def test_a_fresh_directory_that_comes_by_two_renames_has_it_too(mounted: Callable[[str], Path]) -> None:
-    volume = emptied(mounted("tmpfs"))
-    forbid_exchange(volume)
-    job = make_tree(
-        volume / "job", Dir({"results": "x"}, 0o2770, (ALICE, TEAM), {"user.one": b"1", ACCESS: ALICES_ACL})
-    )
-    before = looks(job)
-    swapped = swap(job)
-    assert (swapped.method, swapped.unlike) == (Method.TWO_RENAME, ())
-    assert looks(job) == before
-    assert_silent(volume)
-
-
 # What it has not
 
 
@@ -337,12 +323,16 @@ def test_unlike_accepts_what_can_not_be_had_and_tells(volume: Path, told: str, v
     assert snapshot(job) == before
 
 
-def test_root_gives_what_a_user_can_not(volume: Path) -> None:
-    for number, victim in enumerate(victim for _, victim in STRANGE):
-        job = make_tree(volume / str(number), victim)
-        before = looks(job)
-        assert swap(job).unlike == ()
-        assert looks(job) == before
+def test_the_command_refuses_names_the_difference_and_takes_unlike(volume: Path) -> None:
+    job = hers(volume, STRANGE[0][1])
+    refused = run_as(ALICE, [TRASHD, "swap", job], cwd=volume)
+    assert refused.returncode == NotAlike.exit_code
+    assert b"group 12001 instead of 4242" in refused.stderr
+    assert b"--unlike" in refused.stderr
+    done = run_as(ALICE, [TRASHD, "swap", "--unlike", job], cwd=volume)
+    assert done.returncode == 0, done
+    assert b"not alike: group is 12001, was 4242" in done.stdout
+    assert recover_all(volume) == []
 
 
 def test_who_may_not_write_in_it_is_refused_and_unlike_does_not_help(volume: Path) -> None:
@@ -424,15 +414,3 @@ def test_compression_is_had_in_a_store_that_is_compressed_itself(mounted: Callab
     swap(volume / "home" / "job")
     os.rename(volume / "aside", volume / ".trashd")
     assert looks(volume / "home" / "job") == before
-
-
-def test_the_command_refuses_names_the_difference_and_takes_unlike(volume: Path) -> None:
-    job = hers(volume, STRANGE[0][1])
-    refused = run_as(ALICE, [TRASHD, "swap", job], cwd=volume)
-    assert refused.returncode == NotAlike.exit_code
-    assert b"group 12001 instead of 4242" in refused.stderr
-    assert b"--unlike" in refused.stderr
-    done = run_as(ALICE, [TRASHD, "swap", "--unlike", job], cwd=volume)
-    assert done.returncode == 0, done
-    assert b"not alike: group is 12001, was 4242" in done.stdout
-    assert recover_all(volume) == []

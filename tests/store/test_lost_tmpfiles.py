@@ -51,20 +51,6 @@ def be_old(volume: Path) -> None:
 
 
 @pytest.mark.needs("fuse")
-def test_what_was_linked_is_gone_at_its_close(losing: LosingVolume) -> None:
-    """What JuiceFS does, so that the others here mean something."""
-    with (
-        Fd(os.open(losing.path, os.O_TMPFILE | os.O_RDWR)) as fd,
-        Fd(os.open(losing.path, os.O_RDONLY | os.O_DIRECTORY)) as directory,
-    ):
-        Kernel().write(fd, b"content")
-        Kernel().link_unnamed(fd, directory, b"file")
-        assert (losing.path / "file").stat().st_nlink == 1
-    assert not (losing.path / "file").exists()
-    assert losing.n_unnamed() == 1
-
-
-@pytest.mark.needs("fuse")
 def test_a_trial_to_the_end_shows_that_they_are_lost(losing: LosingVolume) -> None:
     with Fd(os.open(losing.path, os.O_RDONLY | os.O_DIRECTORY)) as fd:
         assert not keeps_unnamed(Trusting(), fd, b"trial")

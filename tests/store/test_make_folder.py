@@ -160,29 +160,3 @@ def race(volume: Path, n: int) -> tuple[Path, Path]:
         second = pipe.read()
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0]
     return first, Path(os.fsdecode(second))
-
-
-def test_many_first_commands_of_a_user_end_in_one_folder_beside_a_planted_one(volume: Path) -> None:
-    beside_planted(volume)
-
-    def act() -> set[str]:
-        read_fd, write_fd = os.pipe()
-        start, go = os.pipe()
-
-        def begin() -> None:
-            os.close(go)
-            os.read(start, 1)
-            os.write(write_fd, os.fsencode(make(volume)) + b"\n")
-
-        pids = [forked(begin) for _ in range(8)]
-        os.close(go)
-        os.close(write_fd)
-        with open(read_fd, "rb") as pipe:
-            found = pipe.read().splitlines()
-        for pid in pids:
-            os.waitpid(pid, 0)
-        assert len(found) == len(pids)
-        return {os.fsdecode(path) for path in found}
-
-    [folder] = as_user(ALICE, act)
-    assert folders(volume) == sorted([str(ALICE), Path(folder).name])

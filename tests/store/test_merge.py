@@ -19,7 +19,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.restore import Restored
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard, snapshot
 from tests.support.other_users import as_user
-from tests.support.store_verbs import ActingBefore, entries, init, place, problems, reap_now, restore
+from tests.support.store_verbs import ActingBefore, entries, init, place, restore
 from tests.support.trash_without_walk import gather
 
 pytestmark = pytest.mark.needs("root")
@@ -51,16 +51,6 @@ def left_in(done: Restored) -> list[tuple[bytes, int]]:
 @pytest.fixture
 def logs(volume: Path) -> Path:
     return make_tree(volume / "logs", SPEC)
-
-
-def test_all_goes_back_where_it_was(volume: Path, logs: Path) -> None:
-    before = snapshot(logs)
-    orphan = swept(logs)
-    assert snapshot(logs) != before
-    done = restore(volume, orphan)
-    assert snapshot(logs) == before
-    assert (done.path, done.n_left, done.partial) == (bytes(logs), 0, False)
-    assert entries(volume) == []
 
 
 def test_directory_that_is_missing_comes_whole_as_it_was(volume: Path, logs: Path) -> None:
@@ -127,25 +117,6 @@ def test_directory_above_that_is_gone_asks_for_another_place(volume: Path) -> No
     assert "--to" in caught.value.hint
     restore(volume, orphan, to=volume / "back")
     assert (volume / "back/logs/deep/d.log").read_bytes() == b"4"
-
-
-def test_tree_restored_elsewhere_is_one_rename(volume: Path, logs: Path) -> None:
-    orphan = swept(logs)
-    restore(volume, orphan, to=volume / "there")
-    found = {str(path.relative_to(volume / "there")) for path in (volume / "there").rglob("*.log")}
-    assert found == set(LOGS)
-    assert (volume / "there").stat().st_mode == logs.stat().st_mode
-    assert entries(volume) == []
-
-
-def test_part_goes_back_alone(volume: Path, logs: Path) -> None:
-    orphan = swept(logs)
-    done = restore(volume, orphan, inside=b"logs/b.log")
-    assert done.path == bytes(logs / "logs/b.log")
-    assert (logs / "logs/b.log").read_bytes() == b"2"
-    assert not (logs / "logs/c.log").exists()
-    (entry,) = entries(volume)
-    assert entry.state is State.ORPHANS
 
 
 def test_part_that_is_a_directory_is_merged_into_the_one_that_is_there(volume: Path, logs: Path) -> None:
@@ -270,22 +241,6 @@ def test_half_reaped_sweep_says_so_and_gives_what_is_left(volume: Path, logs: Pa
     assert entries(volume) == []
 
 
-def test_sweep_is_reaped_like_any_orphan(volume: Path, logs: Path) -> None:
-    orphan = swept(logs)
-    assert reap_now(volume, orphan).report.failures == ()
-    assert entries(volume) == []
-
-
-def test_user_gets_his_own_back(volume: Path) -> None:
-    home = make_tree(volume / "home", Dir({"job": Dir(SPEC.entries, owner=(1000, 1000))}, owner=(1000, 1000)))
-    for path in home.rglob("*"):
-        os.lchown(path, 1000, 1000)
-    before = snapshot(home)
-    orphan = as_user(1000, lambda: swept(home / "job"))
-    as_user(1000, lambda: restore(volume, orphan).n_left)
-    assert snapshot(home) == before
-
-
 def test_root_restores_a_users_sweep_as_that_user(volume: Path) -> None:
     home = make_tree(volume / "home", {"job": SPEC})
     for path in (home, *home.rglob("*")):
@@ -297,17 +252,6 @@ def test_root_restores_a_users_sweep_as_that_user(volume: Path) -> None:
     refused = [(b"logs/" + name, errno.EACCES) for name in (b"b.log", b"c.log", b"deep")]
     assert left_in(done) == [(b"a.log", errno.EEXIST), *refused]
     assert (home / "job/gone/e.log").stat().st_uid == 1000
-
-
-def test_directory_that_was_read_only_comes_back_to_its_owner(volume: Path) -> None:
-    home = make_tree(volume / "home", {"job": {"shut": {"open": {"f": b"1"}}}})
-    for path in (home, *home.rglob("*")):
-        os.lchown(path, 1000, 1000)
-    (home / "job/shut").chmod(0o555)
-    orphan = as_user(1000, lambda: swept(home / "job", ["shut/open/f"]))
-    as_user(1000, lambda: restore(volume, orphan).n_left)
-    assert (home / "job/shut/open/f").read_bytes() == b"1"
-    assert problems(volume) == []
 
 
 def test_store_in_the_swept_directory_itself_is_told_by_its_path(tmp_path: Path) -> None:

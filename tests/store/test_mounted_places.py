@@ -21,12 +21,10 @@ from tests.support.mount_namespaces import tmpfs_elsewhere
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, project_quota_volume, set_project, tmpfs_volume
 from tests.support.store_verbs import (
-    Counting,
     assert_silent,
     entries,
     init,
     raw,
-    reap_now,
     remove,
     restore,
     swap,
@@ -106,27 +104,6 @@ def test_a_bind_mount_of_a_part_of_the_mount_has_its_own_store(mount: Mounted) -
         assert snapshot(mount.path / "part" / "job") == before
 
 
-@pytest.mark.parametrize("has_store", [True, False])
-def test_a_tree_mounted_over_itself(has_store: bool) -> None:
-    with tmpfs_volume() as path:
-        if has_store:
-            init(path)
-        make_tree(path / "job", TREE)
-        with trashd_mount(path, path) as mounted:
-            before = snapshot(mounted.path / "job")
-            with opened(mounted.path / "job") as where:
-                swapped = swap(mounted.path / "job")
-                assert where() == str(mounted.path / STAGED / swapped.id / "tree")
-            assert swapped.path == raw(path / "job")
-            assert os.listdir(path / "job") == []
-            assert [entry.origin for entry in entries(path)] == [raw(path / "job")]
-            restore(path, swapped.id)
-            assert snapshot(path / "job") == before
-            reap_now(path, remove(path / "job").id)
-            assert entries(path) == []
-        assert_silent(path)
-
-
 # What is refused
 
 
@@ -153,17 +130,6 @@ def test_what_holds_a_mount_of_another_namespace_is_refused(
         pytest.raises(Refused, match="mount namespace of process"),
     ):
         swap(both(mount, job)[typed])
-
-
-def test_a_backing_path_that_is_something_else_here_is_told_with_what_to_do(mount: Mounted, job: Path) -> None:
-    with tmpfs_volume() as other:
-        init(other)
-        with bind_mount(other, mount.backing), pytest.raises(NoBacking) as caught:
-            swap(job)
-        assert os.listdir(other) == [".trashd"]
-        assert_silent(other)
-    assert f"mv DIR {mount.path}/.trashd/drop/" in caught.value.hint
-    assert sorted(os.listdir(job)) == sorted(TREE)
 
 
 def test_a_backing_path_that_is_something_else_is_told_without_any_store_too() -> None:
@@ -219,17 +185,6 @@ def test_the_backing_path_of_a_dead_mount_is_worked_on_directly() -> None:
                 swap(mounted.path / "job")
         assert sorted(os.listdir(path / "source" / "job")) == sorted(TREE)
         assert_silent(path / "source")
-
-
-@pytest.mark.usefixtures("job")
-def test_a_refused_swap_makes_nothing(mount: Mounted) -> None:
-    hook = Counting()
-    with pytest.raises(NotFound):
-        swap(mount.path / "nothing", Kernel(hook))
-    assert "mkdir" not in hook.calls
-
-
-# Looking
 
 
 @pytest.mark.parametrize("asked", [0, 1])

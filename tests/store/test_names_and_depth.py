@@ -19,23 +19,17 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import remove_path, swap_path
 from tests.support.covering_sets import runs_every_case
 from tests.support.make_trees import (
-    HardLink,
-    SpecialFile,
-    Symlink,
     deep_chain,
     make_tree,
-    remove_tree_hard,
     snapshot,
     weird_names,
 )
-from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import (
     assert_silent,
     entries,
     init,
     place,
-    problems,
     raw,
     reap_now,
     remove,
@@ -64,7 +58,7 @@ def at(directory: Path, name: bytes) -> Path:
 
 
 @pytest.mark.parametrize("name", weird_names())
-def test_any_name_is_swapped_and_restored(volume: Path, name: bytes) -> None:
+def test_any_name_is_swapped_removed_restored_whole_or_in_part_and_reaped(volume: Path, name: bytes) -> None:
     victim = at(volume, name)
     before = snapshot(make_tree(victim, {name: "content", "sub": {name: {name: "deep"}}}))
     swapped = swap(victim)
@@ -73,13 +67,6 @@ def test_any_name_is_swapped_and_restored(volume: Path, name: bytes) -> None:
     assert entry.origin == raw(victim)
     restore(volume, swapped.id)
     assert snapshot(victim) == before
-    assert_silent(volume)
-
-
-@pytest.mark.parametrize("name", weird_names())
-def test_any_name_is_removed_restored_in_part_and_reaped(volume: Path, name: bytes) -> None:
-    victim = at(volume, name)
-    make_tree(victim, {name: "content", "sub": {name: {name: "deep"}}})
     removed = remove(victim)
     assert not victim.exists()
     restore(volume, removed.id, inside=b"sub/" + name + b"/" + name)
@@ -148,14 +135,6 @@ def test_thousands_of_levels_go_and_come_back(volume: Path, verb: Callable[[Path
     assert_silent(volume)
 
 
-def test_thousands_of_levels_are_reaped(volume: Path) -> None:
-    deep_chain(volume / "deep", N_DEEP, name=b"some-longer-name")
-    identifier = swap(volume / "deep").id
-    reaped = reap_now(volume, identifier)
-    assert (reaped.report.n_failed, reaped.report.removed) == (0, N_DEEP + 2)
-    assert_silent(volume)
-
-
 def test_a_part_thousands_of_levels_down_is_restored(volume: Path) -> None:
     before = snapshot(deep_chain(volume / "deep", N_DEEP))
     identifier = swap(volume / "deep").id
@@ -213,35 +192,6 @@ def test_an_origin_too_long_for_a_record_is_a_clear_error(volume: Path) -> None:
 # What is in the tree
 
 
-def test_special_files_and_links_keep_what_they_are(volume: Path) -> None:
-    make_tree(volume / "outside", {"shared": "one inode", "target": {"in": "side"}})
-    make_tree(
-        volume / "job",
-        {
-            "fifo": SpecialFile(stat.S_IFIFO | 0o640),
-            "null": SpecialFile(stat.S_IFCHR | 0o666, os.makedev(1, 3)),
-            "block": SpecialFile(stat.S_IFBLK | 0o600, os.makedev(7, 255)),
-            "broken": Symlink("nowhere"),
-            "link": Symlink("../outside/target"),
-            "a": "twice",
-            "b": HardLink("a"),
-        },
-    )
-    os.link(volume / "outside" / "shared", volume / "job" / "across")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.fspath(volume / "job" / "socket"))
-    before, outside = snapshot(volume / "job"), snapshot(volume / "outside")
-    identifier = swap(volume / "job").id
-    restore(volume, identifier)
-    assert snapshot(volume / "job") == before
-    identifier = remove(volume / "job").id
-    assert reap_now(volume, identifier).report.n_failed == 0
-    after = snapshot(volume / "outside")
-    assert [seen.content for seen in after] == [seen.content for seen in outside]
-    assert (volume / "outside" / "shared").stat().st_nlink == 1
-    assert_silent(volume)
-
-
 @pytest.mark.parametrize("kind", ["file", "link", "broken", "fifo", "device", "socket"])
 def test_what_is_no_directory_is_removed_and_restored(volume: Path, kind: str) -> None:
     path = volume / "thing"
@@ -266,17 +216,3 @@ def test_what_is_no_directory_is_removed_and_restored(volume: Path, kind: str) -
     assert reap_now(volume, identifier).report.n_failed == 0
     assert entries(volume) == []
     assert_silent(volume)
-
-
-def test_hostile_depth_of_a_user_is_reaped_by_root(volume: Path) -> None:
-    make_tree(volume / "alice", {})
-    os.chown(volume / "alice", 1001, 1001)
-
-    def act() -> str:
-        deep_chain(volume / "alice" / "deep", 2000)
-        return str(swap(volume / "alice" / "deep").id)
-
-    identifier = as_user(1001, act)
-    assert reap_now(volume, identifier).report.n_failed == 0
-    assert problems(volume) == []
-    remove_tree_hard(volume / "alice")

@@ -14,8 +14,7 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
-from fusefs.core.record import Method, encode
-from fusefs.core.record_decoding import decode
+from fusefs.core.record import Method
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import decode_volume, encode_volume
 from tests.support.foreground_mount import forget_all
@@ -25,7 +24,6 @@ from tests.support.make_trees import Spec, make_tree
 from tests.support.sshfs_volumes import sshfs_volume
 from tests.support.store_verbs import (
     ENTRIES,
-    ActingBefore,
     DyingAt,
     InTheGap,
     assert_silent,
@@ -41,7 +39,6 @@ from tests.support.store_verbs import (
     remove,
     restore,
     swap,
-    tmpfs_store,
     tree_of,
 )
 
@@ -189,21 +186,6 @@ def test_what_takes_the_name_in_the_gap_keeps_it(job: Path) -> None:
     assert is_whole(tree_of(swapped))
 
 
-@by_einval
-def test_restore_killed_between_its_renames_goes_forward(served: FuseVolume, job: Path) -> None:
-    swapped = swap(job)
-
-    def die_after_aside(call: str) -> None:
-        if call in ("rename", "renameat2") and not job.exists():
-            die()
-
-    assert in_child(partial(restore, served.path, swapped.id, Kernel(die_after_aside))) == DyingAt.EXIT_CODE
-    assert not job.exists()
-    assert recover_all(served.path) == []
-    assert is_whole(job)
-    assert entries(served.path) == []
-
-
 @all_liars
 def test_swap_on_a_filesystem_that_lost_the_exchange_after_the_probe_loses_nothing(
     served: FuseVolume, job: Path
@@ -259,32 +241,3 @@ def test_orphan_is_still_known_after_the_filesystem_was_mounted_anew(served: Fus
     assert problems(served.path) == []
     restore(served.path, swapped.id)
     assert is_whole(job)
-
-
-def make_foreign(volume: Path) -> None:
-    """Have the one staged record say that another host, in another boot, made it."""
-    (path,) = volume.glob(".trashd/u/0/stage/*/record.json")
-    path.write_bytes(encode(decode(path.read_bytes())._replace(host="another", boot="another")))
-
-
-@pytest.mark.needs("sshfs")
-def test_what_another_host_may_be_at_work_on_is_left_alone() -> None:
-    with sshfs_volume() as served:
-        init(served.path)
-        job = victim_in(served.path)
-        swap_gap(job)
-        make_foreign(served.path)
-        (told,) = recover_all(served.path)
-        assert "host another, in boot another, may still be working on it" in told
-        assert not job.exists()
-        assert [entry.state for entry in entries(served.path)] == [State.STAGE]
-
-
-def test_what_another_host_left_on_a_local_filesystem_is_settled() -> None:
-    with tmpfs_store() as volume:
-        job = victim_in(volume)
-        in_child(partial(swap, job, Kernel(ActingBefore("exchange", die))))
-        make_foreign(volume)
-        assert recover_all(volume) == []
-        assert is_whole(job)
-        assert entries(volume) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -13,11 +12,8 @@ import pytest
 
 from fusefs.core.errors import WAY_OUT
 from fusefs.linux.kernel import Kernel
-from tests.support.crash_scenarios import DyingAfter
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import tmpfs_volume
-from tests.support.shared_memory_children import code_of_child
 from tests.support.small_orphans import EXPIRED, command, orphan_in
 from tests.support.store_verbs import (
     ActingBefore,
@@ -27,7 +23,6 @@ from tests.support.store_verbs import (
     folder_of,
     forge,
     in_child,
-    init,
     place,
     problems,
     reap_now,
@@ -134,9 +129,14 @@ stuck = pytest.mark.parametrize("make", STUCK, ids=lambda make: make.__name__)
 
 
 @stuck
-def test_mv_takes_it_out_whole_and_leaves_a_store_in_order(volume: Path, make: Callable[[Path], Path]) -> None:
+def test_its_hint_names_mv_which_takes_it_out_whole_and_leaves_a_store_in_order(
+    volume: Path, make: Callable[[Path], Path]
+) -> None:
     where = make(volume)
     recover_all(volume)
+    hints = [problem.hint for problem in problems(volume) if os.path.basename(problem.where) != "reserve"]
+    assert hints
+    assert all(WAY_OUT in hint for hint in hints)
     before = snapshot(where, with_times=True)
     mv(where, volume / "out")
     assert snapshot(volume / "out", with_times=True) == before
@@ -155,16 +155,6 @@ def test_moved_into_the_drop_directory_it_is_an_orphan_that_can_be_reaped(
     (orphan,) = [entry.id for entry in entries(volume) if snapshot(Path(os.fsdecode(entry.path)) / "tree") == before]
     assert reap_now(volume, orphan).report.n_failed == 0
     assert list((volume / ".trashd/u/0").glob("*/2*")) == []
-
-
-@stuck
-def test_its_hint_names_mv(volume: Path, make: Callable[[Path], Path]) -> None:
-    where = make(volume)
-    recover_all(volume)
-    hints = [problem.hint for problem in problems(volume) if os.path.basename(problem.where) != "reserve"]
-    assert hints
-    assert all(WAY_OUT in hint for hint in hints)
-    mv(where, volume / "out")
 
 
 @pytest.mark.parametrize(
@@ -189,23 +179,6 @@ def test_a_list_of_what_is_unreadable_names_mv(volume: Path, capsys: pytest.Capt
     mv(where, volume / "out")
 
 
-def test_what_a_copy_of_a_volume_has_that_nobody_can_settle_is_taken_out(volume: Path) -> None:
-    """A swap was killed, then everything copied: identities prove nothing there."""
-    make_tree(volume / "vol", {"job": {"a": "1"}})
-    init(volume / "vol")
-    (volume / ".trashd").rename(volume / "upper")
-    code_of_child(partial(swap, volume / "vol/job", Kernel(DyingAfter("exchange"))))
-    shutil.copytree(volume / "vol", volume / "copy", symlinks=True)
-    copied = volume / "copy"
-    (container,) = copied.glob(".trashd/u/0/stage/*")
-    assert recover_all(copied)
-    mv(container, volume / "out")
-    assert (volume / "out/tree/a").read_text() == "1"
-    init(copied)
-    assert_silent(copied)
-    (volume / "upper").rename(volume / ".trashd")
-
-
 def test_its_owner_takes_it_out_of_roots_store() -> None:
     with tmpfs_store() as path:
         make_tree(path / "alice", Dir({"job": Dir({"results": "hers"}, owner=(ALICE, ALICE))}, owner=(ALICE, ALICE)))
@@ -216,16 +189,3 @@ def test_its_owner_takes_it_out_of_roots_store() -> None:
         as_user(ALICE, partial(mv, container, path / "alice/out"))
         assert (path / "alice/out/tree/results").read_text() == "hers"
         assert_silent(path)
-
-
-def test_its_owner_takes_it_out_of_a_store_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tmpfs_volume() as path:
-        make_tree(path / "alice", Dir({"state": Dir(owner=(ALICE, ALICE))}, owner=(ALICE, ALICE)))
-        monkeypatch.setenv("XDG_STATE_HOME", str(path / "alice/state"))
-
-        def act() -> None:
-            init(path / "alice")
-            mv(with_no_record(path / "alice"), path / "alice/out")
-
-        as_user(ALICE, act)
-        assert (path / "alice/out/tree/a").read_text() == "1"

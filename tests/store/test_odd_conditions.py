@@ -14,8 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.cli.main import run
-from fusefs.core.container_states import State
-from fusefs.core.errors import Incomplete, KernelRefused, MountInside, Untrusted
+from fusefs.core.errors import Incomplete, KernelRefused, Untrusted
 from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.stage import SwapOptions
@@ -37,7 +36,6 @@ from tests.support.store_verbs import (
     recover_all,
     restore,
     swap,
-    tmpfs_store,
 )
 from tests.support.team_trees import tick
 
@@ -192,26 +190,6 @@ def test_what_is_as_deep_as_it_likes_is_given_and_restored_by_root() -> None:
         assert snapshot(volume / "back") == before
 
 
-def test_a_store_far_down_stops_the_reaper_and_goes_by_a_persons_word() -> None:
-    with tmpfs_volume() as volume:
-        init(volume)
-        with tmpfs_store() as other:
-            make_tree(other / "in", {"leaf": "in it"})
-            swap(other / "in")
-            deep_chain(volume / "deep", N_DEEP, leaf=None)
-            fd = os.open(volume / "deep", os.O_RDONLY)
-            for _ in range(N_DEEP):
-                above, fd = fd, os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
-                os.close(above)
-            subprocess.run(["cp", "-a", other / ".trashd", f"/proc/self/fd/{fd}/"], pass_fds=[fd], check=True)
-            os.close(fd)
-        deep = swap(volume / "deep").id
-        assert run(["reap", "--now", deep, "--volume", str(volume)]) == Incomplete.exit_code
-        assert [entry.state for entry in entries(volume)] == [State.QUARANTINE]
-        assert run(["reap", "--now", "--with-stores", deep, "--volume", str(volume)]) == 0
-        assert entries(volume) == []
-
-
 # In the way
 
 
@@ -268,26 +246,6 @@ def test_a_store_in_the_named_volume_that_can_not_be_used_is_no_empty_one(verb: 
         with bind_mount(volume / "roots/mounted", volume / ".trashd/u"):
             assert run([*verb, "--volume", str(volume)]) == Untrusted.exit_code
         assert run([*verb, "--volume", str(volume)]) == 0
-
-
-def test_a_mount_in_a_victim_is_carried_away_by_no_verb() -> None:
-    with hers() as (volume, _whole, _cut):
-        victim = her_tree(volume, "victim")
-        make_tree(victim / "mnt", {})
-        with bind_mount(volume / "roots/mounted", victim / "mnt"):
-            for words in (["swap", "--for-owner"], ["swap"], ["check"]):
-                assert run([*words, str(victim)]) == MountInside.exit_code
-        assert sorted(os.listdir(victim)) == ["leaf", "mnt"]
-
-
-def test_a_mount_in_an_orphan_is_not_emptied_by_a_persons_word() -> None:
-    with hers() as (volume, whole, _cut):
-        tree = place(volume, whole) / "tree"
-        make_tree(tree / "mnt", {})
-        (volume / "roots/mounted/kept").write_text("not to be lost")
-        with bind_mount(volume / "roots/mounted", tree / "mnt"):
-            assert run(["reap", "--now", "--with-stores", whole, "--volume", str(volume)]) == Incomplete.exit_code
-        assert (volume / "roots/mounted/kept").read_text() == "not to be lost"
 
 
 def test_on_a_read_only_volume_each_verb_says_so(capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from tests.support.interrupted_command import BROKEN, Ended, command_as
 from tests.support.make_trees import Dir, make_tree
 from tests.support.privileges import PEOPLE, Credentials
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_verbs import folder_of, init, raw
+from tests.support.store_verbs import init, raw
 from tests.support.trashd_command import TRASHD, environment
 
 pytestmark = pytest.mark.needs("root")
@@ -88,51 +88,6 @@ def pasted(line: str, *more: str) -> int:
     bindir = os.path.dirname(TRASHD)
     env = environment({"PATH": f"{bindir}:{os.environ['PATH']}"})
     return subprocess.run(["bash", "-c", " ".join([line, *more])], env=env, cwd="/", check=False).returncode
-
-
-def cut_record(place: Place, uid: int = 0) -> str:
-    identifier = place.swapped(ALICE if uid else ROOT)
-    tell("list", "--volume", place.volume)  # root looks at a new folder
-    os.truncate(folder_of(place.volume, uid) / "orphans" / identifier / "record.json", 40)
-    return identifier
-
-
-def stray(place: Place) -> Path:
-    path = place.at(b".trashd/u/0/orphans", place.name)
-    path.write_text("whose")
-    return path
-
-
-@odd
-def test_nothing_but_what_a_terminal_may_see_is_printed(place: Place) -> None:
-    volume, to = place.volume, place.at(b"roots", b"to" + place.name[2:])
-    tell("init", volume)
-    for person in (ROOT, ALICE):
-        for command in ("check", "swap --dry-run", "swap", "rm"):
-            for more in ("", " --json"):
-                tell(*(command + more).split(), "--", place.victim(person.uid), person=person)
-        for command in ("list", "reap --dry-run --all --now", "reap"):
-            tell(*command.split(), "--volume", volume, person=person)
-    for more in ("--for-owner", "--json"):
-        tell("swap", "--for-owner", more, "--", place.victim(UID))
-    for _ in range(2):  # the second time something has the name
-        tell("restore", place.swapped(), f"--to={os.fsdecode(raw(to))}", "--volume", volume)
-    make_tree(place.at(b"roots", b"team"), {place.name: {"of": "it"}})
-    tell("init", place.at(b"roots", b"team"))
-    tell("swap", "--", place.at(b"roots", b"team", place.name))
-    tell("swap", "--", place.at(b"roots", b"team"))  # which has a store
-    stray(place)
-    for path in (cut_record(place), cut_record(place, UID), place.name):
-        tell("doctor", "--", volume)
-        tell("doctor", "--repair", "--", volume)
-        tell("restore", "--volume", volume, "--", os.fsdecode(path))
-    for command in ("pause", "resume"):
-        for person in (ROOT, ALICE):
-            tell(command, "--", volume, person=person)
-    shutil.copytree(volume / ".trashd", place.at(b"roots", b"copy", b".trashd"), symlinks=True)
-    tell("list", "--volume", place.at(b"roots", b"copy"))
-    tell("doctor", place.at(b"roots", b"copy"))
-    tell("reap", "--volume", place.at(b"roots", b"copy"))
 
 
 @odd

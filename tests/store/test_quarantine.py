@@ -16,7 +16,6 @@ from fusefs.core.errors import BadRecord, Busy, NotFound, Refused, UsageError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.container import HeldContainer, hold
 from fusefs.store.orphans import ListedContainer, opened_folder
-from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import IMMUTABLE, Dir, flags_of, make_tree, set_flags, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, full, loop_volume, unmount
@@ -28,12 +27,9 @@ from tests.support.store_verbs import (
     forge,
     init,
     init_as_of_old,
-    own,
     place,
     raw,
     recover_all,
-    restore,
-    tree_of,
 )
 from tests.support.two_users_store import ALICE, job_of, shared_store, stuck
 
@@ -71,14 +67,6 @@ def test_the_list_tells_why(volume: Path, capsys: pytest.CaptureFixture[str]) ->
     assert reason == "  unlink tree/roots/file: Permission denied"
 
 
-def test_the_list_has_nothing_but_what_is_in_quarantine(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    orphan_in(volume)
-    assert list_quarantine(volume) == 0
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == "no such orphans\n"
-
-
 def test_the_list_shows_the_first_reasons_and_says_that_there_are_more(
     volume: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,30 +94,11 @@ def test_forged_reasons_neither_break_the_list_nor_move_the_cursor(
 # Retry
 
 
-def test_a_retry_finishes_when_the_cause_is_gone(volume: Path) -> None:
-    entry = stuck(volume)
-    free(entry)
-    assert command(volume, "reap", entry.id) == 0
-    assert entries(volume) == []
-
-
-def test_a_retry_has_its_owners_authority_and_no_more(volume: Path) -> None:
-    entry = stuck(volume)
-    assert command(volume, "reap", entry.id) == 13
-    assert (Path(os.fsdecode(entry.path)) / "tree/roots/file").read_text() == "root's"
-
-
 def test_a_reap_of_all_leaves_what_is_in_quarantine(volume: Path) -> None:
     entry = stuck(volume)
     free(entry)
     assert as_user(ALICE, partial(command, volume, "reap", "--all", "--now")) == 0
     assert [one.id for one in entries(volume)] == [entry.id]
-
-
-def test_force_is_refused_for_what_is_not_in_quarantine(volume: Path) -> None:
-    swapped = orphan_in(volume)
-    assert delete(volume, swapped.id) == Refused.exit_code
-    assert (tree_of(swapped) / "sub/b").read_text() == "2"
 
 
 @pytest.mark.parametrize("words", [(), ("--all", "--now"), ("--free=1G",), ("ID", "--wait")])
@@ -225,19 +194,6 @@ def test_what_root_can_not_delete_either_is_roots_then(volume: Path, capsys: pyt
     assert (volume / "spared/file").read_text() == "x"
 
 
-def test_what_root_took_and_could_not_delete_is_restorable_elsewhere(volume: Path) -> None:
-    make_tree(volume / "spared", {})
-    entry = stuck(volume)
-    inside = Path(os.fsdecode(entry.path)) / "tree/roots/mount"
-    inside.mkdir()
-    with bind_mount(volume / "spared", inside):
-        delete(volume, entry.id)
-        (left,) = entries(volume)
-        unmount(Path(os.fsdecode(left.path)) / "tree/tree/roots/mount")
-    restore(volume, left.id, to=volume / "left")
-    assert os.listdir(volume / "left/tree/roots") == ["mount"]
-
-
 def test_its_owner_deletes_what_he_may_and_no_more(volume: Path) -> None:
     entry = stuck(volume)
     assert as_user(ALICE, partial(delete, volume, entry.id)) == 13
@@ -252,6 +208,16 @@ def test_one_wrong_id_stops_it_before_anything_is_deleted(volume: Path) -> None:
     assert delete(volume, entry.id, "missing") == NotFound.exit_code
     assert delete(volume, entry.id, orphan_in(volume).id) == Refused.exit_code
     assert (Path(os.fsdecode(entry.path)) / "tree/roots/file").read_text() == "root's"
+
+
+def test_what_has_no_readable_record_is_kept(volume: Path) -> None:
+    entry = stuck(volume)
+    record = Path(os.fsdecode(entry.path)) / "record.json"
+    text = record.read_text()
+    record.write_text("{}")
+    assert delete(volume, entry.id) == BadRecord.exit_code
+    record.write_text(text)
+    assert place(volume, entry.id).exists()
 
 
 def test_several_are_deleted_each_once(volume: Path) -> None:
@@ -291,24 +257,6 @@ def test_a_deletion_loses_to_whoever_is_at_work(volume: Path) -> None:
     assert place(volume, entry.id) == Path(os.fsdecode(entry.path))
 
 
-def test_roots_own_needs_no_other_folder(volume: Path) -> None:
-    swapped = orphan_in(volume, options=SwapOptions(retention_s=0))
-    set_flags(tree_of(swapped) / "sub", IMMUTABLE)
-    assert command(volume, "reap") == 13
-    assert delete(volume, swapped.id) == 0
-    assert entries(volume) == []
-
-
-def test_what_has_no_readable_record_is_kept(volume: Path) -> None:
-    entry = stuck(volume)
-    record = Path(os.fsdecode(entry.path)) / "record.json"
-    text = record.read_text()
-    record.write_text("{}")
-    assert delete(volume, entry.id) == BadRecord.exit_code
-    record.write_text(text)
-    assert place(volume, entry.id).exists()
-
-
 def test_a_store_that_root_does_not_trust_is_told_with_the_way_out(
     volume: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,13 +283,6 @@ def command_of(*words: str) -> int:
     from fusefs.cli.main import run
 
     return run([*words])
-
-
-def test_root_finds_his_own_folder_in_the_same_store(volume: Path) -> None:
-    entry = stuck(volume)
-    with opened_folder(Kernel(), [raw(volume)], entry) as folder, own(volume) as roots:
-        assert (folder.uid, roots.uid) == (ALICE, 0)
-        assert folder.store.volume == roots.store.volume
 
 
 @pytest.mark.needs("loop")

@@ -16,7 +16,7 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.user_folders import take_census
+from fusefs.store.standing import take_census
 from tests.support.covering_sets import runs_every_case
 from tests.support.crash_scenarios import changing
 from tests.support.make_trees import Dir, make_tree, snapshot

@@ -27,7 +27,6 @@ from tests.support.store_verbs import (
     place,
     problems,
     recover_all,
-    remove,
     restore,
     swap,
 )
@@ -86,14 +85,6 @@ def test_an_orphan_goes_back_in_a_snapshot_as_in_its_source(top: Path, mode: int
         assert_nothing_but_unproven(volume)
 
 
-def test_an_orphan_goes_back_after_a_rollback(top: Path) -> None:
-    identifier = orphan_of(top / "data", ALICE)
-    with rolled_back(top) as volume:
-        as_user(ALICE, partial(restore, volume, identifier))
-        assert (volume / "alice/job/results").read_text() == "his own"
-        assert_nothing_but_unproven(volume)
-
-
 def test_what_was_written_into_the_fresh_directory_is_kept_after_a_rollback(top: Path) -> None:
     identifier = orphan_of(top / "data", ALICE)
     (top / "data/alice/job/late").write_text("later")
@@ -143,18 +134,6 @@ def test_a_read_only_snapshot_is_looked_after_as_far_as_that_goes(top: Path) -> 
     """Root registers nothing in it, and that is no error."""
     orphan_of(top / "data", ALICE)
     assert all(_UNPROVEN in line for line in recover_all(snap(top, "-r")))
-
-
-def test_what_was_removed_comes_back_after_a_rollback(top: Path) -> None:
-    def act() -> str:
-        make_tree(top / "data/alice/job", {"results": "his own"})
-        return str(remove(top / "data/alice/job").id)
-
-    identifier = as_user(ALICE, act)
-    with rolled_back(top) as volume:
-        as_user(ALICE, partial(restore, volume, identifier))
-        assert (volume / "alice/job/results").read_text() == "his own"
-        assert_nothing_but_unproven(volume)
 
 
 def test_after_a_rollback_root_says_that_it_is_his_store_and_the_checker_is_silent(top: Path) -> None:

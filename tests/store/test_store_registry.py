@@ -17,7 +17,7 @@ from fusefs.linux.mountinfo import read_mounts
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import open_store
 from fusefs.store.registry_lines import MAX_LINES, RegistryLine, decode, encode, registered
-from fusefs.store.store_registry import LineOf, is_remembered, open_registered, remember, stores_of_users
+from fusefs.store.store_registry import LineOf, is_remembered, open_registered, remember
 from tests.support.make_trees import make_tree
 from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import as_user
@@ -183,16 +183,6 @@ def test_without_a_home_a_store_is_used_all_the_same() -> None:
         os.chown(volume, 6102, 6102)
         assert as_user(6102, act) is False
         assert (users_own(volume, 6102) / "volume.json").exists()
-
-
-def test_root_hears_of_a_store_in_a_home_whose_user_is_not_there(alice: Path) -> None:
-    base, kernel, mounts = own_store(alice), Kernel(), read_mounts()
-    ((uid, line),) = stores_of_users(kernel, mounts)
-    assert (uid, line.path) == (ALICE, raw(base))
-    store = open_registered(kernel, LineOf(uid, line), mounts)
-    assert store is not None
-    with store:
-        assert store.owner == ALICE
 
 
 def test_what_root_does_for_a_user_goes_into_that_users_registry(alice: Path) -> None:

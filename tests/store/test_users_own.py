@@ -17,23 +17,19 @@ from typing import TypeVar
 import pytest
 
 from fusefs.cli.main import run
-from fusefs.core.errors import IsStore, Untrusted
+from fusefs.core.errors import IsStore
 from fusefs.core.identity import Identity
 from fusefs.core.names import STORE, user_store, whose_store
-from fusefs.core.selection import Selection
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.init_store import initialise
 from fusefs.store.layout import is_stores_own
 from fusefs.store.make_store import build_store
 from fusefs.store.orphans import ListedContainer
 from fusefs.store.stage import SwapOptions
-from fusefs.sweep.request import ToTrash
 from tests.support.crash_scenarios import changing
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.run_sweep import sweep
 from tests.support.shared_memory_children import code_of_child
 from tests.support.small_orphans import EXPIRED
 from tests.support.store_verbs import (
@@ -122,14 +118,6 @@ def test_after_roots_init_new_swaps_go_to_its_store_and_old_ones_stay_reached(sh
     as_user(ALICE, lambda: [restore(shared, again), None][1])
     assert as_user(ALICE, lambda: str(reap_now(shared, before).id)) == before
     assert listed(shared, ALICE) == {after}
-
-
-def test_root_restores_from_a_users_own_store_and_reaps_there_as_its_owner(shared: Path) -> None:
-    kept, gone = swapped_by(shared, ALICE, "kept"), swapped_by(shared, ALICE, "gone", EXPIRED)
-    restore(shared, kept)
-    assert (shared / f"kept-{ALICE}/file").read_text() == "x"
-    assert run(["reap", "--volume", str(shared)]) == 0
-    assert gone not in listed(shared, 0)
 
 
 def planted_file(place: Path) -> None:
@@ -333,16 +321,6 @@ def test_a_reaper_spares_its_users_store_that_holds_something(shared: Path) -> N
     assert list(shared.glob(f".trashd/*/{ALICE}/*/*/tree/deep/{own(shared, ALICE).name}/u/{ALICE}/orphans/*"))
 
 
-def test_no_sweep_goes_into_any_users_store(shared: Path) -> None:
-    for uid in (ALICE, BOB):
-        swapped_by(shared, uid)
-    make_tree(shared / "old", {"a": "1"})
-    assert own(shared, ALICE).is_dir()
-    sweep(shared, Selection(names=("*",)), ToTrash())
-    assert listed(shared, ALICE)
-    assert listed(shared, BOB)
-
-
 @pytest.mark.parametrize(
     ("name", "uid"),
     [
@@ -425,11 +403,3 @@ def test_in_a_user_namespace_check_agrees_with_swap_and_nothing_stands_in_the_wa
     make_tree(shared / "rb/job2", Dir({"a": "1"}, owner=(ALICE, ALICE)))
     swapped = as_user(ALICE, lambda: str(swap(shared / "rb/job2").id))
     assert swapped in listed(shared / "rb", ALICE) | listed(shared, ALICE)
-
-
-def test_a_refused_init_says_how(shared: Path) -> None:
-    planted_others(shared / ".trashd")
-    kernel = Kernel()
-    with pytest.raises(Untrusted) as refused:
-        initialise(kernel, BackingAndMount(kernel.open_path(raw(shared))), raw(shared))
-    assert "--replace" in refused.value.hint

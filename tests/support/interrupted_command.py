@@ -36,7 +36,7 @@ for _name in (
     "sweep",
 ):
     import_module(f"fusefs.cli.{_name}")  # once, not in each child
-for _name in ("engine.pressure_pacer", "service.clock_file", "waiting.wait_for_space"):
+for _name in ("engine.pace", "service.state_files", "cli.wait"):
     import_module(f"fusefs.{_name}")  # what they import late
 
 COMPLETE = "complete"

@@ -13,7 +13,7 @@ from fusefs.sweep.request import ToMove, ToTrash
 from tests.support.make_trees import deep_chain, remove_tree_hard
 from tests.support.nested_directories import CountedPathBytes
 from tests.support.run_sweep import sweep
-from tests.support.store_verbs import entries, init, reap_now, restore
+from tests.support.store_verbs import entries, init, restore
 
 pytestmark = pytest.mark.needs("root")
 
@@ -57,16 +57,6 @@ def files(top: Path) -> list[int]:
         os.close(above)
 
 
-def assert_way_grows_with_the_depth(volume: Path, act: Callable[[Path, CountedPathBytes], object]) -> None:
-    """What an action costs on a chain twice as long is about twice as much."""
-    costs = []
-    for n_levels in (N_LEVELS, 2 * N_LEVELS):
-        kernel = CountedPathBytes()
-        act(chain(volume / f"top{n_levels}", n_levels), kernel)
-        costs.append(kernel.n_bytes)
-    assert costs[1] < 3 * costs[0]
-
-
 def trash(top: Path, kernel: CountedPathBytes) -> str:
     swept = sweep(top, FILES, ToTrash(), kernel=kernel, n_workers=1)
     assert swept.failures == ()
@@ -74,34 +64,32 @@ def trash(top: Path, kernel: CountedPathBytes) -> str:
     return swept.orphan
 
 
-def test_way_of_a_trash_grows_with_the_depth(volume: Path) -> None:
-    assert_way_grows_with_the_depth(volume, trash)
+def move(top: Path, kernel: CountedPathBytes) -> None:
+    there = top.with_name(f"to-{top.name}")
+    there.mkdir()
+    swept = sweep(top, FILES, ToMove(bytes(there)), kernel=kernel, n_workers=1)
+    assert (swept.sums.n_done, swept.failures) == (len(files(there)) - 1, ())
 
 
-def test_way_of_a_move_grows_with_the_depth(volume: Path) -> None:
-    def move(top: Path, kernel: CountedPathBytes) -> None:
-        there = volume / f"to-{top.name}"
-        there.mkdir()
-        swept = sweep(top, FILES, ToMove(bytes(there)), kernel=kernel, n_workers=1)
-        assert (swept.sums.n_done, swept.failures) == (len(files(there)) - 1, ())
-
-    assert_way_grows_with_the_depth(volume, move)
+def put_back(top: Path, kernel: CountedPathBytes) -> None:
+    restore(top.parent, trash(top, CountedPathBytes()), kernel)
 
 
-def test_way_of_a_restore_grows_with_the_depth(volume: Path) -> None:
-    def put_back(top: Path, kernel: CountedPathBytes) -> None:
-        restore(volume, trash(top, CountedPathBytes()), kernel)
+def put_back_the_deepest(top: Path, kernel: CountedPathBytes) -> None:
+    n_levels = files(top)[-1]
+    restore(top.parent, trash(top, CountedPathBytes()), kernel, inside=b"/".join([NAME] * n_levels) + b"/x")
+    assert files(top) == [n_levels, n_levels]
 
-    assert_way_grows_with_the_depth(volume, put_back)
 
-
-def test_way_of_a_restore_of_one_deep_file_grows_with_the_depth(volume: Path) -> None:
-    def put_back(top: Path, kernel: CountedPathBytes) -> None:
-        n_levels = files(top)[-1]
-        restore(volume, trash(top, CountedPathBytes()), kernel, inside=b"/".join([NAME] * n_levels) + b"/x")
-        assert files(top) == [n_levels, n_levels]
-
-    assert_way_grows_with_the_depth(volume, put_back)
+@pytest.mark.parametrize("act", [trash, move, put_back, put_back_the_deepest])
+def test_way_grows_with_the_depth(volume: Path, act: Callable[[Path, CountedPathBytes], object]) -> None:
+    """What an action costs on a chain twice as long is about twice as much."""
+    costs = []
+    for n_levels in (N_LEVELS, 2 * N_LEVELS):
+        kernel = CountedPathBytes()
+        act(chain(volume / f"top{n_levels}", n_levels), kernel)
+        costs.append(kernel.n_bytes)
+    assert costs[1] < 3 * costs[0]
 
 
 @pytest.mark.parametrize("every", [1, 70])
@@ -125,9 +113,3 @@ def test_deep_chain_that_is_gone_is_restored_with_its_directories(volume: Path, 
     assert files(top) == [deepest, deepest]
     restore(volume, orphan)
     assert files(top) == [*before[:-1], deepest]
-
-
-def test_orphan_of_a_deep_chain_is_reaped(volume: Path) -> None:
-    orphan = trash(chain(volume / "top", 2000, 70), CountedPathBytes())
-    reap_now(volume, orphan)
-    assert entries(volume) == []

@@ -13,9 +13,10 @@ from fusefs.core.record import Failure
 from fusefs.core.results import SweepSums
 from fusefs.core.selection import Selection, SizeBound
 from fusefs.linux.kernel import Kernel
-from fusefs.sweep.request import ToCount, ToDelete
+from fusefs.sweep.request import SweepWishes, ToCount, ToDelete
+from tests.support.background_processes import EndsWorkers
 from tests.support.make_trees import Symlink, deep_chain, make_tree
-from tests.support.many_files import fill
+from tests.support.many_files import fill, roomy_volume
 from tests.support.run_sweep import ALL, EVERY_KIND, names, printed, sweep
 from tests.support.store_verbs import Counting, init
 
@@ -28,24 +29,10 @@ DIRECTORIES = Selection(types=frozenset("d"))
 # What is chosen goes, and nothing else
 
 
-def test_matches_go_and_all_else_stays(volume: Path) -> None:
-    top = make_tree(volume / "top", {"a.log": "1", "b": "2", "d": {"c.log": "3", "link.log": Symlink("../b"), "e": {}}})
-    swept = sweep(top, LOGS)
-    assert swept.sums == SweepSums(n_seen=6, n_matched=3, n_done=3)
-    assert names(top) == {"b", "d", "d/e"}
-
-
 def test_directories_go_after_what_is_in_them(volume: Path) -> None:
     top = make_tree(volume / "top", {"a": {"b": {"c": {"f": ""}}, "g": ""}, "h": {}})
     assert sweep(top, EVERY_KIND).sums.n_done == 6
     assert names(top) == set()
-
-
-def test_a_directory_that_is_not_empty_stays_and_is_told(volume: Path) -> None:
-    top = make_tree(volume / "top", {"a": {"f": ""}, "b": {}})
-    swept = sweep(top, DIRECTORIES)
-    assert (swept.sums.n_done, swept.failures) == (1, (Failure(b"a", errno.ENOTEMPTY, "rmdir"),))
-    assert names(top) == {"a", "a/f"}
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
@@ -56,18 +43,12 @@ def test_recursive_takes_a_directory_with_all_that_it_holds(volume: Path, n_work
     assert names(top) == {"x", "keep", "keep/build.txt"}
 
 
-def test_empty_takes_empty_files_and_directories(volume: Path) -> None:
-    top = make_tree(volume / "top", {"full": "1", "none": "", "a": {"b": {}}})
-    assert sweep(top, Selection(empty=True)).sums.n_done == 2
-    assert names(top) == {"full", "a"}
-
-
 def test_a_store_is_neither_listed_nor_taken(volume: Path) -> None:
     init(volume)
-    make_tree(volume / "d", {".trashd": {"f": ""}, ".trashd.new-1": "", ".trashdx": ""})
+    make_tree(volume / "d", {".trashd": {"f": ""}, ".trashd-1000": {"f": ""}, ".trashd.new-1": "", ".trashdx": ""})
     assert sorted(printed(volume, EVERY_KIND)) == [b"d", b"d/.trashdx"]
     assert sweep(volume, EVERY_KIND).failures == (Failure(b"d", errno.ENOTEMPTY, "rmdir"),)
-    assert names(volume / "d") == {".trashd", ".trashd/f", ".trashd.new-1"}
+    assert names(volume / "d") == {".trashd", ".trashd/f", ".trashd-1000", ".trashd-1000/f", ".trashd.new-1"}
 
 
 def test_what_is_excluded_is_not_even_opened(volume: Path) -> None:
@@ -175,3 +156,36 @@ def test_another_directory_than_was_meant_is_not_swept(top: Path) -> None:
     with pytest.raises(NotFound):
         sweep(top, ALL, inode=(st.st_dev, st.st_ino + 1))
     assert sweep(top, ALL, inode=(st.st_dev, st.st_ino)).sums.n_done == 3
+
+
+# Workers, one that is lost, and a stop
+
+
+@pytest.mark.parametrize("fs_type", ["tmpfs", "ext4"])
+def test_workers_share_what_one_would_do(fs_type: str) -> None:
+    with roomy_volume(fs_type, 60_000) as path:
+        top = path / "top"
+        fill(top / "flat", 20_000)
+        for n in range(10):
+            fill(top / str(n), 1000)
+        assert sweep(top, Selection(names=("*[13579]",)), n_workers=2).sums.n_done == 15_000
+        assert sweep(top, EVERY_KIND, n_workers=2).sums.n_done == 15_000 + 11
+        assert names(top) == set()
+
+
+def test_workers_that_are_killed_cost_nothing_but_time(top: Path) -> None:
+    fill(top / "flat", 20_000)
+    for n in range(10):
+        fill(top / str(n), 500)
+    swept = sweep(top, EVERY_KIND, kernel=Kernel(EndsWorkers(6000)), n_workers=2)
+    assert (swept.sums.n_failed, names(top)) == (0, set())
+
+
+def test_stopped_it_is_finished_by_the_next(top: Path) -> None:
+    fill(top, 30_000)
+    done: list[SweepSums] = []
+    first = sweep(top, ALL, wishes=SweepWishes(progress=done.append, stops=lambda: any(sums.n_done for sums in done)))
+    assert first.is_stopped
+    assert 0 < first.sums.n_done < 30_000
+    second = sweep(top, ALL)
+    assert (first.sums.n_done + second.sums.n_done, second.is_stopped) == (30_000, False)

@@ -18,11 +18,11 @@ from fusefs.core.selection import Selection, TimeBound
 from fusefs.engine.pace import ConstantSpeed
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.sweep.request import IfExists, SweepWishes, ToCount, ToDelete, ToMove, ToTrash
+from fusefs.sweep.request import SweepWishes, ToCount, ToDelete, ToMove, ToTrash
 from tests.support.background_processes import workers
 from tests.support.make_trees import Spec, Symlink, make_tree
 from tests.support.many_files import fill, roomy_volume
-from tests.support.move_entries import AfterThe, pass_a_tick
+from tests.support.move_entries import AfterThe
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount
 from tests.support.run_sweep import ALL, EVERY_KIND, names, printed, sweep
@@ -55,16 +55,6 @@ def test_what_is_mounted_inside_is_not_entered(volume: Path, top: Path) -> None:
         assert (swept.sums.n_mounts, swept.sums.n_done) == (1, 1)
         assert swept.failures == (Failure(b"d", errno.ENOTEMPTY, "rmdir"),)
         assert names(volume / "other") == {"f"}
-
-
-def test_a_directory_with_a_mount_in_it_is_not_carried_away(volume: Path, top: Path) -> None:
-    make_tree(volume / "other", {"f": ""})
-    make_tree(top / "d", {"e": {"mnt": {}}, "g": ""})
-    (volume / "target").mkdir()
-    with bind_mount(volume / "other", top / "d/e/mnt"):
-        swept = sweep(top, DIRECTORIES, ToMove(os.fsencode(volume / "target")))
-        assert (swept.sums.n_mounts, swept.sums.n_done) == (1, 0)
-        assert names(top) == {"d", "d/e", "d/e/mnt", "d/e/mnt/f", "d/g"}
 
 
 def test_a_directory_that_stays_for_a_mount_is_told_where_nobody_enters_it(volume: Path, top: Path) -> None:
@@ -101,15 +91,6 @@ def test_a_place_to_move_to_that_was_removed_is_a_failure(volume: Path, top: Pat
 
     sums = sweep(top, ALL, ToMove(os.fsencode(target)), names=listed()).sums
     assert (sums.n_done, sums.n_vanished, sums.n_failed) == (0, 0, 2)
-
-
-def test_a_directory_in_the_place_of_a_file_is_not_replaced_and_that_is_told(volume: Path, top: Path) -> None:
-    (top / "f").touch()
-    (top / "g").touch()
-    target = make_tree(volume / "target", {"f": {}})
-    pass_a_tick()
-    swept = sweep(top, ALL, ToMove(os.fsencode(target), if_exists=IfExists.REPLACE))
-    assert (swept.sums.n_done, swept.failures) == (1, (Failure(b"f", errno.EISDIR, "renameat2"),))
 
 
 def test_where_matches_are_moved_to_is_not_swept(volume: Path) -> None:

@@ -29,9 +29,8 @@ from functools import partial
 import trio
 
 from fusefs.core.metadata_cache import ROOTS
-from fusefs.linux import syscalls
 from fusefs.linux.backing_fd_socket import FdRequest, answer, open_door, received, uid_of, visitor
-from fusefs.linux.children import child
+from fusefs.linux.children import fork
 from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import clone_tree
 from fusefs.linux.mountinfo import read_mounts
@@ -59,8 +58,7 @@ def backing_fd_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, open_door(path) as door:
-        fds = door.fileno(), theirs.fileno(), tree
-        pid = child(signal.SIGKILL, lambda: _keep(0, 1, 2, device), *fds)
+        pid = fork(lambda: _keep(3, 4, 5, device), [door.fileno(), theirs.fileno(), tree])
         try:
             theirs.close()
             door.close()
@@ -104,14 +102,22 @@ def _fork(conversations: list[socket.socket], daemon: socket.socket | None, tree
     Conversations are closed here while it has them open: what is in their queues is the child's to wait for.
     """
     go, ready = os.pipe()
+
+    def meet() -> None:
+        os.close(ready)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+        signal.alarm(_VISIT_S)
+        os.read(go, 1)  # until no other process has them open
+        for conversation in conversations:
+            with conversation, suppress(OSError):  # closed while the alarm can end that: an exit would wait on
+                if daemon is not None:
+                    answer(conversation, _given(conversation, daemon, tree, device))
+
     while True:
         with suppress(BlockingIOError):  # too many processes
-            pid = os.fork()
+            pid = fork(meet)
             break
         time.sleep(_PAUSE_S)
-    if pid == 0:
-        os.close(ready)
-        _meet(conversations, go, daemon, tree, device)
     for conversation in conversations:
         conversation.close()
     os.close(ready)
@@ -123,20 +129,6 @@ def _forget_ended(visits: dict[int, int]) -> None:
     with suppress(ChildProcessError):
         while pid := os.waitpid(-1, os.WNOHANG)[0]:
             visits.pop(pid, None)
-
-
-def _meet(conversations: list[socket.socket], go: int, daemon: socket.socket | None, tree: int, device: bytes) -> None:
-    try:
-        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-        signal.alarm(_VISIT_S)
-        os.read(go, 1)  # until no other process has them open
-        for conversation in conversations:
-            with conversation, suppress(OSError):  # closed while the alarm can end that: an exit would wait on
-                if daemon is not None:
-                    answer(conversation, _given(conversation, daemon, tree, device))
-    finally:
-        os._exit(0)
 
 
 def _given(conversation: socket.socket, daemon: socket.socket, tree: int, device: bytes) -> Fd | int:

@@ -20,7 +20,7 @@ import trio
 
 from fusefs.core.printable_names import printable
 from fusefs.linux import mount_calls
-from fusefs.linux.children import child
+from fusefs.linux.children import fork
 from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import TOP, Mount
 from fusefs.mount.places.mount_points import mount_of_device
@@ -61,7 +61,7 @@ async def _moved(mount: Mount, apart: Fd, target: Fd) -> int:
     """
     pid, ended, code = 0, -1, 0
     try:
-        pid = child(signal.SIGKILL, lambda: move(0, 1), apart, target)
+        pid = fork(lambda: move(3, 4), [apart, target])
         ended = os.pidfd_open(pid)
         with trio.move_on_after(_LIMIT_S):
             await trio.lowlevel.wait_readable(ended)

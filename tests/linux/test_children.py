@@ -1,7 +1,8 @@
-"""Questions that may never be answered: a child that hangs is left behind, and holds nothing that others wait for."""
+"""Children: how they end, and questions that may never be answered, whose child holds nothing that others wait for."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Hashable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.children import UserCredentials, ask_each
+from fusefs.linux.children import UserCredentials, ask_each, fork, is_stopped
 from tests.support.fuse_silent import silent_fuse
 from tests.support.real_filesystems import tmpfs_volume
 
@@ -46,6 +47,14 @@ def test_who_is_known_to_be_silent_is_not_asked() -> None:
     assert answers("bstop", "c1", silent={"b"}) == [None, b"c1"]
 
 
+def test_a_place_that_another_finds_silent_meanwhile_shifts_no_answer() -> None:
+    silent: set[Hashable] = set()
+    asked = ask_each(("a1", "b2", "c3"), str.encode, silent, lambda question: question[0])
+    first = next(asked)
+    silent.add("b")
+    assert [first, *asked] == [("a1", b"a1"), ("b2", None), ("c3", b"c3")]
+
+
 @pytest.mark.parametrize("end", ["die", "fall"])
 def test_a_question_that_ends_its_child_keeps_no_other_from_being_asked(end: str) -> None:
     assert answers("a1", "b" + end, "b2", "c3") == [b"a1", b"", b"b2", b"c3"]
@@ -62,6 +71,41 @@ def test_nothing_of_ours_is_open_in_the_child() -> None:
     finally:
         os.close(kept)
         os.close(held)
+
+
+@pytest.mark.parametrize("error", [None, PermissionError(errno.EPERM, ""), ValueError()])
+def test_a_child_exits_with_the_errno_of_its_error(error: Exception | None) -> None:
+    def live() -> None:
+        if error is not None:
+            raise error
+
+    _pid, status = os.waitpid(fork(live), 0)
+    assert os.waitstatus_to_exitcode(status) == (getattr(error, "errno", 255) if error else 0)
+
+
+def test_a_detached_child_has_the_fds_that_it_is_given_from_3_on() -> None:
+    ours, theirs = os.pipe()
+    pid = fork(lambda: os.write(3, b"%d" % (os.getsid(0) == os.getpid())), [theirs])
+    os.close(theirs)
+    with open(ours, "rb") as pipe:
+        assert pipe.read() == b"1"
+    os.waitpid(pid, 0)
+
+
+def test_a_stopped_child_is_noticed_and_one_that_goes_on() -> None:
+    pid = fork(signal.pause)
+    try:
+        assert not is_stopped(pid)
+        os.kill(pid, signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)
+        assert is_stopped(pid)
+        os.kill(pid, signal.SIGCONT)
+        os.waitpid(pid, os.WCONTINUED)
+        assert not is_stopped(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert not is_stopped(pid)
 
 
 @pytest.mark.needs("root")

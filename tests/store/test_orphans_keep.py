@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.container_states import DEFAULT_RETENTION_S, State
-from fusefs.core.errors import Busy, NotFound, NotPermitted, Refused
+from fusefs.core.container_states import DEFAULT_RETENTION_S
+from fusefs.core.errors import Busy, NotFound, Refused
 from fusefs.core.human_units import DURATION_MAX_S
 from fusefs.core.orphan_age import started
 from fusefs.core.policy import KnownOrphan, RetentionRules, due_at_s
@@ -21,20 +21,16 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import moment
 from fusefs.store.orphans import KeepFor, PinnedOrphan, Term, UsualTerm, find_container, keep_by_id
 from fusefs.store.stage import SwapOptions
-from tests.support.crash_scenarios import changing
-from tests.support.make_trees import make_tree, snapshot
-from tests.support.other_users import as_user
+from tests.support.make_trees import snapshot
 from tests.support.shared_memory_children import code_of_child
-from tests.support.small_orphans import OTHER, TREE, orphan_in, orphan_of
+from tests.support.small_orphans import OTHER, orphan_in, orphan_of
 from tests.support.store_verbs import (
     DyingAt,
     calls_of,
     entries,
-    numbered_calls,
     place,
     reap_now,
     restore,
-    swap,
 )
 
 pytestmark = pytest.mark.needs("root")
@@ -52,14 +48,6 @@ def keep(volume: Path, identifier: str, term: Term = PINNED, kernel: Kernel | No
     return keep_by_id(kernel, [bytes(volume)], find_container(kernel, [bytes(volume)], identifier), term)
 
 
-@pytest.mark.quick("keep")
-def test_pinned_orphan_is_kept_until_released(volume: Path) -> None:
-    identifier = orphan_in(volume, options=SwapOptions(retention_s=5)).id
-    assert keep(volume, identifier) == PinnedOrphan(identifier, None, None)
-    (entry,) = entries(volume)
-    assert (entry.state, entry.expires_ns) == (State.ORPHANS, None)
-
-
 def test_only_the_record_changes_and_only_its_term(volume: Path) -> None:
     identifier = orphan_in(volume, options=SwapOptions(note="a note")).id
     tree = place(volume, identifier) / "tree"
@@ -75,11 +63,6 @@ def test_kept_for_a_time_it_is_due_so_long_from_now(volume: Path) -> None:
     kept = keep(volume, identifier, KeepFor(3600))
     assert kept.expires_ns is not None
     assert before_ns + 3599 * S <= kept.expires_ns <= time.time_ns() + 3602 * S
-
-
-def test_released_it_has_the_usual_term(volume: Path) -> None:
-    identifier = orphan_in(volume, options=SwapOptions(retention_s=None)).id
-    assert keep(volume, identifier, UsualTerm()).retention_s == DEFAULT_RETENTION_S
 
 
 def test_kept_for_just_the_usual_term_is_not_taken_for_nothing_asked(volume: Path) -> None:
@@ -129,15 +112,6 @@ def test_term_that_it_has_already_writes_nothing(volume: Path) -> None:
     assert "write" not in calls_of(lambda kernel: keep(volume, identifier, PINNED, kernel))
 
 
-def test_kept_orphan_is_restored_as_any_other(volume: Path) -> None:
-    job = make_tree(volume / "job", TREE)
-    before = snapshot(job)
-    identifier = swap(job).id
-    keep(volume, identifier)
-    restore(volume, identifier)
-    assert snapshot(job) == before
-
-
 @pytest.mark.parametrize(
     ("state", "told", "way"), [("reaping", "being reaped already", "trashd restore"), ("quarantine", "quarantine", "")]
 )
@@ -173,25 +147,6 @@ def test_root_keeps_a_users_orphan_with_his_hands(volume: Path) -> None:
     identifier = orphan_of(OTHER, volume, SwapOptions()).id
     assert keep(volume, identifier).expires_ns is None
     assert (place(volume, identifier) / "record.json").stat().st_uid == OTHER
-
-
-def test_nobody_keeps_somebody_elses(volume: Path) -> None:
-    identifier = orphan_in(volume).id
-    entry = find_container(Kernel(), [bytes(volume)], identifier)
-    with pytest.raises((NotFound, NotPermitted)):
-        as_user(OTHER, partial(keep_by_id, Kernel(), [bytes(volume)], entry, PINNED))
-    assert record_in(volume, identifier).retention_s == DEFAULT_RETENTION_S
-
-
-def test_killed_at_any_call_it_is_an_orphan_with_the_old_term_or_the_new(volume: Path) -> None:
-    identifier = orphan_in(volume).id
-    for number in changing(numbered_calls(partial(keep, volume, identifier, PINNED))):
-        keep(volume, identifier, UsualTerm())
-        code = code_of_child(partial(keep, volume, identifier, PINNED, Kernel(DyingAt(number))))
-        (entry,) = entries(volume)
-        assert (entry.state, entry.problem) == (State.ORPHANS, "")
-        assert record_in(volume, identifier).retention_s in (None, DEFAULT_RETENTION_S)
-    assert code == 0
 
 
 def left_by_a_killed_keep(volume: Path) -> str:

@@ -109,29 +109,6 @@ def test_directories_are_made_like_those_that_something_came_from(volume: Path, 
     assert os.getxattr(tree / "sub", "trusted.mark") == b"x"
 
 
-def test_sweep_that_takes_nothing_leaves_no_container(volume: Path, job: Path) -> None:
-    before = snapshot(volume / ".trashd/u")
-    swept = run(Kernel(), Request(raw(job), Selection(names=("*.none",)), ToTrash()))
-    assert (swept.orphan, swept.sums.n_matched) == (None, 0)
-    assert gather(job, ["sub/deep/gone", "gone"]).orphan is None
-    assert snapshot(volume / ".trashd/u") == before
-
-
-def test_directory_that_matches_is_taken_whole(volume: Path, job: Path) -> None:
-    before = snapshot(job / "sub")
-    swept = run(Kernel(), Request(raw(job), Selection(types=frozenset("d")), ToTrash()))
-    assert swept.sums.n_done == 1
-    assert snapshot(tree_of(volume, swept.orphan) / "sub") == before
-    assert not (job / "sub").exists()
-
-
-def test_directory_that_holds_a_store_is_spared(volume: Path, job: Path) -> None:
-    init(job / "sub")
-    swept = run(Kernel(), Request(raw(volume), Selection(types=frozenset("d"), names=("sub",)), ToTrash()))
-    assert [(one.name, one.why) for one in swept.spared] == [(b"job/sub", "holds a trash store")]
-    assert (swept.sums.n_failed, (job / "sub/.trashd").exists()) == (0, True)
-
-
 def test_directory_after_what_was_in_it_joins_that(volume: Path, job: Path) -> None:
     gathered = gather(job, ["sub/deep/c.log", "sub/deep", "sub"])
     assert gathered.refused == ()
@@ -224,33 +201,6 @@ def test_link_in_the_parents_is_followed(volume: Path, job: Path) -> None:
     assert gather(volume / "way/job", ["a.log"]).n_done == 1
     (entry,) = entries(volume)
     assert entry.origin == raw(job)
-
-
-def test_volumes_root_is_swept_and_its_store_is_not(volume: Path, job: Path) -> None:
-    swept = run(Kernel(), Request(raw(volume), Selection(types=frozenset("fd")), ToTrash()))
-    assert swept.sums.n_done == 1
-    (entry,) = entries(volume)
-    assert (entry.origin, os.listdir(volume)) == (raw(volume), [".trashd"])
-    restore(volume, entry.id)
-    assert files_in(job) == [*LOGS[:1], "keep", *LOGS[1:]]
-
-
-def test_user_sweeps_into_his_own_folder(volume: Path) -> None:
-    home = give(make_tree(volume / "home", {"x": b"1", "sub": {"y": b"2"}}), ALICE)
-    as_user(ALICE, lambda: gather(home, ["x", "sub/y"]))
-    (entry,) = entries(volume)
-    assert entry.uid == ALICE
-
-
-def test_user_without_a_store_above_gets_one_where_he_may_make_it() -> None:
-    with tmpfs_volume() as volume:
-        home = make_tree(volume / "home", Dir({"x": b"1", "y": b"2"}, owner=(ALICE, ALICE)))
-        assert as_user(ALICE, lambda: gather(home, ["x"]).volume == raw(home))
-        assert as_user(ALICE, lambda: gather(home, ["y"]).n_done) == 1
-        assert sorted(os.listdir(home)) == [f".trashd-{ALICE}"]
-        assert as_user(ALICE, lambda: [entry.origin == raw(home) for entry in entries(home)]) == [True, True]
-        as_user(ALICE, lambda: [restore(home, entry.id).n_left for entry in entries(home)])
-        assert sorted(os.listdir(home)) == [f".trashd-{ALICE}", "x", "y"]
 
 
 def test_user_who_can_have_no_store_is_told_and_loses_nothing() -> None:

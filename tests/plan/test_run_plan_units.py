@@ -23,7 +23,7 @@ from fusefs.sweep.request import Action, ActionPlace, ActionResult
 from tests.support.real_filesystems import tmpfs_over
 
 KERNEL = Kernel()
-ALICE, MALLORY = 12001, 12666
+MALLORY = 12666
 OLD_NS, NOW_NS = 10**18, 10**18 + 10**15
 _AGE = RuleAge(("mtime",), OLD_NS + 1)
 needs_root = pytest.mark.needs("root")

@@ -30,6 +30,7 @@ def test_a_store_that_was_there_stays_whatever_is_taken(volume: Path, top: Path)
     init(volume)
     assert sweep(top, NOTHING, ToTrash()).orphan is None
     assert (volume / ".trashd/volume.json").exists()
+    assert list(volume.glob(".trashd/u/0/[!r]*/*")) == [], "no container is left"
 
 
 def test_a_users_own_store_goes_again_too(volume: Path, top: Path) -> None:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fusefs.core.container_states import State
-from fusefs.core.record import Method
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap import Swapped
 from tests.support.make_trees import make_tree, remove_tree_hard
-from tests.support.real_filesystems import loop_volume
 from tests.support.store_verbs import (
     ActingAt,
     assert_silent,
     calls_of,
     entries,
-    folder_of,
-    init,
     recover_all,
     remove,
     restore,
@@ -39,22 +32,6 @@ def beside(volume: Path, n_calls: int) -> Iterator[Kernel]:
     """A kernel for each call of an act, before which another process recovers the whole store."""
     for n in range(n_calls):
         yield Kernel(ActingAt(n, lambda: recover_all(volume)))
-
-
-def drop_one(volume: Path) -> Path:
-    return make_tree(folder_of(volume, 0) / "drop/dropped", {"a": "1"}).parent
-
-
-def test_what_was_dropped_is_taken_in_once() -> None:
-    with tmpfs_store() as volume:
-        drop = drop_one(volume)
-        n_calls = len(calls_of(lambda kernel: recover_all(volume, kernel)))
-        for done, kernel in enumerate(beside(volume, n_calls), 2):
-            drop_one(volume)
-            assert recover_all(volume, kernel) == []
-            assert not any(drop.iterdir())
-            assert [one.method for one in entries(volume)] == [Method.DROPPED] * done
-            assert_silent(volume)
 
 
 def restore_late(volume: Path, kernel: Kernel) -> None:
@@ -77,27 +54,6 @@ def test_what_was_written_meanwhile_is_rescued_and_told() -> None:
         for kernel in beside(volume, n_calls):
             restore_late(volume, kernel)
         assert_silent(volume)
-
-
-@contextmanager
-def ext4_store() -> Iterator[Path]:
-    with loop_volume("ext4") as volume:
-        init(volume)
-        yield volume
-
-
-@pytest.mark.parametrize("store", [tmpfs_store, pytest.param(ext4_store, marks=pytest.mark.needs("loop"))])
-@pytest.mark.parametrize("act", [swap, remove])
-def test_swap_and_removal_are_done(
-    act: Callable[[Path, Kernel, SwapOptions], Swapped], store: Callable[[], AbstractContextManager[Path]]
-) -> None:
-    """What is made in a directory that was removed fails in ways of each filesystem's own."""
-    with store() as volume:
-        n_calls = len(calls_of(lambda kernel: act(make_tree(volume / "job", {"a": "1"}), kernel, KEPT)))
-        for done, kernel in enumerate(beside(volume, n_calls)):
-            assert not act(make_tree(volume / f"job{done}", {"a": "1"}), kernel, KEPT).warnings
-        assert_silent(volume)
-        assert {one.state for one in entries(volume)} == {State.ORPHANS}
 
 
 class TakingFreshAt:

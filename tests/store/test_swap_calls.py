@@ -38,12 +38,6 @@ def flat(path: Path, n_files: int) -> Path:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_calls_are_the_same_for_ten_files_and_ten_thousand(volume: Path, verb: str) -> None:
-    few, many = flat(volume / "few", 10), flat(volume / "many", 10_000)
-    assert calls_of(lambda kernel: VERBS[verb](few, kernel)) == calls_of(lambda kernel: VERBS[verb](many, kernel))
-
-
-@pytest.mark.parametrize("verb", VERBS)
 def test_calls_are_the_same_in_an_empty_store_and_beside_a_hundred_orphans(volume: Path, verb: str) -> None:
     first, last = flat(volume / "first", 1), flat(volume / "last", 1)
     in_empty_store = calls_of(lambda kernel: VERBS[verb](first, kernel))
@@ -51,12 +45,6 @@ def test_calls_are_the_same_in_an_empty_store_and_beside_a_hundred_orphans(volum
         (volume / f".trashd/u/0/drop/{number}").touch()
     assert recover_all(volume) == []
     assert calls_of(lambda kernel: VERBS[verb](last, kernel)) == in_empty_store
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_no_more_is_flushed_than_the_record_and_the_container(volume: Path, verb: str) -> None:
-    victim = flat(volume / "job", 10)
-    assert calls_of(lambda kernel: VERBS[verb](victim, kernel)).count("fsync") <= N_FSYNCS
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,17 @@ from fusefs.core.container_states import State
 from fusefs.core.errors import NotADirectory, NotFound, Occupied, OtherFilesystem, UsageError
 from fusefs.linux.kernel import Kernel
 from fusefs.store.recover import RESCUED_RETENTION_S
-from tests.support.make_trees import Dir, make_tree, snapshot
+from tests.support.make_trees import Dir, deep_chain, make_tree
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.small_orphans import OTHER, orphan_in, victim_in
 from tests.support.store_verbs import (
     ActingBefore,
-    calls_of,
+    DyingAt,
+    die,
     entries,
+    in_child,
+    reap_now,
+    recover_all,
     remove,
     restore,
     swap,
@@ -25,30 +31,6 @@ from tests.support.store_verbs import (
 )
 
 pytestmark = pytest.mark.needs("root")
-
-
-@pytest.mark.quick("restore")
-def test_restore_exchanges_the_tree_back_and_drops_the_fresh_directory(volume: Path) -> None:
-    job = victim_in(volume)
-    before, ino = snapshot(job), job.stat().st_ino
-    swapped = swap(job)
-    calls = calls_of(lambda kernel: restore(volume, swapped.id, kernel))
-    assert "exchange" in calls
-    assert (snapshot(job), job.stat().st_ino) == (before, ino)
-    assert entries(volume) == []
-
-
-def test_what_was_written_into_the_fresh_directory_becomes_an_orphan_for_a_week(volume: Path) -> None:
-    job = victim_in(volume)
-    swapped = swap(job)
-    (job / "new").write_text("late")
-    restored = restore(volume, swapped.id)
-    (kept,) = entries(volume)
-    assert (kept.id, kept.origin) == (restored.rescued, bytes(job))
-    assert kept.expires_ns == kept.created_ns + RESCUED_RETENTION_S * 10**9
-    assert swapped.id in kept.note
-    assert (Path(os.fsdecode(kept.path)) / "tree/new").read_text() == "late"
-    assert (job / "a").read_text() == "1"
 
 
 def test_restore_gives_the_name_back_to_anything_else_and_hints_at_to(volume: Path) -> None:
@@ -86,15 +68,6 @@ def test_what_takes_the_name_during_a_restore_keeps_it(volume: Path) -> None:
     assert sorted(os.listdir(tree_of(swapped))) == ["a", "sub"]
 
 
-def test_restore_to_another_place_leaves_the_fresh_directory(volume: Path) -> None:
-    job = victim_in(volume)
-    swapped = swap(job)
-    restored = restore(volume, swapped.id, to=volume / "other")
-    assert (volume / "other/sub/b").read_text() == "2"
-    assert os.listdir(job) == []
-    assert restored.path == bytes(volume / "other")
-
-
 @pytest.mark.parametrize("there", [{}, {"x": "y"}])
 def test_restore_to_a_name_that_is_taken_is_refused(volume: Path, there: dict[str, str]) -> None:
     swapped = swap(victim_in(volume))
@@ -102,27 +75,6 @@ def test_restore_to_a_name_that_is_taken_is_refused(volume: Path, there: dict[st
     with pytest.raises(Occupied):
         restore(volume, swapped.id, to=volume / "other")
     assert sorted(os.listdir(tree_of(swapped))) == ["a", "sub"]
-
-
-def test_restore_into_a_directory_that_is_gone_asks_for_to(volume: Path) -> None:
-    (volume / "up").mkdir()
-    swapped = swap(victim_in(volume, "up/job"))
-    (volume / "up/job").rmdir()
-    (volume / "up").rmdir()
-    with pytest.raises(NotFound) as caught:
-        restore(volume, swapped.id)
-    assert "--to" in caught.value.hint
-    assert [entry.state for entry in entries(volume)] == [State.ORPHANS]
-
-
-@pytest.mark.parametrize("inside", ["a", "sub/b", "sub"])
-def test_part_comes_back_alone_and_the_rest_stays_an_orphan(volume: Path, inside: str) -> None:
-    job = victim_in(volume)
-    swapped = swap(job)
-    restore(volume, swapped.id, inside=inside.encode())
-    assert (job / inside).exists()
-    assert not (tree_of(swapped) / inside).exists()
-    assert [entry.id for entry in entries(volume)] == [swapped.id]
 
 
 def test_directories_on_the_way_to_a_part_are_made_like_the_trees_own(volume: Path) -> None:
@@ -140,12 +92,6 @@ def test_part_never_replaces_what_has_its_name(volume: Path) -> None:
     with pytest.raises(Occupied):
         restore(volume, swapped.id, inside=b"a")
     assert ((job / "a").read_text(), (tree_of(swapped) / "a").read_text()) == ("new", "1")
-
-
-def test_part_goes_where_to_says(volume: Path) -> None:
-    swapped = swap(victim_in(volume))
-    restore(volume, swapped.id, inside=b"sub/b", to=volume / "b")
-    assert (volume / "b").read_text() == "2"
 
 
 @pytest.mark.parametrize(
@@ -174,3 +120,28 @@ def test_another_filesystem_is_called_that_and_the_orphan_stays(volume: Path) ->
         restore(volume, swapped.id, to=other / "job")
     assert f"below {volume}" in caught.value.hint
     assert [entry.state for entry in entries(volume)] == [State.ORPHANS]
+
+
+# What a killed reap leaves
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "rename", "renameat2"])
+def test_restore_killed_on_its_way_from_a_reap_knows_that_the_tree_is_not_whole(volume: Path, call: str) -> None:
+    swapped = orphan_in(volume)
+    in_child(lambda: reap_now(volume, swapped.id, Kernel(ActingBefore("rmdir", die))))
+    killed = in_child(partial(restore, volume, swapped.id, Kernel(ActingBefore(call, die))))
+    assert killed == DyingAt.EXIT_CODE
+    recover_all(volume)
+    assert restore(volume, swapped.id, to=volume / "elsewhere").partial
+
+
+def test_nothing_that_was_moved_up_by_a_killed_reap_is_lost_by_a_restore(volume: Path) -> None:
+    swapped = swap(deep_chain(volume / "job", 300))  # a reap holds open about 100 of them, and renames the rest up
+    in_child(lambda: reap_now(volume, swapped.id, Kernel(ActingBefore("rmdir", die))))
+    restored = restore(volume, swapped.id)
+    assert restored.partial
+    assert any("structure" in warning for warning in restored.warnings)
+    (kept,) = entries(volume)
+    assert kept.expires_ns == kept.created_ns + RESCUED_RETENTION_S * 10**9
+    found = subprocess.run(["find", os.fsdecode(kept.path) + "/tree", "-name", "leaf"], capture_output=True, check=True)
+    assert found.stdout.count(b"leaf\n") == 1

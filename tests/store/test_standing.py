@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.names import whose
-from fusefs.linux.kernel import Kernel
-from fusefs.store.orphans import all_entries
-from fusefs.store.user_folders import open_user
+from fusefs.store.standing import open_user
 from tests.support.acls import ACCESS, DEFAULT, acl
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
@@ -161,28 +159,6 @@ def plant_many(volume: Path, n_names: int) -> None:
             (users / f"{90_000 + n}").symlink_to("0")
 
     as_user(BOB, act)
-
-
-def look(volume: Path) -> tuple[int, int]:
-    """How many calls `trashd list` makes, and how many processes."""
-    with open(os.memfd_create("pids"), "w+", buffering=1) as seen:
-        kernel = Kernel(lambda _call: print(os.getpid(), file=seen))
-        recover_all(volume, kernel)
-        all_entries(kernel, [os.fsencode(volume)])
-        seen.seek(0)
-        pids = seen.read().split()
-    return len(pids), len(set(pids) - {str(os.getpid())})
-
-
-def test_thousands_of_planted_names_cost_few_calls_each_and_no_process(volume: Path) -> None:
-    for uid in (ALICE, BOB):
-        as_user(uid, lambda: make(volume))
-    none, n_processes = look(volume)
-    assert n_processes == 2 * 2  # for Alice and Bob, to tend and to list
-    plant_many(volume, 500)
-    many, n_processes = look(volume)
-    assert n_processes == 2 * 2
-    assert many - none <= 500 * 3 * 3  # three looks at new/, each of them opens a name, asks whose it is, closes it
 
 
 def test_thousands_of_planted_names_are_told_in_a_few_lines(volume: Path) -> None:

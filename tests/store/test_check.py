@@ -1,30 +1,22 @@
-"""What only looks: list, check, doctor and holders."""
+"""What only looks: the checker and its repairs, the list, and the holders of a tree."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fusefs.cli.main import run
 from fusefs.core.container_states import State
-from fusefs.core.errors import Refused
 from fusefs.linux.kernel import Kernel
-from fusefs.store.stage import SwapOptions
-from tests.support.make_trees import make_tree, snapshot
-from tests.support.real_filesystems import tmpfs_volume
-from tests.support.small_orphans import EXPIRED, OTHER, TREE, command, orphan_in, orphan_of
+from tests.support.make_trees import make_tree
+from tests.support.small_orphans import EXPIRED, TREE, command, orphan_in
 from tests.support.store_verbs import (
-    ActingBefore,
     calls_of,
-    die,
-    in_child,
     place,
     problems,
     reap_now,
@@ -33,18 +25,6 @@ from tests.support.store_verbs import (
 )
 
 pytestmark = pytest.mark.needs("root")
-
-
-def test_list_shows_origin_age_retention_owner_and_state(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    swapped = orphan_of(OTHER, volume, SwapOptions(3600, "why"))
-    assert command(volume, "list", "--json") == 0
-    (fields,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (fields["id"], fields["origin"]) == (swapped.id, os.fsdecode(swapped.path))
-    assert (fields["uid"], fields["state"], fields["note"]) == (OTHER, "orphans", "why")
-    assert 0 < fields["restorable_for_s"] <= 3600
-    assert command(volume, "list") == 0
-    shown = capsys.readouterr().out.splitlines()[1]
-    assert all(part in shown for part in (swapped.id[-12:], str(OTHER), "restorable", os.fsdecode(swapped.path)))
 
 
 def test_list_walks_no_tree(volume: Path) -> None:
@@ -60,49 +40,6 @@ def _list(kernel: Kernel, volume: Path) -> None:
     from fusefs.store.orphans import all_entries
 
     assert len(all_entries(kernel, [bytes(volume)])) == 1
-
-
-def test_check_touches_nothing(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_tree(volume / "job", TREE)
-    before = snapshot(volume, with_times=True)
-    assert run(["check", "--json", str(volume / "job")]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert snapshot(volume, with_times=True) == before
-    assert (found["method"], found["exists"], found["filesystem"]) == ("exchange", True, "tmpfs")
-    assert (found["store"], found["refusals"], found["n_holders"]) == (str(volume / ".trashd"), [], 0)
-
-
-def test_check_makes_no_store(capsys: pytest.CaptureFixture[str]) -> None:
-    with tmpfs_volume() as path:
-        make_tree(path / "job", TREE)
-        assert run(["swap", "--dry-run", str(path / "job")]) == 0
-        assert "would be made" in capsys.readouterr().out
-        assert os.listdir(path) == ["job"]
-
-
-def test_check_names_what_stands_against_a_swap(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (volume / "file").touch()
-    assert run(["check", str(volume / "file")]) == Refused.exit_code
-    assert "Not a directory" in capsys.readouterr().out
-
-
-def test_doctor_is_silent_only_if_all_is_well(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = make_tree(volume / "job", TREE)
-    assert run(["doctor", str(volume)]) == 0
-    assert capsys.readouterr().out == ""
-    in_child(partial(swap, job, Kernel(ActingBefore("exchange", die))))
-    assert run(["doctor", str(volume)]) == 1
-    assert "left by a killed command" in capsys.readouterr().out
-    assert run(["doctor", "--repair", str(volume)]) == 0
-
-
-def test_doctor_keeps_and_names_what_it_does_not_understand(volume: Path) -> None:
-    junk = volume / ".trashd/u/0/orphans/junk"
-    junk.write_text("x")
-    recover_all(volume)
-    assert [problem.what for problem in problems(volume)] == ["not a container of trashd"]
-    assert junk.read_text() == "x"
-    junk.unlink()
 
 
 @pytest.mark.parametrize("state", [State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS])

@@ -20,7 +20,6 @@ from fusefs.linux.kernel import Kernel
 from fusefs.sweep.request import IfExists
 from tests.support.crash_invariants import spread
 from tests.support.crash_scenarios import changing
-from tests.support.foreground_mount import trashd_mount
 from tests.support.fuse_bad_rename import Mode, lying_volume
 from tests.support.make_trees import (
     Dir,
@@ -36,7 +35,7 @@ from tests.support.make_trees import (
 from tests.support.move_entries import move, pass_a_tick
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, project_quota_volume, set_project, tmpfs_volume
-from tests.support.store_verbs import ActingBefore, Counting, DyingAt, FailingAt, in_child, init, numbered_calls
+from tests.support.store_verbs import ActingBefore, Counting, DyingAt, FailingAt, in_child, numbered_calls
 
 pytestmark = pytest.mark.needs("root")
 
@@ -103,14 +102,6 @@ def test_directories_are_moved_whole(volume: Path, archive: Path) -> None:
     wanted = snapshot(job)
     assert move(job, archive, whole=True) == {}
     assert snapshot(archive)[1:] == wanted[1:]
-
-
-def test_a_directory_that_holds_a_store_stays(volume: Path, archive: Path) -> None:
-    job = make_tree(volume / "job", {"a": {}, "b": {"x": b""}})
-    init(job / "a")
-    assert move(job, archive, whole=True) == {}
-    assert os.listdir(archive) == ["b"]
-    assert (job / "a/.trashd").exists()
 
 
 def test_a_directory_is_merged_into_none(volume: Path, archive: Path) -> None:
@@ -311,16 +302,3 @@ def test_without_rename_flags_a_taken_name_is_not_replaced() -> None:
         assert move(served.path / "job", served.path / "archive", if_exists=IfExists.NUMBER) == {}
         assert (served.backing / "archive/file").read_bytes() == b"old"
         assert (served.backing / "archive/file.1").read_bytes() == b"new"
-
-
-def test_a_move_in_a_mount_is_seen_in_it_at_once(volume: Path) -> None:
-    tree: Spec = {"a": {"file": b"text", "link": Symlink("x")}, "small": b""}
-    source = make_tree(volume / "source", {"job": tree, "archive": {}})
-    (volume / "mounted").mkdir()
-    init(source)
-    with trashd_mount(source, volume / "mounted", limit_s=60) as mount:
-        wanted = snapshot(mount.path / "job")
-        snapshot(mount.path / "archive")
-        assert move(mount.path / "job", mount.path / "archive") == {}
-        assert snapshot(mount.path / "archive")[1:] == wanted[1:]
-        assert not (mount.path / "job/small").exists()

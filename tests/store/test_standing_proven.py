@@ -18,10 +18,12 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import Exit, NotProven, TrashdError
 from fusefs.linux.kernel import Kernel
+from fusefs.store.find_stores import folders as folders_of
 from fusefs.store.make_folder import look_first
 from fusefs.store.orphans import all_entries
 from fusefs.store.stage import SwapOptions
-from fusefs.store.user_folders import open_user, take_census
+from fusefs.store.standing import NOT_MADE, NOT_REGISTERED, open_user, take_census
+from fusefs.store.store_maker import StoreMaker
 from tests.support.covering_sets import share_of
 from tests.support.crash_scenarios import STRIDE, changing
 from tests.support.group_members import FORGED, plant
@@ -113,6 +115,29 @@ def test_what_is_in_the_place_of_a_registered_folder_is_not_proven(volume: Path)
     assert served(volume) == {0}
     [problem] = problems_of_folders(volume)
     assert "not the folder that root registered" in problem
+
+
+@pytest.mark.parametrize(
+    ("made", "why"), [(StoreMaker.BY_ROOT, ""), (StoreMaker.COPY, NOT_REGISTERED), (StoreMaker.UNKNOWN, NOT_MADE)]
+)
+def test_of_several_folders_the_registered_one_is_used_and_proven_only_where_root_made_the_store(
+    volume: Path, made: StoreMaker, why: str
+) -> None:
+    first = volume / f".trashd/u/{ALICE}"
+    first.mkdir()
+    as_user(ALICE, lambda: throw(volume))
+    recover_all(volume)
+    os.chown(first, ALICE, ALICE)
+    first.chmod(0o700)
+    with opened(volume) as store:
+        store = store._replace(made=made)
+        alices = []
+        for folder in (open_user(store, ALICE), *folders_of(store)):
+            assert folder is not None
+            with folder:
+                if folder.uid == ALICE:
+                    alices.append((folder.name != first.name.encode(), folder.is_proven, folder.doubt))
+    assert alices == [(True, not why, why)] * 2
 
 
 def problems_of_folders(volume: Path) -> list[str]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -14,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.container_states import State
-from fusefs.core.errors import CrossesBoundary, NotPermitted, TrashdError
+from fusefs.core.errors import CrossesBoundary, TrashdError
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import swap_for_owner
@@ -22,7 +19,7 @@ from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.make_store import unmake_store
 from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import Dir, make_tree, snapshot
-from tests.support.other_users import as_user, run_as
+from tests.support.other_users import as_user
 from tests.support.real_filesystems import (
     bind_mount,
     btrfs_subvolume,
@@ -52,7 +49,6 @@ pytestmark = pytest.mark.needs("root")
 
 ALICE = 1001
 NOGROUP = 65534
-MAIN = "import sys; from fusefs.cli.main import main; sys.exit(main())"
 
 
 @pytest.fixture
@@ -141,23 +137,6 @@ def test_a_project_boundary_at_the_victim_itself_is_a_clear_error_and_leaves_not
 
 
 # Subvolumes
-
-
-@pytest.mark.needs("loop", "btrfs")
-def test_a_users_lower_orphan_is_found_through_his_pointer(btrfs: Path) -> None:
-    job = btrfs / "sub" / "home" / "job"
-
-    def act() -> str:
-        make_tree(job, {"results": "hers"})
-        return str(swap(job).id)
-
-    identifier = as_user(ALICE, act)
-    for found in (entries(btrfs), as_user(ALICE, lambda: entries(btrfs))):
-        assert [(entry.id, entry.uid) for entry in found] == [(identifier, ALICE)]
-    restore(btrfs, identifier)
-    identifier = as_user(ALICE, lambda: str(remove(job).id))
-    assert reap_now(btrfs, identifier).report.n_failed == 0
-    assert_silent(btrfs)
 
 
 @pytest.mark.needs("loop", "btrfs")
@@ -252,29 +231,6 @@ def test_a_lower_layer_of_an_overlay_is_a_clear_error_and_stays(verb: Callable[[
         assert snapshot(overlay.path) == whole
 
 
-@pytest.mark.parametrize("verb", [swap, remove])
-def test_where_a_lower_layer_can_go_nowhere_only_the_administrators_store_is_left(
-    verb: Callable[[Path], object],
-) -> None:
-    with overlay_volume(fill_lower) as overlay:
-        init(overlay.path)
-        before = snapshot(overlay.path / "a")
-        with pytest.raises(CrossesBoundary):
-            verb(overlay.path / "a" / "b" / "job")
-        assert snapshot(overlay.path / "a") == before
-        assert entries(overlay.path) == []
-        assert_silent(overlay.path)
-
-
-def test_an_upper_layer_of_an_overlay_goes_and_comes_back() -> None:
-    with overlay_volume() as overlay:
-        before = snapshot(make_tree(overlay.path / "job", {"results": "x"}))
-        identifier = swap(overlay.path / "job").id
-        restore(overlay.path, identifier)
-        assert snapshot(overlay.path / "job") == before
-        assert_silent(overlay.path)
-
-
 def test_a_store_that_somebody_uses_by_now_is_not_even_hidden_for_a_moment(alices: Path) -> None:
     init(alices)
     make_tree(alices / "home" / "alice" / "job", Dir({}, owner=(ALICE, ALICE)))
@@ -333,18 +289,6 @@ def test_who_may_not_write_at_the_root_gets_a_store_further_down(alices: Path) -
     as_user(ALICE, lambda: assert_silent(alices / "home" / "alice"))
 
 
-def test_the_printed_command_restores_from_a_store_further_down(alices: Path) -> None:
-    job = alices / "home" / "alice" / "job"
-    as_user(ALICE, lambda: make_tree(job, {"results": "hers"}))
-    argv = (sys.executable, "-c", MAIN)
-    done = run_as(ALICE, [*argv, "swap", job], check=True)
-    [command] = [line.split(maxsplit=1)[1] for line in done.stdout.decode().splitlines() if " undo " in line]
-    told: subprocess.CompletedProcess[bytes] = run_as(ALICE, [*argv, *shlex.split(command)[1:]])
-    assert told.returncode == 0, told.stderr
-    assert (job / "results").read_text() == "hers"
-    as_user(ALICE, lambda: assert_silent(alices / "home" / "alice"))
-
-
 def test_who_may_write_nowhere_above_is_refused_and_nothing_is_made(alices: Path) -> None:
     make_tree(alices / "home" / "given", Dir({"results": "hers"}, owner=(ALICE, ALICE)))
     before = snapshot(alices)
@@ -379,16 +323,3 @@ def test_a_closed_store_of_somebody_else_sends_nobody_astray(alices: Path) -> No
     swapped = as_user(ALICE, lambda: swap(job))
     assert swapped.volume == raw(alices / "home" / "alice")
     as_user(ALICE, lambda: assert_silent(alices / "home" / "alice"))
-
-
-def test_restoring_over_what_a_user_may_not_replace_is_refused(alices: Path) -> None:
-    init(alices)
-    job = alices / "home" / "alice" / "job"
-    as_user(ALICE, lambda: make_tree(job, {"results": "hers"}))
-    identifier = as_user(ALICE, lambda: str(swap(job).id))
-    os.chown(job, 0, 0)
-    os.chown(alices / "home" / "alice", 0, 0)
-    with pytest.raises((NotPermitted, TrashdError)):
-        as_user(ALICE, lambda: restore(alices, identifier))
-    assert (place(alices, identifier) / "tree" / "results").read_text() == "hers"
-    assert_silent(alices)

@@ -1,0 +1,559 @@
+"""Whose a folder of a store is, and who may act in it: `standing_of` decides for commands, the service and the mount.
+
+The owner of a directory need not have put it there: everyone who may write in its parent can move it, group members
+too. A move to another parent takes write permission on the directory itself, so only its owner can have moved one whose
+mode is exactly 0700: that is the condition. But a mode is today's, and the move was earlier. So the proof is another:
+the folder lies where only the store's owner makes names, and root registered its identity in files that only root can
+write. A directory that does not meet the condition is refused and reported, and never repaired: a repair would approve
+what somebody planted. A folder that is not proven serves its own user's commands only.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
+
+from fusefs.core.container_states import State
+from fusefs.core.identity import Identity, Likelihood, compare
+from fusefs.core.names import STORE, Name, is_container_id, whose
+from fusefs.core.printable_names import printable
+from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.runtime_directories import lasting_dir
+from fusefs.linux.user_ids import read_subordinates
+from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, FILE_TO_LOCK, FULL, READABLE, suppress_errno
+from fusefs.store.layout import (
+    FOLDER_MODE,
+    FOLDERS,
+    NEW,
+    USERS,
+    Store,
+    UserFolder,
+    decode_identity,
+    read_small,
+    write_small,
+)
+from fusefs.store.registry_lines import registered
+from fusefs.store.store_maker import StoreMaker
+from fusefs.store.store_registry import is_remembered, place_of_store
+
+MOUNTED = "something is mounted over it"
+NOT_MADE = "nobody can tell that root made this store, and not one who may move root's directories"
+NOT_REGISTERED = "it is not the folder that root registered (a copy, or another one took its place)"
+_NONE = "it is no directory"
+_SUBVOLUME = "it is another subvolume than the store"
+_REFUSED_ONCE = "it was not only its owner's when root first saw it"
+_CLOSED = "too much that was not only his bore his name: root looks at nothing more"
+_ROOTS = "root makes his own where nobody else does"
+_STRANGERS = "this filesystem lets strangers move what is not theirs: only what root makes is proven"
+MOST = 1000
+"""Subordinate uids of one user whose folders are registered, served and listed for root; the others serve their own."""
+MOST_REFUSED = 16
+"""Directories of one user that root refused at its first inspection; root then inspects no more of that user."""
+_MOST_OPENED = 3
+"""Names of one user beside the folder that are opened to report a reason; a user can make thousands."""
+_MAX_BYTES = 8192
+_NEW = Name(b".new")
+_SPARE = Name(b".spare")
+"""Blocks for one more file: on a full volume a folder must be registered before root's reap may free anything in it."""
+
+
+class Standing(NamedTuple):
+    """Whose a name in a store is, and who may act in it.
+
+    area           which of the areas it is in
+    uid            of the user whose folder it is, or would be
+    owner          of what has the name; None if that can't be seen
+    why            a clause for a person: why it is refused, or never will be proven; empty if it is proven, or waits
+                   for root's first inspection
+    is_used        whether it serves its user's own commands; False: it is refused
+    is_registered  whether only its user or root can have put it there, as far as the store is believed
+    is_proven      whether it is believed: root's commands and the service act in it too
+    """
+
+    area: Name
+    name: Name
+    uid: int
+    owner: int | None
+    why: str
+    is_used: bool = False
+    is_registered: bool = False
+    is_proven: bool = False
+
+    def what(self) -> str:
+        """What is reported of it."""
+        if self.is_used:
+            return f"nobody but uid {self.uid} reaps anything in it: {self.why}"
+        return f"not used as a folder of uid {self.uid}: {self.why}"
+
+
+def standing_of(store: Store, entry: RegisteredFolder, area: Name, name: Name, fd: Fd) -> Standing:
+    """Decide whose an opened directory with a user's name is, and who may act in it. It is proven if 1 to 5 hold.
+
+       what is read                              the question that it answers                       if the answer is no
+    1  owner, mode, device of the store and its  Can only the store's owner change them?            The store is not
+       own directories (`layout.open_store`)                                                        opened.
+    2  owner, mode, device of the folder and     Can only its user have moved it, or put anything   Nobody uses it.
+       its parts; mounts (`why_not`)             into it?
+    3  `security.trashd`, or root's list of      Did root make this store of root's?                Only its user acts
+       stores (`store_maker.who_made`)                                                              in it.
+    4  the area: `u/`, or `new/`                 Does it lie where only the store's owner makes     Only its user acts
+                                                 names? (A user's own store needs no more.)         in it, as yet.
+    5  root's registry, `folders/<uid>`          Is it the directory that root registered?          Only its user acts
+                                                                                                    in it.
+    6  its user's list of stores, `volume.json`  Is the store no copy? (`is_vouched`, in a process  Reaped by its ID
+                                                 of its user: only that user can read the list.)    only.
+
+    entry   what root registered of that user
+    Raises  OSError that says nothing about the directory, such as EMFILE
+    """
+    kernel, uid, areas = store.kernel, entry.uid, store.areas
+    st = kernel.fstat(fd)
+    refused = why_not(kernel, fd, st, uid, areas.dev) or (_ROOTS if uid == 0 and area == NEW else "")
+    if refused:
+        return Standing(area, name, uid, st.st_uid, refused)
+    is_own = areas.new_fd is None and kernel.fstat(areas.u_fd).st_uid == uid
+    is_registered, why = (True, "") if is_own else _check_registered(store, entry, area, name, fd)
+    if store.is_unknown():
+        why = NOT_MADE
+    elif store.made is not StoreMaker.BY_ROOT:
+        why = why or NOT_REGISTERED
+    is_proven = is_registered and store.made is StoreMaker.BY_ROOT
+    return Standing(area, name, uid, uid, why, True, is_registered, is_proven)
+
+
+def _check_registered(store: Store, entry: RegisteredFolder, area: Name, name: Name, fd: Fd) -> tuple[bool, str]:
+    """Whether a folder in a store of root's is the registered one, and if it never will be, why."""
+    if area == USERS:
+        proves = name == entry.name and entry.proves(store.kernel.identify(fd))
+        return proves, "" if proves else NOT_REGISTERED
+    if entry.name or entry.refused:
+        found = store.kernel.identify(fd)
+        if entry.is_same(found):
+            return True, ""  # root registered it, and was killed before moving it
+        if entry.has_refused(found):
+            return False, _REFUSED_ONCE
+        if entry.is_closed():
+            return False, _CLOSED
+    return False, "" if store.volume.strangers_refused is not False else _STRANGERS
+
+
+def why_not(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int, dev: int) -> str:
+    """Why a directory is not a user's folder; empty if it is. A part that is missing is made when it is needed.
+
+    The access ACL of what is exactly 0700 has an empty mask, and lets no other user in. A default ACL gives nothing
+    away either, since all that is made in a folder is 0700 or 0600; it is not read.
+    dev  of the store (st_dev): a user may snapshot a btrfs subvolume of their own, with others' directories in it
+    """
+    why = not_private(st, uid, dev)
+    if why or os.geteuid() not in (0, uid):
+        return why
+    try:
+        return next(filter(None, (_why_not_in(kernel, fd, part, uid, dev, part + b"/") for part in FOLDERS)), "")
+    except PermissionError:
+        return ""  # root of another host; its owner's process asks again (with_lower)
+
+
+def why_not_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
+    """Why a directory is not a user's folder, down to every container; empty if it is. For root's first inspection.
+
+    Raises  OSError; PermissionError to root of another host
+    """
+    if why := why_not(kernel, fd, kernel.fstat(fd), uid, dev):
+        return why
+    for state in State:
+        part = state.value.encode()
+        try:
+            state_fd = kernel.open_beneath(fd, part, READABLE)
+        except FileNotFoundError:
+            continue
+        with state_fd, kernel.scan(state_fd) as entries:  # one by one: there may be millions
+            for name in (os.fsencode(entry.name) for entry in entries if is_container_id(entry.name)):
+                if why := _why_not_in(kernel, state_fd, name, uid, dev, os.path.join(part, name)):
+                    return why
+    return ""
+
+
+def _why_not_in(kernel: Kernel, dir_fd: Fd, name: bytes, uid: int, dev: int, path: bytes) -> str:
+    """Why something in a folder is not a directory of its user's only; empty if it is, or is not there."""
+    try:
+        why = not_private(kernel.stat(dir_fd, name), uid, dev)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        why = MOUNTED
+    return why and f"{printable(path)} in it: {why}"
+
+
+def not_private(st: os.stat_result, uid: int, dev: int | None = None) -> str:
+    """Why something is not a directory that only one user can have put anything into; empty if it is.
+
+    dev  on which it must be; None for any
+    """
+    if not stat.S_ISDIR(st.st_mode):
+        return _NONE
+    if st.st_uid != uid:
+        return f"it belongs to uid {st.st_uid}"
+    if dev is not None and st.st_dev != dev:
+        return _SUBVOLUME
+    mode = stat.S_IMODE(st.st_mode)
+    return "" if mode == FOLDER_MODE else f"its mode is {mode:04o} instead of {FOLDER_MODE:04o}"
+
+
+def why_unread(error: OSError) -> str:
+    """Why something that a user can change could not be read.
+
+    Whatever the kernel says of it, a link, a mount or a broken block, concerns that user only: nobody else waits for
+    it. Of the store's own directories no other user can change anything, and only their errors are the store's.
+    """
+    return MOUNTED if error.errno == errno.EXDEV else f"it can't be read: {error.strerror}"
+
+
+def is_vouched(store: Store) -> bool:
+    """Whether a store is known to be no copy: by its owner's registry, or, of root's, by root having made it.
+
+    To be asked by its user. What is not vouched for is shown and restored from, and nothing in it is reaped unasked. A
+    user who can have no registry vouches for what they use, and so does a pointer for where it leads; for a copy that
+    can be known as one only `init` does, which makes it a store of its own.
+    """
+    if store.is_common() or is_remembered(store):
+        return True
+    if compare(store.kernel.identify(store.fd), store.volume.store) is Likelihood.OTHER:
+        return False
+    if store.name != STORE:
+        # Nobody else can write in it, nor have moved it here: its own file proves that it is no copy of its files. A
+        # copy of the whole disk has the same id elsewhere.
+        here = place_of_store(store)
+        return all(one.path == here for one in registered() if one.volume == store.volume.id)
+    return store.is_named or not _can_register()
+
+
+def _can_register() -> bool:
+    """Whether the caller has a registry of stores, or could have one."""
+    try:
+        path = lasting_dir()
+    except FileNotFoundError:
+        return False
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return os.access(path, os.W_OK | os.X_OK)
+
+
+class RegisteredFolder(NamedTuple):
+    """What root noted of one user.
+
+    name      of the user's folder below `u/`; empty if there is none
+    identity  of it
+    refused   what was not the user's folder at root's first inspection, whatever has become of it since
+    """
+
+    uid: int
+    name: Name = Name(b"")
+    identity: Identity = Identity("", 0, 0)
+    refused: tuple[Identity, ...] = ()
+
+    def proves(self, found: Identity) -> bool:
+        """Whether that is the folder which root registered. Handles must be equal: a snapshot has another.
+
+        Where a filesystem has no identities (FUSE) it is: only root makes names below `u/`.
+        """
+        if not self.name:
+            return False
+        if self.identity.handle and found.handle:
+            return self.identity.handle == found.handle
+        return compare(self.identity, found) is not Likelihood.OTHER
+
+    def is_same(self, found: Identity) -> bool:
+        """Whether it certainly is that folder, wherever it lies."""
+        return self.proves(found) and compare(self.identity, found) is Likelihood.SAME
+
+    def has_refused(self, found: Identity) -> bool:
+        """Whether that is something which was refused at root's first inspection, or may be."""
+        return any(compare(one, found) is not Likelihood.OTHER for one in self.refused)
+
+    def is_closed(self) -> bool:
+        """Whether so much of the user's was refused that root inspects nothing more."""
+        return len(self.refused) >= MOST_REFUSED
+
+
+def read_registered(store: Store, uid: int) -> RegisteredFolder:
+    """What root noted of a user: nothing, if there is no such file, or it can't be understood. Raises  OSError"""
+    nothing, kernel = RegisteredFolder(uid), store.kernel
+    if store.areas.registry_fd is None:
+        return nothing
+    try:
+        fields = json.loads(read_small(kernel, store.areas.registry_fd, plain_name(uid), _MAX_BYTES) or b"")
+    except (FileNotFoundError, ValueError, RecursionError):
+        return nothing
+    if not isinstance(fields, dict) or fields.get("uid") != uid:
+        return nothing
+    name, listed, folder = fields.get("name"), fields.get("refused"), decode_identity(fields.get("folder"))
+    refused = tuple(filter(None, map(decode_identity, listed))) if isinstance(listed, list) else ()
+    if not isinstance(name, str) or folder is None:
+        return nothing._replace(refused=refused)
+    return RegisteredFolder(uid, Name(name.encode("utf-8", "replace")), folder, refused)
+
+
+def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -> None:
+    """Note it, durably; needs root, and LOCK held. Raises  OSError"""
+    fields = {
+        "uid": entry.uid,
+        "name": entry.name.decode(),
+        "folder": entry.identity._asdict(),
+        "refused": [one._asdict() for one in entry.refused],
+    }
+    file = plain_name(entry.uid)
+    text = json.dumps(fields).encode() + b"\n"
+    try:
+        write_small(kernel, registry_fd, file, text, 0o644)
+    except OSError as error:
+        with suppress(FileNotFoundError):
+            kernel.unlink(registry_fd, file + _NEW)
+        if error.errno not in FULL:
+            raise
+        with kernel.open_beneath(registry_fd, _SPARE, FILE_TO_LOCK) as fd:
+            kernel.write(fd, text)
+            kernel.chmod(fd, 0o644)
+            kernel.fsync(fd)
+        kernel.rename(registry_fd, _SPARE, registry_fd, file)
+    kernel.fsync(registry_fd)
+
+
+def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
+    """Keep room for one more file, if there is room; needs root, and LOCK held. Raises  OSError"""
+    with suppress_errno(*FULL, errno.EOPNOTSUPP, errno.EEXIST), kernel.create(registry_fd, _SPARE) as fd:
+        kernel.reserve_blocks(fd, _MAX_BYTES)
+
+
+def plain_name(uid: int) -> Name:
+    """The first name that a user's folder may have; and that of root's note of it."""
+    return Name(b"%d" % uid)
+
+
+def names_in(kernel: Kernel, area_fd: Fd) -> dict[int, list[Name]]:
+    """The names in an area that may be users' folders, by uid, the plain one first. Raises  OSError"""
+    named: dict[int, list[Name]] = {}
+    for name in kernel.list_anew(area_fd):
+        uid = whose(name)
+        if uid is not None:
+            named.setdefault(uid, []).append(Name(name))
+    return named
+
+
+def named_users(store: Store) -> dict[int, list[tuple[Name, Name]]]:
+    """The areas and names in a store that may be folders of each user; none of them need be one. Raises  OSError"""
+    # Root moves a folder from `new/` to `u/`: listed in this order it is in one of them, or in both.
+    listed = {area: names_in(store.kernel, fd) for area, fd in reversed(store.areas.all())}
+    named: dict[int, list[tuple[Name, Name]]] = {}
+    for area in reversed(listed):
+        for uid, names in listed[area].items():
+            named.setdefault(uid, []).extend((area, name) for name in names)
+    return named
+
+
+def open_user(store: Store, uid: int, *, plain_only: bool = False) -> UserFolder | None:
+    """A user's folder in a store, for the caller to close; None if there is none.
+
+    It is what root registered below `u/`, or the first of the other names there and in `new/` that is not refused.
+    plain_only  by its plain name: what the user fills the directory with is not listed
+    Raises      OSError
+    """
+    entry, plain = read_registered(store, uid), plain_name(uid)
+    likely = [(USERS, entry.name or plain), *((area, plain) for area, _fd in store.areas.all())]
+    for area, name in dict.fromkeys(likely):  # an area is listed only if these are not it
+        opened = _open(store, entry, area, name, [])
+        if opened is not None:
+            if opened[0].is_registered or not entry.name:
+                return _folder(store, *opened)
+            opened[1].close()
+    return None if plain_only else _choose(store, entry, named_users(store).get(uid, []), [])
+
+
+def _folder(store: Store, standing: Standing, fd: Fd) -> UserFolder:
+    return UserFolder(store, standing.uid, standing.area, standing.name, fd, standing.is_proven, standing.why)
+
+
+def _open(
+    store: Store, entry: RegisteredFolder, area: Name, name: Name, refused: list[Standing]
+) -> tuple[Standing, Fd] | None:
+    """What has one of a user's names, if it is used; the caller closes it. refused: gets what is not
+
+    Raises  OSError that says nothing about it, such as EMFILE
+    """
+    kernel, area_fd = store.kernel, dict(store.areas.all())[area]
+    try:
+        fd = kernel.open_beneath(area_fd, name, DIRECTORY)
+    except OSError as error:
+        refused += _refused_unopened(kernel, area_fd, Standing(area, name, entry.uid, None, MOUNTED), error)
+        return None
+    with closed_on_error(fd):
+        standing = standing_of(store, entry, area, name, fd)
+    if standing.is_used:
+        return standing, fd
+    fd.close()
+    refused.append(standing)
+    return None
+
+
+def _refused_unopened(kernel: Kernel, area_fd: Fd, mounted: Standing, error: OSError) -> list[Standing]:
+    """What is reported of a name that can't be opened: nothing if it has gone. mounted: if something is over it"""
+    if error.errno == errno.EXDEV:
+        return [mounted]
+    if error.errno not in ABSENT:
+        raise error
+    if error.errno != errno.ENOENT:
+        with suppress(FileNotFoundError):
+            owner = kernel.stat(area_fd, mounted.name).st_uid
+            return [mounted._replace(owner=owner, why=f"{_NONE}, but something of uid {owner}")]
+    return []
+
+
+def _choose(
+    store: Store, entry: RegisteredFolder, places: Iterable[tuple[Name, Name]], refused: list[Standing]
+) -> UserFolder | None:
+    """Which of a user's names is the folder, for the caller to close. refused: gets the others
+
+    It is the one that root registered, or else the first that is not refused.
+    """
+    best: tuple[Standing, Fd] | None = None
+    beside: list[tuple[Name, Name]] = []
+    with ExitStack() as owned:
+        for place in places:
+            if best is not None and (best[0].is_registered or not entry.name):
+                beside.append(place)
+                continue
+            opened = _open(store, entry, *place, refused)
+            if opened is None:
+                continue
+            if best is not None and not opened[0].is_registered:
+                opened[1].close()
+                beside.append(place)
+                continue
+            owned.close()
+            owned.enter_context(opened[1])
+            if best is not None:
+                beside.append(best[0][:2])
+            best = opened
+        if best is None:
+            return None
+        for n, place in enumerate(beside):
+            refused += _beside(store, entry, *place, best[0], opens=n < _MOST_OPENED)
+        owned.pop_all()
+        return _folder(store, *best)
+
+
+def _beside(
+    store: Store, entry: RegisteredFolder, area: Name, name: Name, used: Standing, *, opens: bool
+) -> list[Standing]:
+    """Why a user's name beside the folder is none; nothing if it has gone. opens: the directory, too"""
+    kernel, area_fd, refused = store.kernel, dict(store.areas.all())[area], list[Standing]()
+    try:
+        st = kernel.stat(area_fd, name)
+    except OSError as error:
+        return _refused_unopened(kernel, area_fd, Standing(area, name, entry.uid, None, MOUNTED), error)
+    why = not_private(st, entry.uid)
+    if opens and not why:
+        opened = _open(store, entry, area, name, refused)
+        if opened is None:
+            return refused
+        opened[1].close()
+    used_path = printable(used.area + b"/" + used.name)
+    return [Standing(area, name, entry.uid, st.st_uid, why or f"it is one too many: {used_path} is used")]
+
+
+class SubordinateFolders:
+    """Counts the folders of each user's subordinate uids; a user's own folder does not count.
+
+    n_more  for how many of which user there is no room
+    """
+
+    def __init__(self, n_users: int, counted: Iterable[int] = ()) -> None:
+        """Count these from the beginning. n_users: of a store; where they are few, /etc/subuid is not read"""
+        self._holder_of: Callable[[int], int] = read_subordinates().holder_of if n_users > MOST else int
+        self._n_counted: Counter[int] = Counter()
+        self.n_more: Counter[int] = Counter()
+        for uid in counted:
+            self.count(uid)
+
+    def count(self, uid: int) -> None:
+        """One more."""
+        holder = self._holder_of(uid)
+        self._n_counted[holder] += holder != uid
+
+    def is_one_too_many(self, uid: int) -> bool:
+        """Whether there is no room for that one; it is noted."""
+        holder = self._holder_of(uid)
+        if holder == uid or self._n_counted[holder] < MOST:
+            return False
+        self.n_more[holder] += 1
+        return True
+
+
+class FolderCensus(NamedTuple):
+    """The folders of a store.
+
+    inos     of those that are served: their inode numbers by uid
+    refused  what is refused, or will never be proven
+    unread   what of a user could not be read now: it is inspected again
+    """
+
+    inos: dict[int, int]
+    refused: list[Standing]
+    unread: list[Standing]
+
+
+def all_users(
+    store: Store, census: FolderCensus, only: int | None = None, *, plain_only: bool = False
+) -> Iterator[UserFolder]:
+    """The folders of all users, one a user, each opened when it is asked for; the caller closes each.
+
+    census      gets what is refused, and what could not be read
+    only        of this user
+    plain_only  as for `open_user`, with `only`
+    Raises      OSError of the store's own directories; with `only` of any
+    """
+    registry_fd = store.areas.registry_fd
+    noted = frozenset() if registry_fd is None else frozenset(store.kernel.list_anew(registry_fd))
+    named = {only: [(USERS, plain_name(only))]} if only is not None and plain_only else named_users(store)
+    subordinates = SubordinateFolders(len(named) if only is None else 0)
+    for uid, places in named.items():
+        if only not in (None, uid) or subordinates.is_one_too_many(uid):
+            continue
+        entry = read_registered(store, uid) if plain_name(uid) in noted else RegisteredFolder(uid)
+        refused = list[Standing]()
+        try:
+            folder = _choose(store, entry, places, refused)
+            if folder is None and not refused:  # root has moved it since it was listed
+                folder = open_user(store, uid, plain_only=plain_only)
+        except OSError as error:
+            if only is not None:
+                raise
+            census.unread.append(Standing(*places[0], uid, uid, why_unread(error)))
+            continue
+        census.refused.extend(refused)
+        if folder is not None:
+            if folder.doubt:
+                census.refused.append(Standing(folder.area, folder.name, uid, uid, folder.doubt, is_used=True))
+            subordinates.count(uid)
+            yield folder
+    for holder, n_more in subordinates.n_more.items():
+        why = f"{n_more:,} more names of subordinate uids are passed over: {MOST:,} of one user are served"
+        census.refused.append(Standing(USERS, Name(b""), holder, holder, why))
+
+
+def take_census(store: Store, only: int | None = None, *, plain_only: bool = False) -> FolderCensus:
+    """Inspect all folders, or one user's. Arguments, Raises as for `all_users`"""
+    census = FolderCensus({}, [], [])
+    for folder in all_users(store, census, only, plain_only=plain_only):
+        with folder:
+            if folder.is_served_by(os.geteuid()):
+                census.inos[folder.uid] = store.kernel.fstat(folder.fd).st_ino
+    return census
