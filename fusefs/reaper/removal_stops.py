@@ -45,8 +45,8 @@ from fusefs.linux.kernel import BTRFS_MAGIC, OTHERS_WRITE, Kernel
 from fusefs.linux.machine_identity import boot_id
 from fusefs.store.backing_and_mount import READABLE
 from fusefs.store.container import open_record
-from fusefs.store.find_stores import Thing, things_in
 from fusefs.store.layout import TREE, is_stores_own
+from fusefs.store.victim import Thing, things_in
 
 _BEGINS = ".trashd"
 """What the names of stores begin with: cheaper to ask, for each directory, than `is_stores_own`."""

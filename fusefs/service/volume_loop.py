@@ -47,8 +47,8 @@ from fusefs.service.volume_figures import SpaceTrend, WorkTotals
 from fusefs.service.volume_status import status_of
 from fusefs.service.work_session import WorkSession
 from fusefs.store.layout import Store
+from fusefs.store.registry_targets import LineOf
 from fusefs.store.standing import FolderCensus
-from fusefs.store.store_registry import LineOf
 from fusefs.store.tidy_folder import tell
 
 _LOG = logging.getLogger(__name__)

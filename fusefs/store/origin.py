@@ -43,7 +43,6 @@ from fusefs.store.container import HeldContainer, flush_directory, open_inside, 
 from fusefs.store.layout import FRESH, TREE, is_stores_own
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.stage import Staged, identify_at
-from fusefs.store.user_boundary import may_give
 from fusefs.store.victim import Victim
 from fusefs.store.victim_rename import DirectRename, VisibleMove, take_back
 
@@ -497,6 +496,8 @@ class Origin:
             return False
         with self._kernel.open_beneath(self._held.fd, _MOVED[move_to_it]) as fd, self.visible() as visible:
             if move_to_it is VisibleMove.BACK:
+                from fusefs.store.user_boundary import may_give  # late: a plain swap gives nothing back
+
                 owner, recorded = self._kernel.fstat(fd).st_uid, self._held.record.parent
                 if not may_give(self._kernel, self.parent_fd, owner, None, recorded):
                     return False

@@ -26,7 +26,6 @@ from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import lasting_dir
-from fusefs.linux.user_ids import read_subordinates
 from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, FILE_TO_LOCK, FULL, READABLE, suppress_errno
 from fusefs.store.layout import (
     FOLDER_MODE,
@@ -477,7 +476,11 @@ class SubordinateFolders:
 
     def __init__(self, n_users: int, counted: Iterable[int] = ()) -> None:
         """Count these from the beginning. n_users: of a store; where they are few, /etc/subuid is not read"""
-        self._holder_of: Callable[[int], int] = read_subordinates().holder_of if n_users > MOST else int
+        self._holder_of: Callable[[int], int] = int
+        if n_users > MOST:
+            from fusefs.linux.user_ids import read_subordinates  # late: a plain swap counts no users
+
+            self._holder_of = read_subordinates().holder_of
         self._n_counted: Counter[int] = Counter()
         self.n_more: Counter[int] = Counter()
         for uid in counted:

@@ -33,13 +33,12 @@ from fusefs.linux.mountinfo import below, is_inside
 from fusefs.linux.runtime_directories import PrivateDirectory
 from fusefs.store.backing_and_mount import FULL, BackingAndMount, Scope, between, is_same
 from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing
-from fusefs.store.find_stores import stores_below
 from fusefs.store.layout import COPY_PREFIX, NEW_PREFIX
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.stage import SwapOptions
 from fusefs.store.sweep_container import SweepContainer, open_basket
 from fusefs.store.user_boundary import check_giving, is_bounded
-from fusefs.store.victim import find_scope, held_store
+from fusefs.store.victim import find_scope, held_store, stores_below
 from fusefs.sweep.open_directories import found_directory
 from fusefs.sweep.request import (
     Action,

@@ -19,7 +19,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.untrusted_path import open_way
 from fusefs.store.registry_lines import MAX_LINES, RegistryLine, decode, encode
-from fusefs.store.store_registry import LineOf, open_registered, stores_of_users
+from fusefs.store.registry_targets import LineOf, open_registered, stores_of_users
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import bind_mount, unmount

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from fusefs.linux import children
 from fusefs.linux.children import UserCredentials, person
-from fusefs.store import as_owner, find_stores, orphans, store_registry
+from fusefs.store import as_owner, find_stores, orphans, registry_targets
 from fusefs.store.layout import UserFolder
 from fusefs.store.victim_rename import DirectRename, VisibleRename
 from tests.support.other_users import as_user
@@ -31,7 +31,7 @@ def asked_directly() -> Iterator[None]:
     Blocks may be in each other, and in several threads.
     """
     _blocks.append(None)
-    for module in (find_stores, store_registry):
+    for module in (find_stores, registry_targets):
         setattr(module, _ASK, _ask_each)
     setattr(orphans, _AS_OWNER, _as_owner)
     try:
@@ -39,7 +39,7 @@ def asked_directly() -> Iterator[None]:
     finally:
         _blocks.pop()
         if not _blocks:
-            for module in (find_stores, store_registry):
+            for module in (find_stores, registry_targets):
                 setattr(module, _ASK, children.ask_each)
             setattr(orphans, _AS_OWNER, as_owner.as_owner)
 
