@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import reduce, wraps
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
+from fusefs.cli import output
 from fusefs.cli.plain_line import read_note
 from fusefs.core.errors import Refused, errors_about
-from fusefs.core.human_units import parse_duration, parse_rate
+from fusefs.core.human_units import format_duration, parse_duration, parse_rate
 from fusefs.core.names import ID_RANDOM_CHARS
+from fusefs.core.orphan_age import STEP_NS, Clock
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import moment
+from fusefs.linux.runtime_directories import state_dir
 from fusefs.linux.user_ids import uid_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+    from fusefs.store.take_over import Waits
 
     ParamType = click.ParamType
 else:
@@ -27,18 +35,6 @@ else:
         def __class_getitem__(cls, _value_type: object) -> type:
             return cls
 
-
-from collections.abc import Collection
-from contextlib import suppress
-
-from fusefs.cli import output
-from fusefs.core.human_units import format_duration
-from fusefs.core.orphan_age import STEP_NS, Clock
-from fusefs.linux.kernel import Kernel
-from fusefs.linux.machine_identity import moment
-from fusefs.linux.runtime_directories import state_dir
-from fusefs.store.orphans import tend_all
-from fusefs.store.take_over import Waits
 
 T = TypeVar("T")
 _COMPLETION_LIMIT_S = 0.15
@@ -274,6 +270,8 @@ def tended(
 
     ended, waits  as for `recover`
     """
+    from fusefs.store.orphans import tend_all  # late: half of the commands have options and no orphans
+
     kernel = kernel or Kernel()
     for problem in tend_all(kernel, volumes, ended, waits):
         output.warn(problem)

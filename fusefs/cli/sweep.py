@@ -36,7 +36,6 @@ from fusefs.cli.swap_paths import standard_input
 from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.errors import Incomplete, OtherFilesystem, Refused, Unsettled, UsageError, errors_about, from_os
 from fusefs.core.human_units import format_size, in_calendar, is_path, parse_when
-from fusefs.core.metadata_cache import Listed, ListedName, ListFormat
 from fusefs.core.names import join
 from fusefs.core.pacing import Speed
 from fusefs.core.printable_names import printable
@@ -59,6 +58,9 @@ from fusefs.core.selection import (
     DIRECTORY,
     TIMES,
     Field,
+    Listed,
+    ListedName,
+    ListFormat,
     Selection,
     TimeBound,
     check_exclude,

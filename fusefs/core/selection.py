@@ -6,21 +6,40 @@ import re
 import stat
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol
 
 from fusefs.core.glob import Matches, NameEnds, compile_glob, name_ends
 from fusefs.core.human_units import SECOND_NS, parse_size
 
 Field = Literal["mtime", "atime", "ctime", "btime"]
+
+
 _MOST: Final = 1 << 100
+
+
 _LEAST: Final = -_MOST
+
+
 _ANY: Final = (_LEAST, _MOST)
+
+
 _ANY_SIZE: Final = (0, _MOST)
+
+
 _WORD: Final = (1 << 63) - 1
+
 """Packed, it is without end."""
+
+
 TIMES: Final[tuple[Field, ...]] = ("mtime", "atime", "ctime", "btime")
+
+
 _PACKED: Final = struct.Struct("=12qI2B")
+
 """struct bounds of linux/native/look.c"""
+
+
 _WHOEVER: Final = -1
 
 
@@ -59,7 +78,10 @@ class SelectionStat(Protocol):
 
 
 Check = Callable[[SelectionStat, int | None], bool]
+
+
 Bound = tuple[int, int]
+
 """From and to, both included."""
 
 
@@ -185,13 +207,24 @@ FORMATS: Final = {
     "f": stat.S_IFREG, "d": stat.S_IFDIR, "l": stat.S_IFLNK, "p": stat.S_IFIFO, "s": stat.S_IFSOCK, "b": stat.S_IFBLK,
     "c": stat.S_IFCHR,
 }  # fmt: skip
+
 """Kinds of entries as find writes them (file, directory, link, pipe, socket, block and character device), and as modes
 do.
 """
+
+
 KINDS: Final = "".join(FORMATS)
+
+
 _LETTERS = {format_: letter for letter, format_ in FORMATS.items()}
+
+
 DIRECTORY = frozenset("d")
+
+
 DEVICES = frozenset("bc")
+
+
 _ALL = frozenset(KINDS)
 
 
@@ -490,3 +523,41 @@ def _format_size_bound(bound: SizeBound) -> str:
 def _format_moment(time_ns: int) -> str:
     seconds, rest_ns = divmod(abs(time_ns), SECOND_NS)
     return f"@{'-' if time_ns < 0 else ''}{seconds}.{rest_ns:09d}"
+
+
+class ListedName(NamedTuple):
+    """What a list says that has more than names.
+
+    path           as it is listed; what can't be understood, if it is that
+    ino            its inode number when the list was made; 0: not told
+    is_understood  whether it is a path
+    """
+
+    path: bytes
+    ino: int = 0
+    is_understood: bool = True
+
+
+NO_NAMES = frozenset((b"", b".", b".."))
+
+"""What may stand behind a path's last slash, and names nothing in the directory before it."""
+
+
+class ListedTogether(NamedTuple):
+    """Several names of one directory, none of them `.`, `..` or with a slash. directory: as of a path"""
+
+    directory: bytes
+    names: list[str]
+
+
+Listed = bytes | ListedName
+
+"""A path alone, or with what else is known of it."""
+
+
+class ListFormat(Enum):
+    """How a list is written; docs/hpc.md says by which program."""
+
+    LINES = "lines"
+    NUL = "nul"
+    MMAPPLYPOLICY = "mmapplypolicy"

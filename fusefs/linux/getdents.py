@@ -12,13 +12,15 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from fusefs.core.metadata_cache import Dirent  # which needs arrays
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import getdents64
 
-Call = Callable[[Callable[[int, int], list[Dirent]], int, int], list[Dirent]]
+if TYPE_CHECKING:  # only a mount's daemon needs the cache
+    from fusefs.core.metadata_cache import Dirent
+
+    Call = Callable[[Callable[[int, int], list[Dirent]], int, int], list[Dirent]]
 
 _SIZE, _LEAST_SIZE = 32768, 512
 _HEAD = struct.Struct("=QqHB")

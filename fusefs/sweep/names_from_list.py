@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from fusefs.core.errors import UsageError
-from fusefs.core.metadata_cache import NO_NAMES, Listed, ListedName, ListedTogether, ListFormat
 from fusefs.core.names import ends_in_dots, join, split
 from fusefs.core.results import DOTS, OUTSIDE, UNCLEAR
+from fusefs.core.selection import NO_NAMES, Listed, ListedName, ListedTogether, ListFormat
 from fusefs.sweep.agenda import Job, JobKind
 
 _TOGETHER = 1024

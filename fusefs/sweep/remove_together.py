@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
-from fusefs.core.metadata_cache import NO_NAMES, ListedTogether
 from fusefs.core.results import ListedDirectory, RemovalGroup, SweepSums, Swept
-from fusefs.core.selection import KINDS, Selection
+from fusefs.core.selection import KINDS, NO_NAMES, ListedTogether, Selection
 from fusefs.linux.batched_calls import look_at_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

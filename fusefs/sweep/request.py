@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from fusefs.core.errors import Refused
 from fusefs.core.human_units import SECOND_NS
-from fusefs.core.metadata_cache import Listed, ListedTogether
 from fusefs.core.printable_names import printable
 from fusefs.core.results import ReportedMark, Stops, SweepSums, Swept
-from fusefs.core.selection import Selection, TimeBound
+from fusefs.core.selection import Listed, ListedTogether, Selection, TimeBound
 from fusefs.engine.pace import FULL_SPEED, SetsSpeed
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, RefusedNames

@@ -10,11 +10,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Self
 
 from fusefs.core.errors import AcrossUsers, NotFound, from_os
-from fusefs.core.metadata_cache import Listed, ListedTogether
 from fusefs.core.pacing import NamesPerLook
 from fusefs.core.printable_names import printable
 from fusefs.core.results import OUTSIDE, Swept
-from fusefs.core.selection import Matcher
+from fusefs.core.selection import Listed, ListedTogether, Matcher
 from fusefs.engine.pace import SlicePace
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose

@@ -10,11 +10,10 @@ from urllib.parse import quote_from_bytes
 
 import pytest
 
-from fusefs.core.metadata_cache import Listed, ListedName, ListFormat
 from fusefs.core.pacing import AT_ONCE, HOLD, Speed
 from fusefs.core.record import Failure
 from fusefs.core.results import ANOTHER, UNCLEAR, Spared, SweepSums
-from fusefs.core.selection import Selection
+from fusefs.core.selection import Listed, ListedName, ListFormat, Selection
 from fusefs.linux.kernel import RefusedNames
 from fusefs.sweep.names_from_list import BrokenList, read_list, read_names
 from fusefs.sweep.request import ActionPlace, SweepWishes, ToPrint, ToTrash
