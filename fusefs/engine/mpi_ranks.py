@@ -17,7 +17,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from heapq import heappop, heappush
 from typing import Any, Generic, NamedTuple, Self
 
 from fusefs.core.errors import Exit, Refused, TrashdError, from_os
@@ -31,8 +30,8 @@ _SLICE_S = 0.25
 """A slice's time, at least: messages, and opening its directory, cost little beside it (measured: bench/nodes.py)."""
 _SLICE_S_EACH = 0.002
 """For each slice under way: one takes the first rank 0.15 ms, so that it keeps up with any number of them."""
-_POLL_S, _LONGEST_POLL_S = 0.0005, 0.05
-"""Between two polls of MPI: just after a message or a slice's end, and when there was none for some slices' time."""
+_POLL_S, _LONGEST_POLL_S = 0.0005, 0.004
+"""Between two polls of MPI: just after a message or the end of a slice, and when there was neither for a while."""
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")  # by mpiexec or srun
 
 
@@ -137,12 +136,12 @@ class SlicesOfRanks(Generic[Work]):
         """n_slices: that each rank runs beside each other"""
         places = sorted((place, rank) for rank, n in enumerate(n_slices) for place in range(n))
         self._ranks = [rank for _place, rank in places]  # the first place of each comes before the second of any
-        self._free = [*range(len(places))]  # a heap
+        self._free = deque(range(len(places)))  # the next at the left: ranks take turns, however little there is to do
         self.sent: dict[int, SentSlice[Work]] = {}
 
     def send(self, work: Work, budget: SliceBudget) -> tuple[int, SentSlice[Work]]:
-        """A slice, and the rank that it is for: about one of those that have the fewest."""
-        number = heappop(self._free)
+        """A slice, and the rank that it is for: the one whose turn it is."""
+        number = self._free.popleft()
         if not budget.is_paced():
             budget = budget._replace(seconds=max(budget.seconds, least_slice_s(len(self.sent) + 1)))
         sent = self.sent[number] = SentSlice(number, work, budget)
@@ -150,7 +149,7 @@ class SlicesOfRanks(Generic[Work]):
 
     def end(self, number: int, outcome: Done | None) -> EndedSlice[Work, Done]:
         """A slice that has ended; its rank has room for another one."""
-        heappush(self._free, number)
+        self._free.append(number)
         sent = self.sent.pop(number)
         return EndedSlice(sent.work, sent.budget, outcome)
 

@@ -52,6 +52,15 @@ def test_whatever_ends_when_all_goes_and_is_counted_once(
     assert (report.n_failed, report.removed) == (stuck, total - leaves(tree))
 
 
+def test_ranks_take_turns_however_few_slices_there_are() -> None:
+    ranks, order = Ranks([2, 2]), list[int]()
+    for _ in range(6):
+        rank, sent = ranks.send(directories(), BUDGET)
+        ranks.end(sent.number, DONE)
+        order.append(rank)
+    assert order == [0, 1, 0, 1, 0, 1]
+
+
 def test_those_with_the_fewest_slices_get_the_next() -> None:
     ranks = Ranks([2, 1, 2])
     sent = [ranks.send(directories(), BUDGET) for _ in range(5)]
