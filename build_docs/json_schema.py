@@ -20,13 +20,12 @@ from fusefs.core.config import Config
 from fusefs.core.errors import ConfigProblem
 from fusefs.core.orphan_sums import OrphanSum, SumKey
 from fusefs.core.policy import VolumePolicy
-from fusefs.core.results import Reaped, Swept, Waited
+from fusefs.core.results import Finding, Reaped, Swept, Waited
 from fusefs.core.service_status import Status
 from fusefs.store.check_swap import Preflight
 from fusefs.store.init_store import Initialised
 from fusefs.store.look_inside import Difference, EntryInside
 from fusefs.store.orphans import ListedContainer, PinnedOrphan
-from fusefs.store.recover import AdoptionProblem
 from fusefs.store.restore import Restored
 from fusefs.store.swap import Swapped
 
@@ -88,7 +87,7 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
         "plan apply": planned,
         "plan check": (problem,),
         "status": (_one(told.ServiceLife, Status), _one(told.MountsSeen)),
-        "doctor": (_one(AdoptionProblem),),
+        "doctor": (_one(Finding),),
         "init": (_one(Initialised, RefusedFolders),),
         "mount": (_one(told.MountExplained),),
         "umount": (_one(told.UnmountedPath),),

@@ -35,6 +35,7 @@ from fusefs.core.errors import (
     errors_about,
 )
 from fusefs.core.printable_names import printable
+from fusefs.core.results import Finding
 from fusefs.core.service_status import SeenStatus
 from fusefs.core.uring_choice import why_not
 from fusefs.linux import systemd
@@ -46,11 +47,10 @@ from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.pressure import PRESSURE, Psi, StallTimes
 from fusefs.linux.runtime_directories import runtime_dir
 from fusefs.linux.uring_offer import read_facts
-from fusefs.store.check import check_folder, check_registry, check_store, check_vouched
+from fusefs.store.doctor import check_folder, check_registry, check_store, check_vouched
 from fusefs.store.find_stores import discover, stores_at
 from fusefs.store.layout import Store, UserFolder
 from fusefs.store.orphans import each_folder
-from fusefs.store.recover import AdoptionProblem
 from fusefs.store.root_squash import SQUASHED, refuse_squashed
 from fusefs.store.take_over import Waits
 
@@ -113,33 +113,33 @@ def command(volume: bytes | None, repair: bool, waits: bool, ended: tuple[str, .
 
 def _examine_all(repair: bool, ended: Sequence[str], waits: Waits | None, *, as_json: bool) -> int:
     """Every store that is known, and what else of this machine has a part in it."""
-    paths, silent, broken = dict[bytes, None](), list[bytes](), list[AdoptionProblem]()
+    paths, silent, broken = dict[bytes, None](), list[bytes](), list[Finding]()
     try:
         for store in discover(Kernel(), (), silent):
             with store:
                 paths[store.base_path] = None
     except BrokenStore as error:
-        broken = [AdoptionProblem(error.detail, "so no command can use the trash store there", error.hint)]
-    found = [AdoptionProblem(printable(point), "it does not answer", "see what serves it") for point in silent] + broken
+        broken = [Finding(error.detail, "so no command can use the trash store there", error.hint)]
+    found = [Finding(printable(point), "it does not answer", "see what serves it") for point in silent] + broken
     for path in paths:
         try:
             found += _examine(path, repair, ended, waits)
         except TrashdError as error:
-            found.append(AdoptionProblem(printable(path), error.message(), error.hint))
+            found.append(Finding(printable(path), error.message(), error.hint))
     found += _examine_machine(is_reaping=bool(paths))
     looks = "configuration, plans, units" + ("" if os.geteuid() else ", kernel switches")
     return _tell_found(f"{output.counted(len(paths), 'store')}, {looks}", found, as_json=as_json)
 
 
-def _examine_machine(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
+def _examine_machine(*, is_reaping: bool) -> Iterator[Finding]:
     """What is not in a store: as much of it as the caller could change. is_reaping: there are stores"""
     for problem in (*problems_in_force(), *problems_in_plans()):
         place = f"{problem.file}: {problem.key}" if problem.key else problem.file
-        yield AdoptionProblem(place, problem.what, problem.fix)
+        yield Finding(place, problem.what, problem.fix)
     try:
         yield from _find_unit_problems(is_reaping=is_reaping, has_rules=has_plans())
     except TrashdError as error:
-        yield AdoptionProblem("the service", error.message(), error.hint)
+        yield Finding("the service", error.message(), error.hint)
     yield from _mounts()
     if os.geteuid() == 0:
         lines = list(mount_lines())
@@ -150,7 +150,7 @@ def _examine_machine(*, is_reaping: bool) -> Iterator[AdoptionProblem]:
             yield from _pressure()
 
 
-def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Waits | None) -> list[AdoptionProblem]:
+def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Waits | None) -> list[Finding]:
     """Raises  TrashdError"""
     kernel = Kernel()
     try:
@@ -160,12 +160,12 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Waits | Non
             tended([path], kernel, ended, waits)  # one of before is brought up to date
         problems = [problem for store in _stores(kernel, path) for problem in check_store(store)]
     except RootSquashed as error:  # all else that root would find here comes of it
-        return [AdoptionProblem(printable(path), SQUASHED, error.hint)]
+        return [Finding(printable(path), SQUASHED, error.hint)]
     problems += check_registry(kernel, path)
     lost: list[TrashdError] = []
-    for part in each_folder(discover(kernel, [path]), _check, list[AdoptionProblem], lost):
+    for part in each_folder(discover(kernel, [path]), _check, list[Finding], lost):
         problems += part
-    return problems + [AdoptionProblem(printable(path), error.message(), error.hint) for error in lost]
+    return problems + [Finding(printable(path), error.message(), error.hint) for error in lost]
 
 
 def _wait(seconds: float) -> bool:
@@ -175,7 +175,7 @@ def _wait(seconds: float) -> bool:
     return True
 
 
-def _tell_found(what: str, problems: Sequence[AdoptionProblem], *, as_json: bool) -> int:
+def _tell_found(what: str, problems: Sequence[Finding], *, as_json: bool) -> int:
     for problem in dict.fromkeys(problems):
         if as_json:
             output.as_json(problem)
@@ -199,11 +199,11 @@ def _stores(kernel: Kernel, path: bytes) -> Iterator[Store]:
         raise NotFound(path, "there is no store; trashd init makes one")
 
 
-def _check(folder: UserFolder) -> list[AdoptionProblem]:
+def _check(folder: UserFolder) -> list[Finding]:
     return [*check_vouched(folder), *check_folder(folder)]
 
 
-def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[AdoptionProblem]:
+def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Finding]:
     """What is wrong with what is installed and what runs. Where systemd doesn't run, nothing is said of units.
 
     is_reaping  there is something for a reaper
@@ -238,55 +238,55 @@ def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Adopti
         yield from _running(seen, word)
 
 
-def _files(place: InstallPlace, word: str) -> Iterator[AdoptionProblem]:
+def _files(place: InstallPlace, word: str) -> Iterator[Finding]:
     """What is wrong with what `service install` wrote. A unit that differs may be as its administrator wants it."""
     again = f"trashd service install {word}".rstrip()
     installation = place.open()
     try:
         pieces = place.pieces(has_uring=place.has_uring(installation))
     except NotFound as error:
-        yield AdoptionProblem("what is installed", error.message(), error.hint)
+        yield Finding("what is installed", error.message(), error.hint)
         return
     packaged = None if word else brought_by_package()
     states = {file.path: file.outcome for file in installation.compare(pieces)}
     if packaged is not None:
         what = f"units that trashd service install put there hide those that a package brought ({packaged})"
         hint = f"trashd service uninstall && systemctl enable --now {REAPER}"
-        yield AdoptionProblem(f"{PREFIX}/lib/systemd", what, hint)
+        yield Finding(f"{PREFIX}/lib/systemd", what, hint)
     elif any(one.is_document and states[one.path] is FileOutcome.KEPT for one in pieces):
         what = f"trashd service install of another version wrote them, and this is {version('trashd')}"
-        yield AdoptionProblem("units and man pages", what, again)
+        yield Finding("units and man pages", what, again)
     for path, outcome in states.items():
         if outcome is FileOutcome.GONE:
-            yield AdoptionProblem(printable(os.fsencode(path)), "it is missing", again)
+            yield Finding(printable(os.fsencode(path)), "it is missing", again)
 
 
-def _unit(unit: Mapping[str, str], word: str, *, is_wanted: bool) -> Iterator[AdoptionProblem]:
+def _unit(unit: Mapping[str, str], word: str, *, is_wanted: bool) -> Iterator[Finding]:
     """What is wrong with one. is_wanted: there is something for it to do"""
     name, state = unit["Id"], unit["ActiveState"]
     control = f"systemctl {word}"
     does = "nothing is reaped by itself" if name == REAPER else "nothing applies the rules"
     if unit["LoadState"] == "masked":
         if is_wanted:
-            yield AdoptionProblem(name, f"it is masked: {does}", f"{control}unmask {name}")
+            yield Finding(name, f"it is masked: {does}", f"{control}unmask {name}")
         return
     if unit["LoadState"] != "loaded":
         if unit["LoadState"] != "not-found":
-            yield AdoptionProblem(name, "systemd can't read it", f"systemd-analyze {word}verify {name}")
+            yield Finding(name, "systemd can't read it", f"systemd-analyze {word}verify {name}")
         return
     if unit["NeedDaemonReload"] == "yes":
-        yield AdoptionProblem(name, "it was changed since systemd read it", f"{control}daemon-reload")
+        yield Finding(name, "it was changed since systemd read it", f"{control}daemon-reload")
     program = _PROGRAM.search(unit["ExecStart"])
     if program is not None and not (os.path.isfile(program[1]) and os.access(program[1], os.X_OK)):
         what = f"{printable(os.fsencode(program[1]))}, which it runs, can't be executed"
-        yield AdoptionProblem(printable(os.fsencode(unit["FragmentPath"])), what, _again(unit, word))
+        yield Finding(printable(os.fsencode(unit["FragmentPath"])), what, _again(unit, word))
     elif state == "failed":
-        yield AdoptionProblem(name, "it failed", f"journalctl {word}-u {name} says why")
+        yield Finding(name, "it failed", f"journalctl {word}-u {name} says why")
     elif name in (REAPER, TIMER) and is_wanted:
         if state == "inactive":
-            yield AdoptionProblem(name, f"it does not run: {does}", f"{control}enable --now {name}")
+            yield Finding(name, f"it does not run: {does}", f"{control}enable --now {name}")
         elif unit["UnitFileState"] == "disabled":
-            yield AdoptionProblem(name, "it runs, and will not after the next boot", f"{control}enable {name}")
+            yield Finding(name, "it runs, and will not after the next boot", f"{control}enable {name}")
 
 
 def _again(unit: Mapping[str, str], word: str) -> str:
@@ -296,17 +296,17 @@ def _again(unit: Mapping[str, str], word: str) -> str:
     return "install the package anew, or see what a drop-in of it says: systemctl cat " + unit["Id"]
 
 
-def _running(seen: SeenStatus, word: str) -> Iterator[AdoptionProblem]:
+def _running(seen: SeenStatus, word: str) -> Iterator[Finding]:
     """What is wrong with it."""
     directory = runtime_dir()
     if seen.status.version != version("trashd"):
         what = f"the service that runs is trashd {seen.status.version}, and this is {version('trashd')}"
-        yield AdoptionProblem(printable(directory), what, f"systemctl {word}restart {REAPER}")
+        yield Finding(printable(directory), what, f"systemctl {word}restart {REAPER}")
     for error in unwell(seen):
-        yield AdoptionProblem(printable(directory), error.message(), error.hint or "trashd status says more")
+        yield Finding(printable(directory), error.message(), error.hint or "trashd status says more")
 
 
-def _mounts() -> Iterator[AdoptionProblem]:
+def _mounts() -> Iterator[Finding]:
     """Mounts of ours whose daemon is gone, or can open few files for its users."""
     from fusefs.cli.mount import few_files
     from fusefs.mount.places.find_mounts import all_mounts, read_counters
@@ -318,12 +318,12 @@ def _mounts() -> Iterator[AdoptionProblem]:
             continue  # of an older version, or of another mount namespace
         few = few_files(seen)
         if not seen.is_running:
-            yield AdoptionProblem(printable(mount.point), "the daemon of this mount is gone", DaemonGone.hint)
+            yield Finding(printable(mount.point), "the daemon of this mount is gone", DaemonGone.hint)
         elif few is not None:
-            yield AdoptionProblem(printable(mount.point), few.what, few.hint)
+            yield Finding(printable(mount.point), few.what, few.hint)
 
 
-def _uring(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:
+def _uring(lines: Sequence[MountLine]) -> Iterator[Finding]:
     """A mount with uring=on sets the switch itself; what sets it at boot may not have been run."""
     settings = next(filter(os.path.exists, _URING_SETTINGS), None)
     wanted = [line.place for line in lines if "uring=on" in line.options]
@@ -344,18 +344,18 @@ def _uring(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:
     else:
         hint = without
     what = f"FUSE over io_uring is wanted, and can't be had ({why}): a mount with uring=on fails"
-    yield AdoptionProblem(place, what, hint)
+    yield Finding(place, what, hint)
 
 
-def _allow_other(lines: Sequence[MountLine]) -> Iterator[AdoptionProblem]:
+def _allow_other(lines: Sequence[MountLine]) -> Iterator[Finding]:
     """What users may mount for others is refused by fusermount3."""
     wanted = [line.place for line in lines if "allow_other" in line.options and line.options & _BY_USERS]
     if wanted and "user_allow_other" not in map(str.strip, _text(_FUSE_CONF).splitlines()):
         what = f"users can't mount it: allow_other takes the line user_allow_other in {_FUSE_CONF}"
-        yield AdoptionProblem(wanted[0], what, f"echo user_allow_other >>{_FUSE_CONF}")
+        yield Finding(wanted[0], what, f"echo user_allow_other >>{_FUSE_CONF}")
 
 
-def _inotify() -> Iterator[AdoptionProblem]:
+def _inotify() -> Iterator[Finding]:
     """What tells the reaper of what is new. Source  inotify(7)"""
     instances = {errno.EMFILE: "fs.inotify.max_user_instances"}
     yield from _used_up(lambda: open_inotify().close(), instances, "no reaper can start")
@@ -368,7 +368,7 @@ def _watch_directory() -> None:
         watch(inotify, root, InotifyMask.CREATE)
 
 
-def _used_up(act: Callable[[], None], limits: Mapping[int, str], cost: str) -> Iterator[AdoptionProblem]:
+def _used_up(act: Callable[[], None], limits: Mapping[int, str], cost: str) -> Iterator[Finding]:
     """The limit that something meets, if it does. limits: by the errno that tells it"""
     try:
         act()
@@ -377,17 +377,15 @@ def _used_up(act: Callable[[], None], limits: Mapping[int, str], cost: str) -> I
         if limit is not None:
             most = int(_text(f"/proc/sys/{limit.replace('.', '/')}") or "0")
             what = f"all {most:,} of root's are in use: {cost}"
-            yield AdoptionProblem(
-                limit, what, f"sysctl {limit}={max(most, 64) * 2}, and a line of that in /etc/sysctl.d"
-            )
+            yield Finding(limit, what, f"sysctl {limit}={max(most, 64) * 2}, and a line of that in /etc/sysctl.d")
 
 
-def _pressure() -> Iterator[AdoptionProblem]:
+def _pressure() -> Iterator[Finding]:
     psi = Psi()
     try:
         if psi.read() == StallTimes(None, None, None):
             what = "this kernel doesn't tell who waits for what (PSI is off): the reaper goes by its own latency alone"
-            yield AdoptionProblem(PRESSURE, what, "psi=1 on the kernel's command line, at the next boot")
+            yield Finding(PRESSURE, what, "psi=1 on the kernel's command line, at the next boot")
     finally:
         psi.close()
 

@@ -11,11 +11,11 @@ from fusefs.cli import output
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import errors_about
 from fusefs.core.printable_names import printable
+from fusefs.core.results import Finding
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import runtime_dir
 from fusefs.store.init_store import choose_among_copies, initialise
 from fusefs.store.mounted_paths import open_shown
-from fusefs.store.recover import AdoptionProblem
 from fusefs.store.root_squash import squash_told
 from fusefs.store.store_maker import UNNOTED
 from fusefs.store.swap import own_folder
@@ -25,7 +25,7 @@ from fusefs.store.tidy_folder import passed_over, told
 class RefusedFolders(NamedTuple):
     """What is called like a user's folder and is not used as such."""
 
-    refused: tuple[AdoptionProblem, ...]
+    refused: tuple[Finding, ...]
 
 
 @click.command("init", short_help="Make the trash store of a volume.", no_args_is_help=True)

@@ -36,7 +36,7 @@ from fusefs.core.orphan_sums import KeyedSum, OrphanSums, OrphanToSum
 from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import RECORD_MAX_BYTES, Failure, Invocation, Method, Record, TreeSize
 from fusefs.core.record_decoding import decode
-from fusefs.core.results import WORDS
+from fusefs.core.results import WORDS, Finding
 from fusefs.linux.batched_calls import read_on
 from fusefs.linux.fd import Fd
 from fusefs.linux.file_locks import flock_holders
@@ -48,10 +48,9 @@ from fusefs.store.container import ClaimLost, HeldContainer, hold_soon, move, op
 from fusefs.store.find_stores import discover, folders, with_lower
 from fusefs.store.layout import POINTERS, TREE, USERS, Store, UserFolder, open_store
 from fusefs.store.mounted_paths import open_shown
+from fusefs.store.old_stores import waiting
 from fusefs.store.pointers import lower_stores
-from fusefs.store.recover import AdoptionProblem
 from fusefs.store.reserve import FOR_USER, with_room
-from fusefs.store.set_aside import waiting
 from fusefs.store.standing import FolderCensus, is_vouched
 from fusefs.store.take_over import Waits, take_over
 from fusefs.store.tidy_folder import not_proven, prepare, tell, tend, told
@@ -233,7 +232,7 @@ def each_folder(
     body: Callable[[UserFolder], T],
     kind: Any,
     lost: list[TrashdError] | None = None,
-    refused: list[AdoptionProblem] | None = None,
+    refused: list[Finding] | None = None,
     serves: Callable[[UserFolder], bool] | None = None,
 ) -> Iterator[T]:
     """`body` for each user's folder, lower stores included, each in a process of its owner.
@@ -380,7 +379,7 @@ def tend_all(
     Of a broken store says what comes next: it can't be looked at either.
     """
     lost: list[TrashdError] = []
-    refused: list[AdoptionProblem] = []
+    refused: list[Finding] = []
     silent: list[bytes] = []
     stores = (_prepared(store, lost) for store in discover(kernel, volumes, silent))
 

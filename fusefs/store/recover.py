@@ -11,7 +11,7 @@ import errno
 import os
 from collections.abc import Collection
 from contextlib import ExitStack, suppress
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from fusefs.core.container_states import (
     DEFAULT_RETENTION_S,
@@ -26,6 +26,7 @@ from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join
 from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import Method, Record
+from fusefs.core.results import Finding
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
@@ -48,18 +49,10 @@ from fusefs.store.take_over import Waits, end_old, left_to_wait_s, take_over
 from fusefs.store.victim_rename import VisibleMove, lend, loan, take_back
 
 
-class AdoptionProblem(NamedTuple):
-    """Something that was found and kept: where, what, and what a person can do about it."""
-
-    where: str
-    what: str
-    hint: str
-
-
-def refused(folder: UserFolder, where: str, error: OSError) -> AdoptionProblem:
+def refused(folder: UserFolder, where: str, error: OSError) -> Finding:
     """What the kernel would not have done with a container."""
     hint = ELSEWHERE if folder.store.is_shared() else WAY_OUT
-    return AdoptionProblem(where, from_os(error, where).message(), hint)
+    return Finding(where, from_os(error, where).message(), hint)
 
 
 def take_in(
@@ -102,10 +95,10 @@ def take_in(
     return held.id
 
 
-def adopt_dropped(folder: UserFolder) -> tuple[list[ContainerId], list[AdoptionProblem]]:
+def adopt_dropped(folder: UserFolder) -> tuple[list[ContainerId], list[Finding]]:
     """Make orphans of all that lies in `drop/`; what can't be taken stays there and is told."""
     adopted: list[ContainerId] = []
-    problems: list[AdoptionProblem] = []
+    problems: list[Finding] = []
     names = folder.list(DROP)
     if not names:
         return [], []
@@ -118,14 +111,14 @@ def adopt_dropped(folder: UserFolder) -> tuple[list[ContainerId], list[AdoptionP
                 continue  # its user took it back, or another command was faster
             except (OSError, TrashdError) as error:
                 told = from_os(error, where)
-                problems.append(AdoptionProblem(where, told.message(), told.hint))
+                problems.append(Finding(where, told.message(), told.hint))
     return adopted, problems
 
 
 _BOOT = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
-def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> list[AdoptionProblem]:
+def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> list[Finding]:
     """Settle the unlocked containers in one user's stage/ and restoring/; to be run as that user. What it kept.
 
     ended  ids of boots in which, says a person, no process works on anything any more
@@ -138,7 +131,7 @@ def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None
     """
     while True:
         watched: list[float] = []
-        problems: list[AdoptionProblem] = []
+        problems: list[Finding] = []
         for state in (State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS):
             _recover_state(folder, state, ended, watched, problems, asks=waits is not None)
         if waits is None or not watched or not waits(min(watched)):
@@ -150,7 +143,7 @@ def _recover_state(
     state: State,
     ended: Collection[str],
     watched: list[float],
-    problems: list[AdoptionProblem],
+    problems: list[Finding],
     *,
     asks: bool,
 ) -> None:
@@ -163,9 +156,9 @@ def _recover_state(
         try:
             _settle(folder, state, name, ended, watched, asks=asks)
         except KeptContainer as kept:
-            problems.append(AdoptionProblem(where, str(kept), kept.hint))
+            problems.append(Finding(where, str(kept), kept.hint))
         except TrashdError as error:
-            problems.append(AdoptionProblem(where, error.message(), error.hint))
+            problems.append(Finding(where, error.message(), error.hint))
         except OSError as error:
             problems.append(refused(folder, where, error))
 
@@ -463,6 +456,7 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
 
 
 RESCUED_RETENTION_S = 7 * 24 * 3600
+
 """How long what a restore found in its way can be restored: it was not asked for, and need not stay for ever."""
 
 

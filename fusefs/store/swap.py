@@ -511,7 +511,7 @@ def _first_folder(store: Store) -> UserFolder:
         make_roots,
         make_user,
     )
-    from fusefs.store.set_aside import take_own
+    from fusefs.store.old_stores import take_own
 
     uid = os.geteuid()
     for abandoned in abandoned_folders(store):

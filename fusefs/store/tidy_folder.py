@@ -11,12 +11,13 @@ from itertools import groupby
 
 from fusefs.core.errors import NotProven, TrashdError, from_os
 from fusefs.core.printable_names import printable, shell_word
+from fusefs.core.results import Finding
 from fusefs.store.layout import UNMOUNT, Store, UserFolder
 from fusefs.store.make_folder import look_first
+from fusefs.store.old_stores import WAITS, discard_emptied, take_own, waiting
 from fusefs.store.pointers import lower_stores
-from fusefs.store.recover import AdoptionProblem, adopt_dropped, recover
+from fusefs.store.recover import adopt_dropped, recover
 from fusefs.store.reserve import is_used
-from fusefs.store.set_aside import WAITS, discard_emptied, take_own, waiting
 from fusefs.store.stage import restock
 from fusefs.store.standing import MOUNTED, NOT_MADE, NOT_REGISTERED, Standing, take_census
 from fusefs.store.store_maker import way_out
@@ -28,13 +29,13 @@ _OWNER_DOES = "its owner takes it out by his next command here: trashd list"
 _HINT = "look into it; what is yours in there take out with mv; trashd touches nothing of it"
 
 
-def passed_over(store: Store, uid: int | None = None) -> list[AdoptionProblem]:
+def passed_over(store: Store, uid: int | None = None) -> list[Finding]:
     """The names that are refused, of all users or of one, a few of each owner. Raises  OSError"""
     census = take_census(store, uid)
     return tell(store.path(), [*census.refused, *census.unread, *waiting(store, uid)])
 
 
-def passed_over_below(folder: UserFolder) -> list[AdoptionProblem]:
+def passed_over_below(folder: UserFolder) -> list[Finding]:
     """The user's names that are refused in the stores that their pointers lead to; to be run as that user."""
     told = []
     for store in lower_stores(folder):
@@ -52,7 +53,7 @@ def not_proven(folder: UserFolder) -> NotProven:
     return NotProven(folder.path(), hint)
 
 
-def tell(store: bytes, refused: Iterable[Standing]) -> list[AdoptionProblem]:
+def tell(store: bytes, refused: Iterable[Standing]) -> list[Finding]:
     """What is refused in a store, by its path, for people."""
     by_owner = groupby(sorted(refused, key=_by_owner), key=_by_owner)
     return [problem for _owner, ones in by_owner for problem in _of_owner(store, list(ones))]
@@ -62,7 +63,7 @@ def _by_owner(refusal: Standing) -> int:
     return -1 if refusal.owner is None else refusal.owner
 
 
-def _of_owner(store: bytes, refused: list[Standing]) -> Iterable[AdoptionProblem]:
+def _of_owner(store: bytes, refused: list[Standing]) -> Iterable[Finding]:
     base_path = os.path.dirname(store)
     refused.sort(key=lambda one: not one.is_used)
     hints = {
@@ -73,11 +74,11 @@ def _of_owner(store: bytes, refused: list[Standing]) -> Iterable[AdoptionProblem
     }
     for one in refused[:_MOST_NAMED]:
         hint = hints.get(MOUNTED if one.why.endswith(MOUNTED) else one.why, _HINT)
-        yield AdoptionProblem(printable(os.path.join(store, one.area, one.name)), one.what(), hint)
+        yield Finding(printable(os.path.join(store, one.area, one.name)), one.what(), hint)
     n_more = len(refused) - _MOST_NAMED
     if n_more > 0:
         owner = "nobody can see whom" if refused[0].owner is None else f"uid {refused[0].owner}"
-        yield AdoptionProblem(
+        yield Finding(
             printable(os.path.join(store, refused[0].area)),
             f"{n_more:,} more names of {owner} are not used as anybody's folder",
             _HINT,
@@ -117,6 +118,6 @@ def prepare(store: Store, lost: list[TrashdError]) -> None:
         lost.append(from_os(error, store.base_path))
 
 
-def told(problem: AdoptionProblem) -> str:
+def told(problem: Finding) -> str:
     """A problem in one line."""
     return f"{problem.where}: {problem.what} ({problem.hint})"

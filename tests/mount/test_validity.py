@@ -18,7 +18,7 @@ from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import look_at
 from fusefs.mount.native._core import Tables
-from fusefs.mount.tree.validity import AttrTimeouts, EntryParam
+from fusefs.mount.tree.kernel_timeouts import AttrTimeouts, EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_processes import workers
 from tests.support.foreground_mount import fresh_mount

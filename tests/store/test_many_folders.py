@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.results import Finding
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.user_ids import read_subordinates
 from fusefs.service.open_volume import open_volume
 from fusefs.store import make_folder, standing
-from fusefs.store.check import check_folder, check_store
+from fusefs.store.doctor import check_folder, check_store
 from fusefs.store.find_stores import discover
 from fusefs.store.layout import FOLDERS
 from fusefs.store.make_folder import look_first
 from fusefs.store.orphans import all_entries, each_folder
-from fusefs.store.recover import AdoptionProblem
 from fusefs.store.standing import take_census
 from tests.support.covering_sets import is_soak
 from tests.support.make_trees import Dir, make_tree
@@ -62,7 +62,7 @@ def make_folders(volume: Path, start: int, n: int) -> None:
 def doctor(kernel: Kernel, volumes: Sequence[bytes]) -> object:
     with opened(Path(os.fsdecode(volumes[0]))) as store:
         found = list(check_store(store._replace(kernel=kernel)))
-    return [*found, *each_folder(discover(kernel, volumes), check_folder, list[AdoptionProblem])]
+    return [*found, *each_folder(discover(kernel, volumes), check_folder, list[Finding])]
 
 
 def serve(kernel: Kernel, volumes: Sequence[bytes]) -> object:

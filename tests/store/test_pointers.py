@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.core.errors import Exit, NotFound, TrashdError
 from fusefs.linux.kernel import Kernel
-from fusefs.store import check as check_module
+from fusefs.store import doctor as check_module
 from fusefs.store import orphans
 from fusefs.store import pointers as pointers_module
 from fusefs.store.pointers import lower_stores

@@ -21,7 +21,7 @@ from fusefs.mount.requests.fuse_requests import FuseRequests, Patience
 from fusefs.mount.requests.thread_pool import PoolTask, ThreadPool
 from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree.validity import AttrTimeouts
+from fusefs.mount.tree.kernel_timeouts import AttrTimeouts
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.vfs_without_mount import options_of
 

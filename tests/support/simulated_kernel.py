@@ -16,7 +16,7 @@ from functools import cache
 
 from fusefs.core.fuse_protocol import Entry
 from fusefs.core.metadata_cache import Attributes
-from fusefs.mount.tree.validity import EntryParam
+from fusefs.mount.tree.kernel_timeouts import EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.oracle_subjects import KEEP, FileAttributes, Handle, Subject, Times, see
 from tests.support.vfs_without_mount import Changes, DirectoryRequests, Files, NameReply, Names, Somebody

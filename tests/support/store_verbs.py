@@ -13,16 +13,15 @@ from typing import NamedTuple
 from fusefs.core.names import user_store
 from fusefs.core.record import Record
 from fusefs.core.record_decoding import decode
-from fusefs.core.results import Reaped
+from fusefs.core.results import Finding, Reaped
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.check import check_folder, check_store
+from fusefs.store.doctor import check_folder, check_store
 from fusefs.store.find_stores import discover
 from fusefs.store.init_store import initialise
 from fusefs.store.layout import Store, UserFolder, open_own_store, open_store
 from fusefs.store.orphans import ListedContainer, act_on, all_entries, each_folder, find_container, tend_all
-from fusefs.store.recover import AdoptionProblem
 from fusefs.store.restore import Restored
 from fusefs.store.restore_by_id import restore_by_id
 from fusefs.store.stage import SwapOptions
@@ -97,12 +96,12 @@ def recover_all(volume: Path, kernel: Kernel | None = None) -> list[str]:
     return tend_all(kernel or Kernel(), [raw(volume)])
 
 
-def problems(volume: Path) -> list[AdoptionProblem]:
+def problems(volume: Path) -> list[Finding]:
     """What `trashd doctor` says of a volume that has a store."""
     kernel = Kernel()
     with opened(volume) as store:
         found = list(check_store(store))
-    for part in each_folder(discover(kernel, [raw(volume)]), check_folder, list[AdoptionProblem]):
+    for part in each_folder(discover(kernel, [raw(volume)]), check_folder, list[Finding]):
         found += part
     return list(dict.fromkeys(found))
 

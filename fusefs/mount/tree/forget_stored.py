@@ -31,8 +31,8 @@ from fusefs.linux.fuse_device import expire_name, forget_unused
 from fusefs.linux.statx import look_at
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.tables_lock import TablesLock
+from fusefs.mount.tree.kernel_timeouts import AttrTimeouts
 from fusefs.mount.tree.trashd_dir import holds_trash
-from fusefs.mount.tree.validity import AttrTimeouts
 
 _log = logging.getLogger(__name__)
 

@@ -31,9 +31,9 @@ from fusefs.linux.statx import look_at
 from fusefs.mount.native._core import Node
 from fusefs.mount.tables.daemon_cache import CacheFill
 from fusefs.mount.tables.prefetch import PrefetchBatch, PrefetchQueue
+from fusefs.mount.tree.kernel_timeouts import EntryParam
 from fusefs.mount.tree.mount_state import MountState
 from fusefs.mount.tree.trashd_dir import hides_stores, is_below
-from fusefs.mount.tree.validity import EntryParam
 from fusefs.store.layout import is_stores_own
 
 _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})

@@ -37,9 +37,9 @@ from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.forget_stored import StoredNotices
+from fusefs.mount.tree.kernel_timeouts import NOTHING, AttrTimeouts, EntryParam
 from fusefs.mount.tree.passthrough import Passthrough
 from fusefs.mount.tree.trashd_dir import is_below
-from fusefs.mount.tree.validity import NOTHING, AttrTimeouts, EntryParam
 from fusefs.store.layout import is_stores_own
 
 R = TypeVar("R")

@@ -22,9 +22,9 @@ from fusefs.linux.syscalls import RENAME_NOREPLACE
 from fusefs.mount.native._core import Node
 from fusefs.mount.tables.daemon_cache import CacheFill, NameIn
 from fusefs.mount.tree.drop_adoption import DropAdoption
+from fusefs.mount.tree.kernel_timeouts import EntryParam, shown_number
 from fusefs.mount.tree.mount_state import MountState
 from fusefs.mount.tree.trashd_dir import DropLinks, is_below, is_drop, is_drop_folder, user_of
-from fusefs.mount.tree.validity import EntryParam, shown_number
 
 
 class NodeOperations:

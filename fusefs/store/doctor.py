@@ -17,6 +17,7 @@ from fusefs.core.errors import SETTLE, WAY_OUT, TrashdError
 from fusefs.core.identity import Likelihood, compare
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.printable_names import printable, shell_word
+from fusefs.core.results import Finding
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
@@ -40,7 +41,7 @@ from fusefs.store.layout import (
     open_store,
 )
 from fusefs.store.pointers import MOST_READ, pointed
-from fusefs.store.recover import AdoptionProblem, refused
+from fusefs.store.recover import refused
 from fusefs.store.registry_lines import registered, why_unread
 from fusefs.store.registry_targets import LineOf, RegistryTarget, follow
 from fusefs.store.reserve import has_spare_space, is_stocked, is_used
@@ -66,18 +67,18 @@ def _lacks_note(store: Store) -> bool:
     return is_told and not is_noted(store.kernel, store.fd) and could_be_noted(store.kernel, store.fd)
 
 
-def check_store(store: Store) -> Iterator[AdoptionProblem]:
+def check_store(store: Store) -> Iterator[Finding]:
     """What is wrong with the store itself; to be run by any user who may look."""
     kernel, init = store.kernel, f"trashd init {shell_word(store.base_path)}"
     for name in _list(store, store.base.fd):
         if name.startswith(NEW_PREFIX):
-            yield AdoptionProblem(_told(store.base_path, name), "a store that was never finished", f"{init} sees to it")
+            yield Finding(_told(store.base_path, name), "a store that was never finished", f"{init} sees to it")
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
-        yield AdoptionProblem(_told(store.base_path), "probed on another kind of filesystem", init)
+        yield Finding(_told(store.base_path), "probed on another kind of filesystem", init)
     if store.is_unknown():
-        yield AdoptionProblem(_told(store.base_path), NOT_MADE, way_out(store.base_path))
+        yield Finding(_told(store.base_path), NOT_MADE, way_out(store.base_path))
     elif _lacks_note(store):
-        yield AdoptionProblem(_told(store.base_path), UNNOTED, what_unnoted_means(store.base_path))
+        yield Finding(_told(store.base_path), UNNOTED, what_unnoted_means(store.base_path))
     yield from passed_over(store)
 
 
@@ -93,21 +94,21 @@ def _told(*path: bytes) -> str:
     return printable(os.path.join(*path))
 
 
-def check_folder(folder: UserFolder) -> list[AdoptionProblem]:
+def check_folder(folder: UserFolder) -> list[Finding]:
     """What is wrong in one user's folder; to be run as that user."""
     return list(_check_folder(folder))
 
 
-def _check_folder(folder: UserFolder) -> Iterator[AdoptionProblem]:
+def _check_folder(folder: UserFolder) -> Iterator[Finding]:
     if is_used(folder) and not (is_stocked(folder) and has_spare_space(folder)):
-        yield AdoptionProblem(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER)
+        yield Finding(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER)
     seen: dict[bytes, State] = {}
     unrecorded: list[tuple[State, bytes]] = []
     for state in State:
         for name in folder.list(state):
             if name in seen:
                 where = printable(folder.path_to(state, name))
-                yield AdoptionProblem(where, f"also in {seen[name].value}/ (I2)", WAY_OUT)
+                yield Finding(where, f"also in {seen[name].value}/ (I2)", WAY_OUT)
             seen[name] = state
             try:
                 yield from _check_container(folder, state, name)
@@ -124,22 +125,22 @@ class _Unrecorded(Exception):
     """A container has no record: it is about to go, was left so by a killed command, or is none of ours."""
 
 
-def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator[AdoptionProblem]:
+def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator[Finding]:
     kernel = folder.store.kernel
     where = printable(folder.path_to(state, name))
     with folder.open(state) as state_fd, suppress(FileNotFoundError), kernel.open_dir(state_fd, name) as fd:
         removed = {RECORD_NEW, TREE, FRESH} if state is State.STAGE else {RECORD_NEW}
         names = {name for name in kernel.list(fd) if not name.startswith((UNFINISHED_PREFIX, *WATCH_PREFIXES))}
         if state is State.QUARANTINE or names - removed:
-            yield AdoptionProblem(where, "no record (I3)", WAY_OUT)
+            yield Finding(where, "no record (I3)", WAY_OUT)
         elif folder.store.is_shared() and state is not State.REAPING:
             hint = f"trashd doctor --repair --wait {shell_word(folder.store.base_path)} removes it if it stays as it is"
-            yield AdoptionProblem(where, "no record: another node is making it, or a killed command left it", hint)
+            yield Finding(where, "no record: another node is making it, or a killed command left it", hint)
         else:
-            yield AdoptionProblem(where, "no record: left by a killed command", SETTLE)
+            yield Finding(where, "no record: left by a killed command", SETTLE)
 
 
-def check_container(folder: UserFolder, state: State, name: bytes) -> list[AdoptionProblem]:
+def check_container(folder: UserFolder, state: State, name: bytes) -> list[Finding]:
     """What is wrong with one thing in the directory of a state; nothing if it is locked, or it went."""
     try:
         return list(_check_container(folder, state, name))
@@ -147,27 +148,27 @@ def check_container(folder: UserFolder, state: State, name: bytes) -> list[Adopt
         return list(_check_unrecorded(folder, state, name))
 
 
-def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[AdoptionProblem]:
+def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[Finding]:
     where = printable(folder.path_to(state, name))
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
-        yield AdoptionProblem(where, "not a container of trashd", WAY_OUT)
+        yield Finding(where, "not a container of trashd", WAY_OUT)
         return
     try:
         held = hold(folder, state, ContainerId(text))
     except FileNotFoundError:
         raise _Unrecorded from None
     except TrashdError as error:
-        yield AdoptionProblem(where, error.message(), WAY_OUT)
+        yield Finding(where, error.message(), WAY_OUT)
     except OSError as error:
         if error.errno == errno.EXDEV:
-            yield AdoptionProblem(where, MOUNTED, UNMOUNT)
+            yield Finding(where, MOUNTED, UNMOUNT)
         else:
             yield refused(folder, where, error)
     else:
         if isinstance(held, ClaimLost):
             if held is ClaimLost.GONE and _is_no_directory(folder, state, name):
-                yield AdoptionProblem(where, "not a container of trashd, but no directory", WAY_OUT)
+                yield Finding(where, "not a container of trashd, but no directory", WAY_OUT)
             return  # else it is locked, or it moved on
         with held:
             yield from _check_held(held, where)
@@ -179,10 +180,10 @@ def _is_no_directory(folder: UserFolder, state: State, name: bytes) -> bool:
     return False
 
 
-def _check_held(held: HeldContainer, where: str) -> Iterator[AdoptionProblem]:
+def _check_held(held: HeldContainer, where: str) -> Iterator[Finding]:
     kernel, record = held.folder.store.kernel, held.record
     if held.state in (State.STAGE, State.RESTORING):
-        yield AdoptionProblem(where, f"left by a killed command ({record.method.value})", SETTLE)
+        yield Finding(where, f"left by a killed command ({record.method.value})", SETTLE)
         return
     extra = {
         name for name in kernel.list(held.fd) if not name.startswith((*WATCH_PREFIXES, *HIDDEN_PREFIXES))
@@ -190,47 +191,47 @@ def _check_held(held: HeldContainer, where: str) -> Iterator[AdoptionProblem]:
     if held.state is State.ORPHANS:
         extra.discard(_BY_KILLED_KEEP)
     if extra:
-        yield AdoptionProblem(where, f"holds {', '.join(sorted(printable(name) for name in extra))} (I4)", WAY_OUT)
+        yield Finding(where, f"holds {', '.join(sorted(printable(name) for name in extra))} (I4)", WAY_OUT)
     tree = identify_at(kernel, held.fd, TREE)
     if tree is None and held.state is State.ORPHANS:
-        yield AdoptionProblem(where, "its tree is gone (I2)", WAY_OUT)
+        yield Finding(where, "its tree is gone (I2)", WAY_OUT)
     if tree is not None and compare(tree, record.victim) is Likelihood.OTHER:
-        yield AdoptionProblem(where, "its tree is not the one of its record (I2)", _COPIED)
+        yield Finding(where, "its tree is not the one of its record (I2)", _COPIED)
     yield from _check_loan(held, where)
 
 
-def _check_loan(held: HeldContainer, where: str) -> Iterator[AdoptionProblem]:
+def _check_loan(held: HeldContainer, where: str) -> Iterator[Finding]:
     """A loan must have ended by the time an orphan is one."""
     record, kernel = held.record, held.folder.store.kernel
     if record.lent_mode is None or held.state is not State.ORPHANS or record.partial:
         return
     with suppress(FileNotFoundError), kernel.open_beneath(held.fd, TREE) as tree:
         if stat.S_IMODE(kernel.fstat(tree).st_mode) == record.lent_mode | stat.S_IRWXU:
-            yield AdoptionProblem(where, "still has the permissions lent for the rename", "chmod it back by hand")
+            yield Finding(where, "still has the permissions lent for the rename", "chmod it back by hand")
 
 
-def _check_pointers(folder: UserFolder) -> Iterator[AdoptionProblem]:
+def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
     kernel = folder.store.kernel
     for number, (name, lower) in enumerate(pointed(folder)):
         where = _told(folder.path(), b"pointers", name)
         if number == MOST_READ:
             more = f"no pointer beyond the first {MOST_READ:,} is followed"
-            yield AdoptionProblem(_told(folder.path(), b"pointers"), more, "remove those that lead to no store")
+            yield Finding(_told(folder.path(), b"pointers"), more, "remove those that lead to no store")
             return
         if lower is None:
-            yield AdoptionProblem(where, "not a relative path", "remove it")
+            yield Finding(where, "not a relative path", "remove it")
             continue
-        problems, n_there = list[AdoptionProblem](), 0
+        problems, n_there = list[Finding](), 0
         for opener in (open_store, open_own_store):
             try:
                 base = BackingAndMount(kernel.open_beneath(folder.store.base.fd, lower, DIRECTORY))
                 store = opener(kernel, base, os.path.join(folder.store.base_path, lower))
             except TrashdError as error:
-                problems.append(AdoptionProblem(where, error.message(), error.hint))
+                problems.append(Finding(where, error.message(), error.hint))
                 continue
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                    yield AdoptionProblem(where, "leads through a link or to no directory", "remove it")
+                    yield Finding(where, "leads through a link or to no directory", "remove it")
                 break  # that directory was removed or swapped away, its store with it: nothing is lost by it
             if store is not None:
                 n_there += 1
@@ -240,24 +241,24 @@ def _check_pointers(folder: UserFolder) -> Iterator[AdoptionProblem]:
             yield from problems
 
 
-def check_registry(kernel: Kernel, directory: bytes) -> Iterator[AdoptionProblem]:
+def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
     """Why the registry counts for nothing; which of its lines lead to no store any more, in a directory or below it."""
     unread = why_unread()
     if unread is not None:
         where, why = unread
-        yield AdoptionProblem(printable(where), f"the registry of stores is not used: {why}", _UNREAD)
+        yield Finding(printable(where), f"the registry of stores is not used: {why}", _UNREAD)
     words = [LineOf(os.geteuid(), line) for line in registered() if is_inside(line.path, directory)]
     for word, lead in follow(kernel, words, read_mounts()):
         if lead is RegistryTarget.GONE:
             where = word.line.store()
-            yield AdoptionProblem(printable(where), "the registry of stores names it, and it is gone", _GONE)
+            yield Finding(printable(where), "the registry of stores names it, and it is gone", _GONE)
 
 
-def check_vouched(folder: UserFolder) -> list[AdoptionProblem]:
+def check_vouched(folder: UserFolder) -> list[Finding]:
     """Whether a reap without ID, or a service, leaves what is in a folder; to be run as its user."""
     store = folder.store
     if is_vouched(store):
         return []
     where, owner_does = store.path(), f"trashd init {shell_word(store.base_path)}"
     what = "its owner's registry does not name it, as if it were a copy: nothing in it is reaped but by its ID"
-    return [AdoptionProblem(printable(where), what, f"its owner vouches for it by: {owner_does}")]
+    return [Finding(printable(where), what, f"its owner vouches for it by: {owner_does}")]
