@@ -574,17 +574,22 @@ def write_small(
     """Put a text into a small file of that name, durably, at once or not at all.
 
     new     the file's name until then, which no other process uses; None: one for a lock's holder
-    Raises  OSError; an unfinished file stays, and the next lock's holder replaces it
+    Raises  OSError; what a killed writer left unfinished the next lock's holder replaces
     """
     if new is None:
         new = name + b".new"
         with suppress(FileNotFoundError):
             kernel.unlink(dir_fd, new)
-    with kernel.create(dir_fd, new) as fd:
-        kernel.write(fd, text)
-        if mode != 0o600:
-            kernel.chmod(fd, mode)
-        kernel.fsync(fd)
+    try:
+        with kernel.create(dir_fd, new) as fd:
+            kernel.write(fd, text)
+            if mode != 0o600:
+                kernel.chmod(fd, mode)
+            kernel.fsync(fd)
+    except OSError:
+        with suppress(OSError):  # of a full volume it must take nothing; the first error is the one that counts
+            kernel.unlink(dir_fd, new)
+        raise
     kernel.rename(dir_fd, new, dir_fd, name)
 
 

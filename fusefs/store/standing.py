@@ -58,7 +58,6 @@ MOST_REFUSED = 16
 _MOST_OPENED = 3
 """Names of one user beside the folder that are opened to report a reason; a user can make thousands."""
 _MAX_BYTES = 8192
-_NEW = Name(b".new")
 _SPARE = Name(b".spare")
 """Blocks for one more file: on a full volume a folder must be registered before root's reap may free anything in it."""
 
@@ -103,7 +102,8 @@ def standing_of(store: Store, entry: RegisteredFolder, area: Name, name: Name, f
     3  `security.trashd`, or root's list of      Did root make this store of root's?                Only its user acts
        stores (`store_maker.who_made`)                                                              in it.
     4  the area: `u/`, or `new/`                 Does it lie where only the store's owner makes     Only its user acts
-                                                 names? (A user's own store needs no more.)         in it, as yet.
+                                                 names, or has root registered it already? (A       in it, as yet.
+                                                 user's own store needs no more.)
     5  root's registry, `folders/<uid>`          Is it the directory that root registered?          Only its user acts
                                                                                                     in it.
     6  its user's list of stores, `volume.json`  Is the store no copy? (`is_vouched`, in a process  Reaped by its ID
@@ -118,13 +118,15 @@ def standing_of(store: Store, entry: RegisteredFolder, area: Name, name: Name, f
     if refused:
         return Standing(area, name, uid, st.st_uid, refused)
     is_own = areas.new_fd is None and kernel.fstat(areas.u_fd).st_uid == uid
-    is_registered, why = (True, "") if is_own else _check_registered(store, entry, area, name, fd)
+    is_registered, doubt = (True, "") if is_own else _check_registered(store, entry, area, name, fd)
     if store.is_unknown():
         why = NOT_MADE
-    elif store.made is not StoreMaker.BY_ROOT:
-        why = why or NOT_REGISTERED
+    elif store.made is StoreMaker.BY_ROOT:
+        why = doubt
+    else:
+        why = doubt or NOT_REGISTERED
     is_proven = is_registered and store.made is StoreMaker.BY_ROOT
-    return Standing(area, name, uid, uid, why, True, is_registered, is_proven)
+    return Standing(area, name, uid, owner=uid, why=why, is_used=True, is_registered=is_registered, is_proven=is_proven)
 
 
 def _check_registered(store: Store, entry: RegisteredFolder, area: Name, name: Name, fd: Fd) -> tuple[bool, str]:
@@ -314,16 +316,19 @@ def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -
     try:
         write_small(kernel, registry_fd, file, text, 0o644)
     except OSError as error:
-        with suppress(FileNotFoundError):
-            kernel.unlink(registry_fd, file + _NEW)
         if error.errno not in FULL:
             raise
-        with kernel.open_beneath(registry_fd, _SPARE, FILE_TO_LOCK) as fd:
-            kernel.write(fd, text)
-            kernel.chmod(fd, 0o644)
-            kernel.fsync(fd)
-        kernel.rename(registry_fd, _SPARE, registry_fd, file)
+        _use_spare(kernel, registry_fd, file, text)
     kernel.fsync(registry_fd)
+
+
+def _use_spare(kernel: Kernel, registry_fd: Fd, file: Name, text: bytes) -> None:
+    """Write a note into the spare file, which has its blocks already, and give it the note's name. Raises  OSError"""
+    with kernel.open_beneath(registry_fd, _SPARE, FILE_TO_LOCK) as fd:
+        kernel.write(fd, text)
+        kernel.chmod(fd, 0o644)
+        kernel.fsync(fd)
+    kernel.rename(registry_fd, _SPARE, registry_fd, file)
 
 
 def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
@@ -380,9 +385,7 @@ def _folder(store: Store, standing: Standing, fd: Fd) -> UserFolder:
     return UserFolder(store, standing.uid, standing.area, standing.name, fd, standing.is_proven, standing.why)
 
 
-def _open(
-    store: Store, entry: RegisteredFolder, area: Name, name: Name, refused: list[Standing]
-) -> tuple[Standing, Fd] | None:
+def _open(store: Store, entry: RegisteredFolder, area: Name, name: Name, refused: list[Standing]) -> _Candidate | None:
     """What has one of a user's names, if it is used; the caller closes it. refused: gets what is not
 
     Raises  OSError that says nothing about it, such as EMFILE
@@ -396,7 +399,7 @@ def _open(
     with closed_on_error(fd):
         standing = standing_of(store, entry, area, name, fd)
     if standing.is_used:
-        return standing, fd
+        return _Candidate(standing, fd)
     fd.close()
     refused.append(standing)
     return None
@@ -415,6 +418,13 @@ def _refused_unopened(kernel: Kernel, area_fd: Fd, mounted: Standing, error: OSE
     return []
 
 
+class _Candidate(NamedTuple):
+    """A user's name in an area that may be the folder, opened. fd: the caller closes it"""
+
+    standing: Standing
+    fd: Fd
+
+
 def _choose(
     store: Store, entry: RegisteredFolder, places: Iterable[tuple[Name, Name]], refused: list[Standing]
 ) -> UserFolder | None:
@@ -422,31 +432,31 @@ def _choose(
 
     It is the one that root registered, or else the first that is not refused.
     """
-    best: tuple[Standing, Fd] | None = None
+    best: _Candidate | None = None
     beside: list[tuple[Name, Name]] = []
     with ExitStack() as owned:
-        for place in places:
-            if best is not None and (best[0].is_registered or not entry.name):
-                beside.append(place)
+        for area, name in places:
+            if best is not None and (best.standing.is_registered or not entry.name):
+                beside.append((area, name))  # no other can be better
                 continue
-            opened = _open(store, entry, *place, refused)
-            if opened is None:
+            found = _open(store, entry, area, name, refused)
+            if found is None:
                 continue
-            if best is not None and not opened[0].is_registered:
-                opened[1].close()
-                beside.append(place)
+            owned.enter_context(found.fd)
+            if best is not None and not found.standing.is_registered:
+                found.fd.close()
+                beside.append((area, name))
                 continue
-            owned.close()
-            owned.enter_context(opened[1])
             if best is not None:
-                beside.append(best[0][:2])
-            best = opened
+                best.fd.close()
+                beside.append((best.standing.area, best.standing.name))
+            best = found
         if best is None:
             return None
-        for n, place in enumerate(beside):
-            refused += _beside(store, entry, *place, best[0], opens=n < _MOST_OPENED)
+        for n, (area, name) in enumerate(beside):
+            refused += _beside(store, entry, area, name, best.standing, opens=n < _MOST_OPENED)
         owned.pop_all()
-        return _folder(store, *best)
+        return _folder(store, best.standing, best.fd)
 
 
 def _beside(
