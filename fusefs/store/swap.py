@@ -441,14 +441,15 @@ def _take(kernel: Kernel, victim: Victim, options: SwapOptions, verb: Verb, *, d
         if options.keep:
             victim = victim._replace(staying=choose(kernel, victim, options.keep))
         for offered in stores_for(kernel, victim.parent, victim.path()):
-            try:
-                with offered.store as store:
+            with offered.store as store:
+                try:
                     done = verb(store, victim, options)
+                except OSError as error:
+                    if error.errno != errno.EXDEV:
+                        raise
+                else:
                     volume = volume_to_tell(store, victim.parent.mounts)
                     return done._replace(volume=volume, unnoted=_unnoted(store, volume))
-            except OSError as error:
-                if error.errno != errno.EXDEV:
-                    raise
             offered.discard()
         raise AssertionError("unreachable: after the last store there is an error")
     except OSError as error:
