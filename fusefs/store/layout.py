@@ -503,8 +503,9 @@ def open_areas(kernel: Kernel, store_fd: Fd, name: Name = STORE) -> Areas:
         if name == STORE and kernel.fstat(store_fd).st_uid == 0:
             new_fd = _open_area(kernel, store_fd, NEW, owned)
             registry_fd = _open_area(kernel, store_fd, REGISTRY, owned)
+        areas = Areas(u_fd, new_fd, registry_fd, kernel.fstat(u_fd).st_dev)
         owned.pop_all()
-        return Areas(u_fd, new_fd, registry_fd, kernel.fstat(u_fd).st_dev)
+        return areas
 
 
 def _open_area(kernel: Kernel, store_fd: Fd, name: Name, owned: ExitStack) -> Fd | None:
