@@ -13,33 +13,15 @@ from fusefs.core.glob import Matches, NameEnds, compile_glob, name_ends
 from fusefs.core.human_units import SECOND_NS, parse_size
 
 Field = Literal["mtime", "atime", "ctime", "btime"]
-
-
 _MOST: Final = 1 << 100
-
-
 _LEAST: Final = -_MOST
-
-
 _ANY: Final = (_LEAST, _MOST)
-
-
 _ANY_SIZE: Final = (0, _MOST)
-
-
 _WORD: Final = (1 << 63) - 1
-
 """Packed, it is without end."""
-
-
 TIMES: Final[tuple[Field, ...]] = ("mtime", "atime", "ctime", "btime")
-
-
 _PACKED: Final = struct.Struct("=12qI2B")
-
 """struct bounds of linux/native/look.c"""
-
-
 _WHOEVER: Final = -1
 
 
@@ -78,10 +60,7 @@ class SelectionStat(Protocol):
 
 
 Check = Callable[[SelectionStat, int | None], bool]
-
-
 Bound = tuple[int, int]
-
 """From and to, both included."""
 
 
@@ -207,24 +186,13 @@ FORMATS: Final = {
     "f": stat.S_IFREG, "d": stat.S_IFDIR, "l": stat.S_IFLNK, "p": stat.S_IFIFO, "s": stat.S_IFSOCK, "b": stat.S_IFBLK,
     "c": stat.S_IFCHR,
 }  # fmt: skip
-
 """Kinds of entries as find writes them (file, directory, link, pipe, socket, block and character device), and as modes
 do.
 """
-
-
 KINDS: Final = "".join(FORMATS)
-
-
 _LETTERS = {format_: letter for letter, format_ in FORMATS.items()}
-
-
 DIRECTORY = frozenset("d")
-
-
 DEVICES = frozenset("bc")
-
-
 _ALL = frozenset(KINDS)
 
 
@@ -539,7 +507,6 @@ class ListedName(NamedTuple):
 
 
 NO_NAMES = frozenset((b"", b".", b".."))
-
 """What may stand behind a path's last slash, and names nothing in the directory before it."""
 
 
@@ -551,7 +518,6 @@ class ListedTogether(NamedTuple):
 
 
 Listed = bytes | ListedName
-
 """A path alone, or with what else is known of it."""
 
 

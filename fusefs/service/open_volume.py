@@ -39,6 +39,7 @@ from fusefs.store.layout import (
     open_own_store,
     open_store,
     read_volume,
+    refuse_squashed,
     trusted_owners,
 )
 from fusefs.store.make_folder import look_first
@@ -46,7 +47,6 @@ from fusefs.store.mounted_paths import open_shown, refuse_mounted
 from fusefs.store.old_stores import discard_emptied
 from fusefs.store.registry_lines import RegistryLine
 from fusefs.store.registry_targets import LineOf
-from fusefs.store.root_squash import refuse_squashed
 from fusefs.store.standing import NOT_MADE, FolderCensus, is_vouched, open_user, take_census
 from fusefs.store.store_maker import way_out
 from fusefs.store.store_registry import is_remembered

@@ -22,10 +22,10 @@ from fusefs.linux.refused_calls import RefusedCall, refused_calls
 from fusefs.linux.syscalls import NO_EXCHANGE
 from fusefs.store.backing_and_mount import FULL, same_times, suppress_errno
 from fusefs.store.container import unfinished_name
+from fusefs.store.keep_entries import choose, hindrances
 from fusefs.store.layout import NEW_PART, Store, make_private
 from fusefs.store.make_folder import folder_to_try
 from fusefs.store.make_store import make_unnamed
-from fusefs.store.origin import choose, hindrances
 from fusefs.store.reserve import is_stocked
 from fusefs.store.stage import INSIDE, Staged, SwapOptions, drop_stand_in, record_of, stage_new, stand_in
 from fusefs.store.swap import explain, in_words, make_alike, refuse_unknown, unstage

@@ -42,6 +42,7 @@ from fusefs.store.layout import (
     own_names,
     read_small,
     read_volume,
+    refuse_squashed,
     refuse_unknown_format,
     store_of,
     trusted_owners,
@@ -68,7 +69,6 @@ from fusefs.store.make_store import (
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.recover import recover
 from fusefs.store.registry_lines import registered
-from fusefs.store.root_squash import refuse_squashed
 from fusefs.store.standing import MOUNTED
 from fusefs.store.store_maker import StoreMaker, is_noted, makes_common, way_out, what_unnoted_means, who_made
 from fusefs.store.tidy_folder import look_over

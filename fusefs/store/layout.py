@@ -1,4 +1,9 @@
-"""The store on disk: `.trashd`, its users' folders and their states, opened by fd and checked before each use."""
+"""The store on disk: `.trashd`, its users' folders and their states, opened by fd and checked before each use.
+
+Whether root is nobody to the server of the filesystem is reported, as nothing of root's works there. NFS does so by
+default (root_squash), Lustre by a nodemap without `admin`. A security module may refuse root, too, so what is reported
+names both. On filesystems that one kernel alone can have, nobody but such a module does.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,15 @@ import json
 import os
 import stat
 from collections.abc import Container, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, Self
 
 from fusefs.core.container_states import State
-from fusefs.core.errors import BrokenStore, UnknownFormat, Untrusted
+from fusefs.core.errors import BrokenStore, RootSquashed, UnknownFormat, Untrusted
 from fusefs.core.identity import Identity
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, user_store, whose_store
 from fusefs.core.printable_names import printable, shell_word
+from fusefs.linux.credentials import Capability, may_use
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel, is_local_kind
 from fusefs.store.backing_and_mount import (
@@ -619,3 +625,64 @@ def _broken(store: bytes, why: str) -> BrokenStore:
     init = f"trashd init {shell_word(os.path.dirname(store))}"
     mend = f"{init}, by whoever owns it, writes it anew; what is in the store stays"
     return BrokenStore(f"{printable(os.path.join(store, VOLUME))} {why}", mend)
+
+
+SQUASHED = "root is nobody to this filesystem's server (root squash), or a security module refuses root"
+_TRIAL = b".trashd-squash-"
+
+
+def refuse_squashed(kernel: Kernel, store_fd: Fd, base_path: bytes) -> None:
+    """Of an opened `.trashd`, whichever of root's or anybody's.
+
+    Raises  RootSquashed if we are root, and what a store's owner and root alone may open is refused to us
+    """
+    if os.geteuid() == 0 and not kernel.is_local(store_fd) and _refuses_root(kernel, store_fd):
+        raise RootSquashed(base_path)
+
+
+def _refuses_root(kernel: Kernel, store_fd: Fd) -> bool:
+    """Whether an opened `.trashd` refuses root. Nothing is changed, and a file that is missing tells nothing.
+
+    A service may have given up the capability that opens what is another user's; root's own he opens by its mode.
+    """
+    with suppress(FileNotFoundError):
+        if kernel.stat(store_fd, LOCK).st_uid != 0 and not may_use(Capability.DAC_OVERRIDE):
+            return False
+        try:
+            kernel.open_beneath(store_fd, LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK).close()
+        except PermissionError:
+            return True
+    return False
+
+
+def _makes_anothers(kernel: Kernel, base: Fd) -> bool:
+    """Whether what root makes in a directory is somebody else's, or root may make nothing where modes can't forbid it.
+
+    Tried with an empty directory, which goes again.
+    """
+    name = Name(_TRIAL + os.urandom(6).hex().encode())
+    try:
+        kernel.mkdir(base, name)
+    except PermissionError:
+        return True
+    try:
+        return kernel.stat(base, name).st_uid != 0
+    finally:
+        with suppress(OSError):
+            kernel.rmdir(base, name)
+
+
+@contextmanager
+def squash_told(kernel: Kernel, base_path: bytes) -> Iterator[None]:
+    """For what root does in a directory.
+
+    Raises  RootSquashed instead of a PermissionError that comes of it; whatever else the block raises
+    """
+    try:
+        yield
+    except PermissionError as error:
+        with suppress(OSError), kernel.open_path(base_path, os.O_PATH | os.O_DIRECTORY) as base:
+            may_make = os.geteuid() == 0 and may_use(Capability.DAC_OVERRIDE)
+            if may_make and not kernel.is_local(base) and _makes_anothers(kernel, base):
+                raise RootSquashed(base_path) from error
+        raise

@@ -42,8 +42,9 @@ from fusefs.store.container import (
     superblock_in,
 )
 from fusefs.store.gate import late_name
+from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import DROP, FRESH, HOISTED, LATE_PREFIX, RECORD, RECORD_NEW, TREE, UserFolder
-from fusefs.store.origin import Origin, settle_kept
+from fusefs.store.origin import Origin
 from fusefs.store.stage import drop_stand_in, identify_at, record_now, stage_new, unmake
 from fusefs.store.take_over import Waits, end_old, left_to_wait_s, take_over
 from fusefs.store.victim_rename import VisibleMove, lend, loan, take_back

@@ -43,8 +43,9 @@ from fusefs.store.container import (
     rewrite,
     unfinished_name,
 )
+from fusefs.store.keep_entries import missing, note_part
 from fusefs.store.layout import FRESH, TREE, UserFolder
-from fusefs.store.origin import Origin, missing, note_part
+from fusefs.store.origin import Origin
 from fusefs.store.recover import KeptContainer, keep_hoisted, retire_restored, settle_restoring
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.take_over import take_over

@@ -43,8 +43,8 @@ from fusefs.linux.mountinfo import Mount, below
 from fusefs.linux.syscalls import NO_EXCHANGE
 from fusefs.store.backing_and_mount import READABLE, Scope
 from fusefs.store.container import HeldContainer, dissolve, flush, is_taken_over, move
+from fusefs.store.keep_entries import KeptLinks, choose, keep, withdraw
 from fusefs.store.layout import FRESH, TREE, Store, UserFolder
-from fusefs.store.origin import KeptLinks, choose, keep, withdraw
 from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, record_of, restock, stage
 from fusefs.store.standing import NOT_MADE, open_user
 from fusefs.store.store_maker import way_out

@@ -88,10 +88,7 @@ from fusefs.store.standing import NOT_MADE, plain_name
 from fusefs.store.store_maker import makes_common, way_out
 
 DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
-
-
 _OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
-
 """What may be said of a call, and not of what it was asked for; the last by the C library."""
 
 
@@ -372,7 +369,6 @@ def existing_stores(
 
 
 Make = Callable[[Kernel, BackingAndMount, bytes, Name], Store]
-
 """Makes a store in a directory, which it takes over and whose path for people it gets, with that name."""
 
 
@@ -539,22 +535,12 @@ def _is_users(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
 
 
 _AREAS = (USERS, NEW)
-
 """Where users' folders are."""
-
-
 _MOST_FOLDERS, _MOST_ASKED = 2000, 100
-
 """Users whose pointers root looks for, and those of them who have any and are asked: the remover stops at the rest."""
-
-
 _MOST_LOOKED_AT = 200
-
 """Stores: a user who notes thousands delays no other for long."""
-
-
 _Noted = tuple[int, RelPath]
-
 """The user who noted a store, and the directory that holds it, relative to the one that was asked about."""
 
 

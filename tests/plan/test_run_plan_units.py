@@ -15,7 +15,7 @@ from fusefs.core.results import ReportedMark, Spared
 from fusefs.core.selection import KINDS, Field, Matcher, Selection
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.keep_guard import KEPT, LOCKED, Locking, why_locked, why_spared
-from fusefs.plan.run_plan import MOUNTED, Judged, Unit, Young, judge_units
+from fusefs.plan.units import MOUNTED, Judged, Unit, Young, judge_units
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
 from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories

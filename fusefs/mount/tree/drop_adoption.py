@@ -1,4 +1,4 @@
-"""What is moved into a drop folder through the mount is an orphan at once (store/adopt_moved.py).
+"""What is moved into a drop folder through the mount is an orphan at once (store/tidy_folder.py).
 
 The container is made as the user whose drop folder it is; the rename is the caller's, as any. What can't become an
 orphan here is left to a plain rename, and to the reaper.
@@ -24,8 +24,8 @@ from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import NameIn
 from fusefs.mount.tree.mount_state import MountState
 from fusefs.mount.tree.trashd_dir import is_below, is_drop_folder
-from fusefs.store.adopt_moved import ReadyContainer, finish, make_ready, open_folder_of, record_moved
 from fusefs.store.layout import TREE
+from fusefs.store.tidy_folder import ReadyContainer, finish, make_ready, open_folder_of, record_moved
 
 _PRIVATE = 0o077
 _NOBODY = 65_534

@@ -1,0 +1,427 @@
+"""Entries of the fresh directory that belong to the old tree: those that `swap --keep` leaves in view, restored parts.
+
+`swap --keep`: all entries but directories get one more hard link, in the fresh directory before the exchange: their
+names are never missing, and the old tree has them as well. A directory has one name only: it goes over by a rename
+right after the exchange. The record says which do, so that recovery completes it and a restore takes them back.
+
+A part that was restored before the whole lies in the fresh directory under the path that it has in the tree, where its
+place is free. When the whole is restored, whatever has that path in the fresh directory moves into the tree: it is the
+newer copy. Nothing is replaced.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import NamedTuple
+
+from fusefs.core.errors import NotKept, UsageError
+from fusefs.core.identity import Identity, Likelihood, compare
+from fusefs.core.names import Name, RelPath, join, split
+from fusefs.core.printable_names import printable
+from fusefs.core.record import KeptDirectory, KeptEntries, Method, Record, encode, quote
+from fusefs.linux.directory_metadata import is_frozen
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.syscalls import NO_EXCHANGE
+from fusefs.store.backing_and_mount import (
+    ABSENT,
+    DIRECTORY,
+    OUT_OF_REACH,
+    BackingAndMount,
+    between,
+    suppress_errno,
+    wholly_beneath,
+    with_mounted,
+)
+from fusefs.store.container import HeldContainer, flush_directory, open_inside, rewrite
+from fusefs.store.layout import FRESH, TREE, is_stores_own
+from fusefs.store.reserve import FOR_USER, with_room
+from fusefs.store.stage import Staged, identify_at
+from fusefs.store.victim import Victim
+
+_NAMES_MAX_BYTES = 48 * 1024
+"""What a record has room for, with the longest origin beside it."""
+_NO_LINK = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_STAYS = (*OUT_OF_REACH, errno.EEXIST, errno.EPERM, errno.EBUSY, errno.EMLINK)
+"""What the kernel says of this entry, and will say again; anything else may be over when recovery tries."""
+
+
+# What is kept
+
+
+def choose(kernel: Kernel, victim: Victim, globs: Sequence[str]) -> KeptEntries:
+    """The victim's top entries that any of the globs matches, whole names as fnmatch(3) has them.
+
+    Raises  NotKept if a glob matches nothing: what it was typed for would vanish from view; UsageError if it is no
+            glob; OSError
+    """
+    matchers = _matchers(globs)
+    files, directories, left = [], [], set(globs)
+    for entry in _matching(kernel, victim.fd, matchers):
+        left -= {glob for glob, matches in matchers.items() if matches(entry.name)}
+        name = Name(os.fsencode(entry.name))
+        if not entry.is_dir(follow_symlinks=False):
+            files.append(name)
+        elif (identity := identify_at(kernel, victim.fd, name)) is not None:
+            directories.append(KeptDirectory(name, identity.ino))
+    if left:
+        missed = " nor ".join(f"'{printable(os.fsencode(glob))}'" for glob in globs if glob in left)
+        raise NotKept(f"nothing in {printable(victim.path())} matches {missed}")
+    if sum(len(quote(one.name)) + len(str(one.ino)) + 7 for one in directories) > _NAMES_MAX_BYTES:
+        raise NotKept(f"{len(directories)} directories are more than a record has room for")
+    return KeptEntries(tuple(globs), tuple(sorted(files)), tuple(sorted(directories)))
+
+
+_Matchers = dict[str, Callable[[str], bool]]
+
+
+def _matchers(globs: Sequence[str]) -> _Matchers:
+    from fusefs.core.glob import compile_glob  # recovery, which matches nothing, is spared it
+
+    matchers = {}
+    for glob in globs:
+        if "/" in glob:
+            raise UsageError(f"--keep {glob}", "it matches names in the top of DIR, which have no slash")
+        try:
+            matchers[glob] = compile_glob(glob)
+        except ValueError as error:
+            raise UsageError(f"--keep '{glob}': {error}") from error
+    return matchers
+
+
+def _matching(kernel: Kernel, dir_fd: Fd, matchers: _Matchers) -> Iterator[os.DirEntry[str]]:
+    with kernel.open_dir(dir_fd) as readable, kernel.scan(readable) as entries:
+        for entry in entries:
+            if any(matches(entry.name) for matches in matchers.values()) and not is_stores_own(os.fsencode(entry.name)):
+                yield entry
+
+
+def hindrances(kernel: Kernel, victim: Victim, staying: KeptEntries) -> Iterator[NotKept]:
+    """Why some of it could not be kept, as far as that can be seen without trying."""
+    for name in staying.files:
+        with suppress(FileNotFoundError), kernel.open_beneath(victim.fd, name) as fd:
+            st = kernel.fstat(fd)
+            if os.geteuid() not in (0, st.st_uid) and not (stat.S_ISREG(st.st_mode) and _may(fd, os.R_OK | os.W_OK)):
+                yield _not_kept(victim, name, _HIS)
+    yield from _immovable(kernel, victim, staying.directories)
+
+
+def _immovable(kernel: Kernel, victim: Victim, directories: Iterable[KeptDirectory]) -> Iterator[NotKept]:
+    """Asked before anything is done: a directory moves when there is no way back any more."""
+    top, uid = kernel.fstat(victim.fd), os.geteuid()
+    for one in directories:
+        with suppress(FileNotFoundError), kernel.open_beneath(victim.fd, one.name) as fd:
+            if not _may(fd, os.W_OK):
+                yield _not_kept(victim, one.name, "moving a directory needs write permission on it")
+            elif top.st_mode & stat.S_ISVTX and uid not in (0, top.st_uid, kernel.fstat(fd).st_uid):
+                yield _not_kept(victim, one.name, "its directory is sticky, and neither of the two is yours")
+            elif is_frozen(fd):
+                yield _not_kept(victim, one.name, _FROZEN)
+
+
+_HIS = "a hard link to another user's file needs read and write permission on it (fs.protected_hardlinks)"
+_FROZEN = "it is immutable or append-only (lsattr)"
+
+
+def _may(fd: Fd, mode: int) -> bool:
+    return os.access(b"/proc/self/fd/%d" % fd, mode, effective_ids=True)
+
+
+def _not_kept(victim: Victim, name: Name, why: str) -> NotKept:
+    return NotKept(f"{printable(os.path.join(victim.path(), name))}: {why}")
+
+
+# The swap
+
+
+class KeptLinks(NamedTuple):
+    """What one swap keeps, linked already.
+
+    tree, fresh  the old directory and the new one, wherever they are; open as long as the staged container is
+    inos         the links by name, before the exchange: what else has a name in `fresh` later came from others
+    """
+
+    kernel: Kernel
+    staying: KeptEntries
+    tree: BackingAndMount
+    fresh: BackingAndMount
+    inos: dict[bytes, int]
+
+    def finish(self) -> list[str]:
+        """After the exchange: bring the directories, and make up for what changed since the links were made.
+
+        Returns  what did not come and why, in words
+        Raises   OSError if recovery should try again
+        """
+        left = _bring(self.kernel, self.staying.directories, self.tree, self.fresh)
+        return left + self._catch_up()
+
+    def _catch_up(self) -> list[str]:
+        """Files that came, went or were replaced between their link and the exchange: in view is what was there last.
+
+        Nothing is removed for it: the two names change places, or one moves.
+        """
+        came, replaced, gone = [], [], dict(self.inos)
+        for one in _matching(self.kernel, self.tree.fd, _matchers(self.staying.globs)):
+            if not one.is_dir(follow_symlinks=False):
+                name = os.fsencode(one.name)
+                ino = gone.pop(name, None)
+                if ino is None:
+                    came.append(name)
+                elif ino != one.inode():
+                    replaced.append(name)
+        tree, fresh = between(self.tree, self.fresh)
+        left = []
+        for name in came:
+            with suppress(FileExistsError, FileNotFoundError):
+                self.kernel.link(tree, name, fresh, name)
+        for name in filter(self._is_still_linked, gone):
+            with suppress(FileExistsError, FileNotFoundError):
+                self.kernel.rename_free(fresh, name, tree, name)
+        for name in filter(self._is_still_linked, replaced):
+            try:
+                self.kernel.exchange(tree, name, fresh, name)
+            except OSError as error:
+                if error.errno not in (*NO_EXCHANGE, errno.ENOENT):
+                    raise
+                left.append(f"{printable(name)} (the one that replaced it at that moment)")
+        return left
+
+    def _is_still_linked(self, name: bytes) -> bool:
+        """Whether the fresh directory has the link that was made there."""
+        try:
+            return self.kernel.stat(self.fresh.fd, name).st_ino == self.inos[name]
+        except FileNotFoundError:
+            return False
+
+
+def keep(staged: Staged, victim: Victim) -> KeptLinks:
+    """Link what stays in view into the staged fresh directory; no flush is needed for that (docs/crash.md).
+
+    Raises  NotKept; OSError with EXDEV if this store can't take it; other OSError
+    """
+    staying, kernel = victim.staying, staged.held.folder.store.kernel
+    assert staying is not None
+    for reason in _immovable(kernel, victim, staying.directories):
+        raise reason
+    tree, fresh = _open_sides(staged, victim)
+    source, target = between(tree, fresh)
+    for name in staying.files:
+        try:
+            kernel.link(source, name, target, name)
+        except FileNotFoundError:
+            continue  # it was removed meanwhile
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            raise _not_kept(victim, name, _why(kernel, tree.fd, name, error)) from error
+        if name is staying.files[0] and not _is_same_file(kernel, fresh.fd, tree.fd, name):
+            kernel.unlink(target, name)
+            raise _not_kept(victim, name, "its filesystem does not show that two names are one file")
+    return KeptLinks(kernel, staying, tree, fresh, kernel.list_inos(fresh.fd))
+
+
+def _why(kernel: Kernel, dir_fd: Fd, name: Name, error: OSError) -> str:
+    if error.errno == errno.EMLINK:
+        return "it has as many hard links as its filesystem allows"
+    if error.errno not in (errno.EPERM, errno.EACCES):
+        return f"no hard link can be made: {error.strerror}"
+    with kernel.open_beneath(dir_fd, name) as fd:
+        if stat.S_ISDIR(kernel.fstat(fd).st_mode):
+            return "it became a directory meanwhile"
+        if is_frozen(fd):
+            return _FROZEN
+        return _HIS if os.geteuid() not in (0, kernel.fstat(fd).st_uid) else "its filesystem makes no hard links"
+
+
+def withdraw(staged: Staged, victim: Victim) -> None:
+    """Take the links out of a fresh directory that no name will get."""
+    tree, fresh = _open_sides(staged, victim)
+    _drop_links(staged.held.folder.store.kernel, fresh, tree)
+
+
+def _open_sides(staged: Staged, victim: Victim) -> tuple[BackingAndMount, BackingAndMount]:
+    """Victim and fresh directory, each on both sides if it can be; the fds are the staged container's."""
+    held, fresh = staged.held, staged.fresh
+    kernel = held.folder.store.kernel
+    assert fresh is not None
+    name = TREE if held.record.method is Method.EXCHANGE else FRESH
+    tree = held.owned.enter_context(with_mounted(kernel, victim.fd, victim.parent.sides.mounted, victim.name))
+    way = join(held.way(), name)
+    return tree, held.owned.enter_context(with_mounted(kernel, fresh, held.folder.store.base.mounted, way))
+
+
+# Recovery and restore
+
+
+def settle_kept(held: HeldContainer, here: BackingAndMount | None) -> list[str]:
+    """Put each kept entry, and each part that was restored before the whole, where it belongs, by what is found.
+
+    A fresh directory in view has them. Out of view, before the exchange or after a restore, it gives them back to the
+    old tree, and loses the links.
+    here     what has the victim's name; None if nothing has
+    Returns  which entries did not move and why, in words
+    Raises   OSError
+    """
+    kernel, record = held.folder.store.kernel, held.record
+    if record.kept is None and not record.parts:
+        return []
+    with ExitStack() as owned:
+        tree, fresh, is_in_view = None, _open_inside(held, FRESH, owned), False
+        inside = _open_inside(held, TREE, owned)
+        if inside is not None and compare(kernel.identify(inside.fd), record.fresh) is Likelihood.SAME:
+            fresh = inside
+        else:
+            tree = inside
+        if here is not None:
+            identity = kernel.identify(here.fd)
+            if tree is None and compare(identity, record.victim) is not Likelihood.OTHER:
+                tree = here
+            elif fresh is None and compare(identity, record.fresh) is not Likelihood.OTHER:
+                fresh, is_in_view = here, True
+        if tree is None or fresh is None:
+            return []
+        if is_in_view:
+            return _bring(kernel, record.kept or (), tree, fresh)
+        left = _bring(kernel, record.kept or (), fresh, tree)
+        if record.kept:
+            # A sync by others between the exchange and this leaves a container with nothing for its flush to write.
+            flush_directory(held, fresh.fd)
+        if record.kept is not None:
+            _drop_links(kernel, fresh, tree)
+        return left + merge_parts(held, fresh, tree)
+
+
+def _open_inside(held: HeldContainer, name: Name, owned: ExitStack) -> BackingAndMount | None:
+    with suppress_errno(*ABSENT):
+        return owned.enter_context(open_inside(held, name))
+    return None
+
+
+def missing(held: HeldContainer, tree: Fd) -> list[str]:
+    """The directories that a swap kept out of a restored tree and that did not come back to it."""
+    kernel = held.folder.store.kernel
+    kept = held.record.kept or ()
+    return [printable(one.name) for one in kept if identify_at(kernel, tree, one.name) is None]
+
+
+def _bring(
+    kernel: Kernel, kept: Iterable[KeptDirectory], source: BackingAndMount, target: BackingAndMount
+) -> list[str]:
+    """Move recorded directories; what stayed and why, in words."""
+    left = []
+    here, there = between(source, target)
+    for one in kept:
+        try:
+            with kernel.open_beneath(source.fd, one.name, DIRECTORY) as fd:
+                if compare(kernel.identify(fd), Identity("", one.ino, 0)) is Likelihood.OTHER:
+                    continue
+        except OSError as error:
+            if error.errno not in ABSENT:
+                raise
+            continue
+        try:
+            kernel.rename_free(here, one.name, there, one.name)
+        except OSError as error:
+            if error.errno not in _STAYS:
+                raise
+            left.append(f"{printable(one.name)} ({error.strerror})")
+    return left
+
+
+def _drop_links(kernel: Kernel, fresh: BackingAndMount, tree: BackingAndMount) -> None:
+    """Remove from a fresh directory what the old one has by the same name, being the same; nothing else."""
+    with suppress(PermissionError), kernel.open_dir(fresh.fd) as readable:
+        for name in kernel.list(readable):
+            if _is_same_file(kernel, fresh.fd, tree.fd, name):
+                kernel.unlink(fresh.names(), name)
+
+
+def _is_same_file(kernel: Kernel, a: Fd, b: Fd, name: bytes) -> bool:
+    with suppress_errno(*ABSENT):
+        here = kernel.stat(b, name)
+        return not stat.S_ISDIR(here.st_mode) and os.path.samestat(here, kernel.stat(a, name))
+    return False
+
+
+_RECORD_MAX_BYTES = 24 * 1024
+"""How long a record may get by parts: recovery and a reap must have room for what they note in it later."""
+
+
+def note_part(held: HeldContainer, inside: RelPath, *, is_home: bool) -> tuple[HeldContainer, list[str]]:
+    """The container before a part is moved out of its tree: its size is not known any more, and the part is noted.
+
+    is_home  it goes to its place in the fresh directory, if the swap made one
+    Returns  and a warning if that can't be noted: the part is restored all the same
+    """
+    record = held.record._replace(size=None)
+    why = ""
+    if is_home and record.fresh is not None and inside not in record.parts:
+        noted = record._replace(parts=(*record.parts, inside))
+        if _has_room(noted):
+            record = noted
+        else:
+            why = "its record has no room for more"
+    if record != held.record:
+        try:
+            held = with_room(held.folder, FOR_USER, partial(rewrite, held, record))
+        except OSError as error:
+            why = os.strerror(error.errno or errno.EIO)
+    if not why:
+        return held, []
+    what = f"a later restore of the whole will keep {printable(inside)} in an orphan of its own"
+    return held, [f"{what}: that it was restored could not be noted ({why})"]
+
+
+def _has_room(record: Record) -> bool:
+    try:
+        return len(encode(record)) <= _RECORD_MAX_BYTES
+    except ValueError:
+        return False
+
+
+def merge_parts(held: HeldContainer, fresh: BackingAndMount, tree: BackingAndMount) -> list[str]:
+    """Move the noted parts that a fresh directory has, out of view, into the tree; which stay there and why, in words.
+
+    Killed in between it is done once more: what moved already is in the fresh directory no more.
+    """
+    left = []
+    for part in held.record.parts:
+        try:
+            _merge(held, fresh, tree, part)
+        except OSError as error:
+            if error.errno not in ABSENT or _has(held, fresh, part):
+                left.append(f"{printable(part)} ({error.strerror})")
+    return left
+
+
+def _merge(held: HeldContainer, fresh: BackingAndMount, tree: BackingAndMount, part: RelPath) -> None:
+    kernel = held.folder.store.kernel
+    *parents, name = split(part)
+    above = join(*parents)
+    with wholly_beneath(kernel, fresh, above) as source:
+        kernel.stat(source.fd, name)
+        with wholly_beneath(kernel, tree, above) as target:
+            here, there = between(source, target)
+            kernel.rename_free(here, name, there, name)
+        flush_directory(held, source.fd)  # as in `restore_inside`
+    with suppress(OSError):
+        while above:  # directories that were made on the way to it, and have nothing else in them
+            upper, _, last = above.rpartition(b"/")
+            with wholly_beneath(kernel, fresh, upper) as directory:
+                kernel.rmdir(directory.names(), last)
+            above = RelPath(upper)
+
+
+def _has(held: HeldContainer, fresh: BackingAndMount, part: RelPath) -> bool:
+    """Whether a fresh directory has a part, so that it was the tree that lacks the directory to take it."""
+    kernel = held.folder.store.kernel
+    with suppress(OSError), wholly_beneath(kernel, fresh, RelPath(os.path.dirname(part))) as source:
+        kernel.stat(source.fd, os.path.basename(part))
+        return True
+    return False
