@@ -20,7 +20,6 @@ from fusefs.core.errors import BrokenStore, RootSquashed, UnknownFormat, Untrust
 from fusefs.core.identity import Identity
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, user_store, whose_store
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.linux.credentials import Capability, may_use
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel, is_local_kind
 from fusefs.store.backing_and_mount import (
@@ -640,13 +639,20 @@ def refuse_squashed(kernel: Kernel, store_fd: Fd, base_path: bytes) -> None:
         raise RootSquashed(base_path)
 
 
+def _overrides_modes() -> bool:
+    """Whether this process may open what its mode denies it, as root may that kept the capability."""
+    from fusefs.linux.credentials import Capability, may_use  # late: needed only where a server may refuse root
+
+    return may_use(Capability.DAC_OVERRIDE)
+
+
 def _refuses_root(kernel: Kernel, store_fd: Fd) -> bool:
     """Whether an opened `.trashd` refuses root. Nothing is changed, and a file that is missing tells nothing.
 
     A service may have given up the capability that opens what is another user's; root's own he opens by its mode.
     """
     with suppress(FileNotFoundError):
-        if kernel.stat(store_fd, LOCK).st_uid != 0 and not may_use(Capability.DAC_OVERRIDE):
+        if kernel.stat(store_fd, LOCK).st_uid != 0 and not _overrides_modes():
             return False
         try:
             kernel.open_beneath(store_fd, LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK).close()
@@ -682,7 +688,7 @@ def squash_told(kernel: Kernel, base_path: bytes) -> Iterator[None]:
         yield
     except PermissionError as error:
         with suppress(OSError), kernel.open_path(base_path, os.O_PATH | os.O_DIRECTORY) as base:
-            may_make = os.geteuid() == 0 and may_use(Capability.DAC_OVERRIDE)
+            may_make = os.geteuid() == 0 and _overrides_modes()
             if may_make and not kernel.is_local(base) and _makes_anothers(kernel, base):
                 raise RootSquashed(base_path) from error
         raise

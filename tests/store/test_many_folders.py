@@ -135,7 +135,7 @@ def test_one_users_subordinate_uids_are_served_up_to_a_number_and_others_all(
     volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = partial(read_subordinates, bytes(tmp_path / "subuid"))
-    monkeypatch.setattr(standing, "read_subordinates", told)
+    monkeypatch.setattr("fusefs.linux.user_ids.read_subordinates", told)
     monkeypatch.setattr(standing, "MOST", 10)
     make_folders(volume, 0, 15)
     make_folders(volume, ALICE - FIRST, 1)
