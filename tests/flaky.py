@@ -1,12 +1,15 @@
 """Runs tests again and again beside a load, and counts which of them fail: `make flaky ARGS='tests/service -k held'`.
 
-The load is four loops that do nothing, and a process that writes to half of the memory that is available.
+The load is four loops that do nothing, and a process that writes to half of the memory that is available. Each has a
+session of its own, as other people's work has: sessions share the processors fairly (sched(7), autogroup), and beside
+loops in its own session the service, which is idle by its priority, would not run at all.
 """
 
 from __future__ import annotations
 
 import argparse
 import mmap
+import os
 import subprocess
 import sys
 import time
@@ -67,11 +70,13 @@ def _load(n_busy: int, memory: float) -> Iterator[None]:
 
 
 def _spin() -> None:
+    os.setsid()
     while True:
         pass
 
 
 def _write_memory(part: float) -> None:
+    os.setsid()
     (line,) = (line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
     size_bytes = int(int(line.split()[1]) * 1024 * part) // _PAGE * _PAGE
     with mmap.mmap(-1, size_bytes) as memory:
