@@ -46,7 +46,7 @@ from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.layout import HOISTED
 
 _FOR_WRITING = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
-_FOR_LOOKING = os.O_PATH | os.O_NOFOLLOW
+_TO_INSPECT = os.O_PATH | os.O_NOFOLLOW
 
 
 class UnnamedLargeFile(NamedTuple):
@@ -108,7 +108,7 @@ class LargeFiles:
         try:
             return self._kernel.open_beneath(dir_fd, raw(name), _FOR_WRITING)
         except PermissionError:
-            with self._kernel.open_beneath(dir_fd, raw(name), _FOR_LOOKING) as fd:
+            with self._kernel.open_beneath(dir_fd, raw(name), _TO_INSPECT) as fd:
                 if self._kernel.fstat(fd).st_nlink == 1:
                     self._kernel.chmod(fd, stat.S_IRUSR | stat.S_IWUSR)
             return self._kernel.open_beneath(dir_fd, raw(name), _FOR_WRITING)
@@ -134,7 +134,6 @@ class LargeFiles:
 _CHUNK, _SERVERS_CHUNK = 1024, 128
 _MOST_FRAMES = 400
 """Where directories can't be renamed up (another project or subvolume in the tree) fds are what bounds the depth."""
-_LOOKED_AT = os.O_PATH | os.O_NOFOLLOW
 _DENIED = (errno.EACCES, errno.EPERM)
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
@@ -634,7 +633,7 @@ def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:
     Raises  OSError: EPERM for a file with other names too: they would lose its flags with this one
     """
     thaw(kernel, dir_fd)
-    with kernel.open_beneath(dir_fd, raw(name), _LOOKED_AT) as seen:
+    with kernel.open_beneath(dir_fd, raw(name), _TO_INSPECT) as seen:
         st = kernel.fstat(seen)
         # Only these have flags; to open a device or a FIFO would act on it.
         if stat.S_ISREG(st.st_mode) and st.st_nlink == 1:

@@ -55,8 +55,7 @@ _LOG = logging.getLogger(__name__)
 _IMPORTED_LATE = (
     "fusefs.core.glob", "fusefs.engine.run_slices", "fusefs.linux.backing_fd_socket",
     "fusefs.linux.filesystem_probes", "fusefs.linux.getdents", "fusefs.linux.refused_calls",
-    "fusefs.linux.tree_users", "fusefs.linux.xattrs", "fusefs.store.make_store", "fusefs.store.user_boundary",
-    "hashlib", "statistics",
+    "fusefs.linux.tree_users", "fusefs.linux.xattrs", "fusefs.store.make_store", "hashlib", "statistics",
 )  # fmt: skip
 """By functions that commands share, or that not everybody needs. After an upgrade they would be the new version's."""
 _WITHOUT_STORE = (VolumePhase.UNPROVEN, VolumePhase.GONE, VolumePhase.BROKEN)

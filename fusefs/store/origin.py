@@ -22,6 +22,7 @@ from fusefs.store.container import HeldContainer
 from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import FRESH, TREE
 from fusefs.store.stage import identify_at
+from fusefs.store.user_boundary import may_give
 from fusefs.store.victim_rename import DirectRename, VisibleMove, take_back
 
 _NOWHERE = (errno.ENAMETOOLONG, *OUT_OF_REACH)
@@ -91,8 +92,6 @@ class Origin:
             return False
         with self._kernel.open_beneath(self._held.fd, _MOVED[move_to_it]) as fd, self.visible() as visible:
             if move_to_it is VisibleMove.BACK:
-                from fusefs.store.user_boundary import may_give  # late: a plain swap gives nothing back
-
                 owner, recorded = self._kernel.fstat(fd).st_uid, self._held.record.parent
                 if not may_give(self._kernel, self.parent_fd, owner, None, recorded):
                     return False
