@@ -158,7 +158,7 @@ class VolumeWait:
     def add_swapped(self, swapped: Swapped) -> None:
         """Add an orphan, to be followed. Raises  TrashdError, OSError if its store can't be opened"""
         if swapped.store not in self._folders:
-            self._folders[swapped.store] = self._open(swapped.store)
+            self._folders[swapped.store] = self._open(swapped)
         orphan = FollowedOrphan(self._folders[swapped.store], swapped.id)
         if len(self._orphans) < _MARKED_MAX:
             self._owned.callback(orphan.close)
@@ -166,14 +166,15 @@ class VolumeWait:
         self._orphans.append(orphan)
         self.ids.append(swapped.id)
 
-    def _open(self, path: bytes) -> UserFolder:
+    def _open(self, swapped: Swapped) -> UserFolder:
+        """The user's folder that has an orphan; it has another path by now if root's service has registered it."""
         for store in discover(self._kernel, (self._base,)):
             self._owned.enter_context(store)
             for folder in folders(store):
-                if folder.path() == path:
+                if folder.path() == swapped.store or FollowedOrphan(folder, swapped.id).state() is not None:
                     return self._owned.enter_context(folder)
                 folder.fd.close()
-        raise NotFound(path)
+        raise NotFound(swapped.store)
 
     def follow(self, show_progress: Callable[[str], None], stops: Stops, *, keeps: bool) -> Waited:
         """Follow the orphans until all have ended, the amount is free, or no reaper reaps them.
@@ -310,9 +311,9 @@ def swap_and_wait(batch: SwapBatch, goal_bytes: int, keep_for_s: int) -> int:
 
     def after(swapped: Swapped) -> int:
         base = swapped.base()
-        if base not in volumes:
-            volumes[base] = VolumeWait(Kernel(), base, owned, goal_bytes)
-        volumes[base].add_swapped(swapped)
+        volume = volumes.get(base) or VolumeWait(Kernel(), base, owned, goal_bytes)
+        volume.add_swapped(swapped)
+        volumes[base] = volume
         return 0
 
     with ExitStack() as owned:

@@ -19,9 +19,12 @@ from fusefs.core.results import Waited, WaitReason, WaitReasonKind
 from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.file_locks import take
 from fusefs.linux.kernel import Kernel
+from fusefs.store.make_folder import look_first
 from fusefs.store.swap import Swapped
 from tests.support.make_trees import make_tree
 from tests.support.minimal_reaper import own_runtime_dir, tell
+from tests.support.mount_and_backing import ALICE
+from tests.support.other_users import as_user
 from tests.support.store_verbs import own, place, raw, reap_now, restore, swap, tree_of
 
 pytestmark = pytest.mark.needs("root")
@@ -109,6 +112,21 @@ def test_an_orphan_that_another_process_has_locked_stays_where_it_is(volume: Pat
         flock(record, LOCK_EX)
         give_up(volume, swapped)
     assert tree_of(swapped).exists()
+
+
+def test_an_orphan_is_found_in_a_folder_that_root_has_registered_since(volume: Path) -> None:
+    volume.chmod(0o777)
+    swapped = as_user(ALICE, lambda: swap(make_tree(volume / "victim", {"file": ""})))
+    with own(volume) as folder:
+        look_first(folder.store)
+    assert not Path(os.fsdecode(swapped.store)).exists(), "the folder has another path"
+
+    def follow() -> None:
+        with ExitStack() as owned:
+            VolumeWait(Kernel(), raw(volume), owned).add_swapped(swapped)
+
+    follow()
+    as_user(ALICE, follow)
 
 
 def test_after_a_stop_the_orphan_stays_where_it_is(volume: Path) -> None:

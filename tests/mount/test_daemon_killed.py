@@ -26,7 +26,7 @@ from fusefs.linux.mountinfo import DAEMON_GONE
 from fusefs.mount.places.find_mounts import mounts_of, read_counters
 from tests.support.background_mounts import abort, daemon_of, ended, kill_daemon, mount, our_mount, workbench
 from tests.support.background_processes import in_time, workers
-from tests.support.foreground_mount import forget_all, links, n_fds_beside_rings, until
+from tests.support.foreground_mount import forget_all, has_begun, links, n_fds_beside_rings, until
 from tests.support.fuse_watchdog import mount_fusectl
 from tests.support.proc_stat import stop
 from tests.support.real_filesystems import tmpfs_volume
@@ -257,6 +257,7 @@ def test_daemon_ends_at_any_time_and_no_client_hangs_and_nothing_is_left(place: 
     print(f"ends {dict(n_ends)}; what the clients did: {progress.counts()}")
     kill_daemon(place.target)
     mount_again(place)
+    assert until(lambda: has_begun(place.target), LIMIT_S)
     pid = daemon_of(place.target)
     n_fds, fds = n_fds_beside_rings(pid), Counter(target for _fd, target in links(f"/proc/{pid}/fd"))
     assert (place.work / "standing").read_bytes() == b"standing content"

@@ -142,8 +142,10 @@ def test_until_then_nobody_sees_the_directory_below(system: System) -> None:
     system.systemctl("start", "trashd-mount@srv-below")
     system.kill(system.main_pid("trashd-mount@srv-below"), signal.SIGKILL)
     system.wait_for(lambda: system.state("trashd-mount@srv-below") == "failed", "it has failed")
-    with pytest.raises(OSError, match=os.strerror(errno.ENOTCONN)):
+    with pytest.raises(OSError, match=r".") as refused:
         os.listdir(system.path("srv/below"))
+    # Over io_uring the kernel ends the connection after the daemon, and cancels what it is asked until then.
+    assert refused.value.errno in (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
     system.systemctl("start", "trashd-mount@srv-below")
     assert os.listdir(system.path("srv/below")) == ["file"]
 
