@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 T = TypeVar("T", bound=AbstractContextManager[object])
 
@@ -54,17 +54,15 @@ class CountedFd(Fd):
         self._use = None
 
 
-def closed_on_error(opened: T) -> AbstractContextManager[T]:
+class closed_on_error(Generic[T]):  # noqa: N801 - it is read as a function that gives a block
     """Own something for the block if that raises; otherwise it stays open, and its caller's."""
-    return _ClosedOnError(opened)
 
-
-class _ClosedOnError:
-    def __init__(self, opened: AbstractContextManager[object]) -> None:
+    def __init__(self, opened: T) -> None:
         self._opened = opened
 
-    def __enter__(self) -> Any:
-        return self._opened.__enter__()
+    def __enter__(self) -> T:
+        self._opened.__enter__()
+        return self._opened
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
