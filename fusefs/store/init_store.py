@@ -68,9 +68,16 @@ from fusefs.store.make_store import (
 )
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.recover import recover
-from fusefs.store.registry_lines import registered
+from fusefs.store.registry_lines import (
+    StoreMaker,
+    is_noted,
+    makes_common,
+    registered,
+    way_out,
+    what_unnoted_means,
+    who_made,
+)
 from fusefs.store.standing import MOUNTED
-from fusefs.store.store_maker import StoreMaker, is_noted, makes_common, way_out, what_unnoted_means, who_made
 from fusefs.store.tidy_folder import look_over
 
 _FILE = b"chosen-disks"

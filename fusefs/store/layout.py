@@ -31,7 +31,7 @@ from fusefs.store.backing_and_mount import (
     is_taken,
     suppress_errno,
 )
-from fusefs.store.store_maker import StoreMaker, who_made
+from fusefs.store.registry_lines import StoreMaker, who_made
 
 FORMAT = 2
 UNMOUNT = "unmount what is in the store's way (findmnt tells where it is)"

@@ -45,10 +45,9 @@ from fusefs.store.backing_and_mount import READABLE, Scope
 from fusefs.store.container import HeldContainer, dissolve, flush, is_taken_over, move
 from fusefs.store.keep_entries import KeptLinks, choose, keep, withdraw
 from fusefs.store.layout import FRESH, TREE, Store, UserFolder
+from fusefs.store.registry_lines import way_out
 from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, record_of, restock, stage
-from fusefs.store.standing import NOT_MADE, open_user
-from fusefs.store.store_maker import way_out
-from fusefs.store.store_registry import is_remembered, place_of_store, remember
+from fusefs.store.standing import NOT_MADE, is_remembered, open_user, place_of_store, remember
 from fusefs.store.victim import Victim, as_told, existing_stores, find_victim, refusals, stores_for
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, take_back
 

@@ -32,10 +32,10 @@ from fusefs.store.make_folder import look_first
 from fusefs.store.old_stores import WAITS, discard_emptied, take_own, waiting
 from fusefs.store.pointers import lower_stores
 from fusefs.store.recover import adopt_dropped, recover, settle_late
+from fusefs.store.registry_lines import way_out
 from fusefs.store.reserve import is_used
 from fusefs.store.stage import identify_at, record_now, restock, stage_new
 from fusefs.store.standing import MOUNTED, NOT_MADE, NOT_REGISTERED, Standing, open_user, take_census
-from fusefs.store.store_maker import way_out
 from fusefs.store.take_over import Waits
 
 _MOST_NAMED = 3

@@ -83,9 +83,8 @@ from fusefs.store.layout import (
     trusted_owners,
     volume_fields,
 )
-from fusefs.store.registry_lines import registered
+from fusefs.store.registry_lines import makes_common, registered, way_out
 from fusefs.store.standing import NOT_MADE, plain_name
-from fusefs.store.store_maker import makes_common, way_out
 
 DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
 _OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
