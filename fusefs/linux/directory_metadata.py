@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -140,7 +140,22 @@ def apply_likeness(kernel: Kernel, fd: int, wanted: DirectoryMetadata) -> None:
     casefolding while its key is away.
     Raises  OSError: ENOKEY if it can't be encrypted in the same way, EXDEV if it is encrypted in another one already
     """
-    for step in _steps(kernel, fd, read_likeness(kernel, fd), wanted):
+    here = read_likeness(kernel, fd)
+    uid, gid = -1 if wanted.uid == here.uid else wanted.uid, -1 if wanted.gid == here.gid else wanted.gid
+    steps: list[Callable[[], None]] = [partial(kernel.chown, fd, uid, gid)]
+    if wanted.flags != here.flags:
+        steps.append(partial(_set_flags, kernel, fd, wanted.flags))
+    if wanted.extended is not None and wanted.extended != here.extended:
+        steps.append(partial(_set_extended, kernel, fd, wanted.extended))
+    if wanted.encryption is not None and wanted.encryption != here.encryption:
+        steps.append(partial(_set_policy, kernel, fd, wanted.encryption))
+    steps += [partial(kernel.remove_xattr, fd, name) for name in here.xattrs.keys() - wanted.xattrs.keys()]
+    for name, value in wanted.xattrs.items():
+        is_reset = name == "btrfs.compression" and wanted.flags != here.flags
+        if is_reset or here.xattrs.get(name) != value:
+            steps.append(partial(kernel.set_xattr, fd, name, value))
+    steps.append(partial(kernel.chmod, fd, wanted.mode))
+    for step in steps:
         try:
             step()
         except OSError as error:
@@ -172,24 +187,6 @@ def make_like(
             kernel.rmdir(place, new)
         if not isinstance(error, FileExistsError):
             raise  # else another process was faster
-
-
-def _steps(kernel: Kernel, fd: int, here: DirectoryMetadata, wanted: DirectoryMetadata) -> Iterator[Callable[[], None]]:
-    uid, gid = -1 if wanted.uid == here.uid else wanted.uid, -1 if wanted.gid == here.gid else wanted.gid
-    yield partial(kernel.chown, fd, uid, gid)
-    if wanted.flags != here.flags:
-        yield partial(_set_flags, kernel, fd, wanted.flags)
-    if wanted.extended is not None and wanted.extended != here.extended:
-        yield partial(_set_extended, kernel, fd, wanted.extended)
-    if wanted.encryption is not None and wanted.encryption != here.encryption:
-        yield partial(_set_policy, kernel, fd, wanted.encryption)
-    for name in here.xattrs.keys() - wanted.xattrs.keys():
-        yield partial(kernel.remove_xattr, fd, name)
-    for name, value in wanted.xattrs.items():
-        is_reset = name == "btrfs.compression" and wanted.flags != here.flags
-        if is_reset or here.xattrs.get(name) != value:
-            yield partial(kernel.set_xattr, fd, name, value)
-    yield partial(kernel.chmod, fd, wanted.mode)
 
 
 def differences(wanted: DirectoryMetadata, got: DirectoryMetadata) -> list[MetadataDifference]:

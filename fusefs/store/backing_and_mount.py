@@ -35,14 +35,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """What says that there is no room."""
 
 
-class suppress_errno:  # noqa: N801 - it is read as contextlib.suppress is
+class suppress_errno(suppress):  # noqa: N801 - as its base
     """A block that an OSError with one of these numbers ends as if it were done; any other error goes on."""
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(self, _kind: object, error: object, _trace: object) -> bool:
         return isinstance(error, OSError) and error.errno in self._numbers

@@ -197,10 +197,6 @@ class Store(NamedTuple):
         """Whether it is root's for all users, and not what one user, root among them, has alone."""
         return self.owner == 0 and self.name == STORE
 
-    def keeps_unnamed(self) -> bool:
-        """Whether files made without a name were seen to last on this filesystem."""
-        return self.volume.unnamed is True and self.volume.filesystem == self.filesystem
-
     def is_shared(self) -> bool:
         """Whether other kernels may have this filesystem mounted too: nothing orders what they do."""
         return not is_local_kind(self.filesystem)
@@ -268,7 +264,7 @@ class UserFolder(NamedTuple):
     def list(self, folder: Name | State) -> list[bytes]:
         """The names in one of its folders; none if that is missing: a mere look makes nothing."""
         try:
-            fd = self.store.kernel.open_dir(self.fd, _name_of(folder))
+            fd = self.store.kernel.open_dir(self.fd, folder.value.encode() if isinstance(folder, State) else folder)
         except FileNotFoundError:
             return []
         with fd:
@@ -276,7 +272,7 @@ class UserFolder(NamedTuple):
 
     def open(self, folder: Name | State) -> Fd:
         """One of its folders, for reading; made if missing."""
-        kernel, name = self.store.kernel, _name_of(folder)
+        kernel, name = self.store.kernel, folder.value.encode() if isinstance(folder, State) else folder
         try:
             return kernel.open_dir(self.fd, name)
         except FileNotFoundError:
@@ -287,10 +283,6 @@ class UserFolder(NamedTuple):
             except FileExistsError:
                 kernel.rmdir(self.fd, new)  # another command was faster
             return kernel.open_dir(self.fd, name)
-
-
-def _name_of(folder: Name | State) -> Name:
-    return Name(folder.value.encode()) if isinstance(folder, State) else folder
 
 
 def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
@@ -506,18 +498,13 @@ def open_areas(kernel: Kernel, store_fd: Fd, name: Name = STORE) -> Areas:
         u_fd = owned.enter_context(kernel.open_beneath(store_fd, USERS, READABLE))
         new_fd = registry_fd = None
         if name == STORE and kernel.fstat(store_fd).st_uid == 0:
-            new_fd = _open_area(kernel, store_fd, NEW, owned)
-            registry_fd = _open_area(kernel, store_fd, REGISTRY, owned)
+            with suppress(FileNotFoundError):
+                new_fd = owned.enter_context(kernel.open_beneath(store_fd, NEW, READABLE))
+            with suppress(FileNotFoundError):
+                registry_fd = owned.enter_context(kernel.open_beneath(store_fd, REGISTRY, READABLE))
         areas = Areas(u_fd, new_fd, registry_fd, kernel.fstat(u_fd).st_dev)
         owned.pop_all()
         return areas
-
-
-def _open_area(kernel: Kernel, store_fd: Fd, name: Name, owned: ExitStack) -> Fd | None:
-    try:
-        return owned.enter_context(kernel.open_beneath(store_fd, name, READABLE))
-    except FileNotFoundError:
-        return None
 
 
 def trusted_owners(uid: int) -> tuple[int, ...]:
