@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Self, TypeVar
 
 T = TypeVar("T", bound=AbstractContextManager[object])
 
@@ -54,21 +54,14 @@ class CountedFd(Fd):
         self._use = None
 
 
-class closed_on_error(Generic[T]):  # noqa: N801 - it is read as a function that gives a block
+@contextmanager
+def closed_on_error(opened: T) -> Iterator[T]:
     """Own something for the block if that raises; otherwise it stays open, and its caller's."""
-
-    def __init__(self, opened: T) -> None:
-        self._opened = opened
-
-    def __enter__(self) -> T:
-        self._opened.__enter__()
-        return self._opened
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._opened.__exit__(kind, error, trace)
+    try:
+        yield opened
+    except BaseException as error:
+        opened.__exit__(type(error), error, error.__traceback__)
+        raise
 
 
 def told_of(fd: int) -> dict[str, str]:

@@ -164,14 +164,11 @@ def place_below(directory: FilesystemPath, path: bytes) -> FilesystemPath:
 
 
 class MountView(NamedTuple):
-    """A mount of ours, and the place of the backing directory that it shows at its mount point."""
+    """A mount of ours, the place of the backing directory that it shows at its mount point, and its place in itself."""
 
     mount: Mount
     backing: FilesystemPath
-
-    def shown(self) -> FilesystemPath:
-        """The place of that directory in the mount itself."""
-        return FilesystemPath(self.mount.device, self.mount.root)
+    shown: FilesystemPath
 
 
 def views(mounts: Iterable[Mount], owners: Container[int]) -> list[MountView]:
@@ -185,15 +182,16 @@ def views(mounts: Iterable[Mount], owners: Container[int]) -> list[MountView]:
     for mount in reversed([mount for mount in table if mount.is_ours() and mount.owner in owners]):
         source = find_place(mount.source, table)
         if source is not None:
-            found.append(MountView(mount, place_below(source, mount.root.lstrip(b"/"))))
+            backing = place_below(source, mount.root.lstrip(b"/"))
+            found.append(MountView(mount, backing, FilesystemPath(mount.device, mount.root)))
     return found
 
 
 def every_place(place: FilesystemPath, seen: Iterable[MountView]) -> list[FilesystemPath]:
     """All places of one directory: on its backing filesystem, and in the mounts of ours that show it."""
     ours = list(seen)
-    backing = next((_moved(place, view.shown(), view.backing) for view in ours if view.shown().holds(place)), place)
-    shown = (_moved(backing, view.backing, view.shown()) for view in ours if view.backing.holds(backing))
+    backing = next((_moved(place, view.shown, view.backing) for view in ours if view.shown.holds(place)), place)
+    shown = (_moved(backing, view.backing, view.shown) for view in ours if view.backing.holds(backing))
     return list(dict.fromkeys((backing, *shown)))
 
 

@@ -66,7 +66,8 @@ class BackingAndMount(NamedTuple):
     def __exit__(self, *_error: object) -> None:
         """Close them."""
         self.fd.close()
-        self.close_mounted()
+        if self.mounted is not None:
+            self.mounted.close()
 
     def close_mounted(self) -> None:
         """Close its fd in the mount, if it has one; that on the backing filesystem stays open."""
@@ -88,8 +89,8 @@ class BackingAndMount(NamedTuple):
         flags   of its backing side
         Raises  OSError
         """
-        fd = kernel.open_beneath(self.fd, path or b".", flags)
-        return both_sides(kernel, fd, self.mounted, path)
+        with closed_on_error(kernel.open_beneath(self.fd, path or b".", flags)) as fd:
+            return BackingAndMount(fd, open_shown_as(kernel, self.mounted, path, fd))
 
 
 class Scope(NamedTuple):

@@ -43,7 +43,6 @@ from fusefs.store.layout import (
     read_small,
     read_volume,
     refuse_squashed,
-    refuse_unknown_format,
     store_of,
     trusted_owners,
 )
@@ -406,8 +405,7 @@ def _read_anyones(kernel: Kernel, fd: Fd, where: bytes) -> Volume | None:
     text = read_small(kernel, fd, VOLUME, VOLUME_MAX_BYTES)
     if text is None:
         return None
-    refuse_unknown_format(text, where)
-    return decode_volume(text)
+    return decode_volume(text, where)
 
 
 def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:

@@ -370,11 +370,21 @@ def volume_fields(text: bytes) -> dict[str, Any]:
     return {}
 
 
-def decode_volume(text: bytes) -> Volume | None:
-    """The Volume in the bytes of a volume.json; None if they are none of ours."""
+def decode_volume(text: bytes, store: bytes = b"") -> Volume | None:
+    """The Volume in the bytes of a volume.json; None if they are none of ours.
+
+    store   the path of the store
+    Raises  UnknownFormat if they are of trashd's in any other format than today's
+    """
     fields = volume_fields(text)
-    if fields.get("format") != FORMAT:
-        return None
+    written = fields.get("format")
+    if written != FORMAT:
+        if "format" not in fields:
+            return None
+        aside = f"mv {shell_word(store)} {shell_word(store + b'-old')}"
+        hint = f"use the version of trashd that made the store, or move the store aside: {aside}"
+        where = printable(os.path.join(store, VOLUME))
+        raise UnknownFormat(f"{where} has format {printable(str(written).encode())}", hint)
     identifier, exchange, filesystem = (fields.get(key) for key in ("id", "exchange", "filesystem"))
     if not (isinstance(identifier, str) and isinstance(exchange, bool) and isinstance(filesystem, int)):
         return None
@@ -383,25 +393,10 @@ def decode_volume(text: bytes) -> Volume | None:
     cache_s = fields.get("cache_s")
     if isinstance(cache_s, (int, float)) and not isinstance(cache_s, bool) and cache_s >= 0:
         seen["cache_s"] = float(cache_s)
-    store = decode_identity(fields.get("store"))
     if not is_volume_id(identifier):
         return None
-    return Volume(VolumeId(identifier), exchange, filesystem, store=store, **seen)
-
-
-def refuse_unknown_format(text: bytes, store: bytes) -> None:
-    """Refuse a volume.json of trashd's in any other format than today's.
-
-    store   the path of the store
-    Raises  UnknownFormat
-    """
-    written = volume_fields(text).get("format", FORMAT)
-    if written != FORMAT:
-        aside = f"mv {shell_word(store)} {shell_word(store + b'-old')}"
-        hint = f"use the version of trashd that made the store, or move the store aside: {aside}"
-        raise UnknownFormat(
-            f"{printable(os.path.join(store, VOLUME))} has format {printable(str(written).encode())}", hint
-        )
+    seen["store"] = decode_identity(fields.get("store"))
+    return Volume(VolumeId(identifier), exchange, filesystem, **seen)
 
 
 def decode_identity(fields: object) -> Identity | None:
@@ -600,8 +595,7 @@ def read_volume(
     text = read_small(kernel, store_fd, VOLUME, VOLUME_MAX_BYTES, trusted)
     if text is None:
         raise Untrusted(os.path.join(store, VOLUME))
-    refuse_unknown_format(text, store)
-    volume = decode_volume(text)
+    volume = decode_volume(text, store)
     if volume is None:
         raise _broken(store, "is not what trashd wrote")
     return volume

@@ -64,29 +64,28 @@ def encode(one: RegistryLine) -> bytes:
 
 def decode(text: bytes) -> list[RegistryLine]:
     """What a registry says; what is no line of one is left out. Another user may have written all of it."""
-    return [one for line in text.split(b"\n", MAX_LINES)[:MAX_LINES] if (one := _decode_line(line)) is not None]
-
-
-def _decode_line(line: bytes) -> RegistryLine | None:
-    words = line.rsplit(b" ", 3)
-    if len(words) != len(("identity", "volume", "filesystem", "path")) or not line.isascii():
-        return None
-    identity = from_words(words[0])
-    volume, filesystem, quoted = (word.decode() for word in words[1:])
-    is_number = 0 < len(filesystem) <= _FILESYSTEM_DIGITS and is_hex(filesystem)
-    if identity is None or is_marked(identity) or not is_volume_id(volume) or not is_number:
-        return None
-    path = unescape(quoted.encode(), b"%", 2, 16)
-    if not quoted.isprintable() or not path.startswith(b"/"):
-        return None
-    try:
-        if path != b"/":
-            split(path[1:])
-    except ValueError:
-        return None
-    above, name = os.path.split(path)
-    where = (path, STORE) if whose_store(name) is None else (above, Name(name))
-    return RegistryLine(identity, VolumeId(volume), int(filesystem, 16), *where)
+    lines = []
+    for line in text.split(b"\n", MAX_LINES)[:MAX_LINES]:
+        words = line.rsplit(b" ", 3)
+        if len(words) != len(("identity", "volume", "filesystem", "path")) or not line.isascii():
+            continue
+        identity = from_words(words[0])
+        volume, filesystem, quoted = (word.decode() for word in words[1:])
+        is_number = 0 < len(filesystem) <= _FILESYSTEM_DIGITS and is_hex(filesystem)
+        if identity is None or is_marked(identity) or not is_volume_id(volume) or not is_number:
+            continue
+        path = unescape(words[3], b"%", 2, 16)
+        if not quoted.isprintable() or not path.startswith(b"/"):
+            continue
+        try:
+            if path != b"/":
+                split(path[1:])
+        except ValueError:
+            continue
+        above, name = os.path.split(path)
+        where = (path, STORE) if whose_store(name) is None else (above, Name(name))
+        lines.append(RegistryLine(identity, VolumeId(volume), int(filesystem, 16), *where))
+    return lines
 
 
 def read_registry(dir_fd: int) -> bytes:

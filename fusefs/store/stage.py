@@ -40,6 +40,7 @@ from fusefs.store.victim_rename import loan
 
 ATTEMPTS = 8
 _NEEDS_FRESH = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)
+"""How what comes to the store leaves a directory to prepare; the record of what was swapped before has one already."""
 
 
 class TakenContainer(NamedTuple):
@@ -123,7 +124,7 @@ def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
             try:
                 fd = owned.enter_context(make_directory(folder, State.STAGE, container))
                 fresh = None
-                if _needs_fresh(record):
+                if record.method in _NEEDS_FRESH and record.fresh is None:
                     fresh = owned.enter_context(_make_fresh(folder, fd, record.method))
                 complete = _completed(kernel, fd, container, fresh, record)
                 owned.enter_context(create_record(folder.store, fd, complete))
@@ -135,11 +136,6 @@ def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
                 raise
             return Staged(HeldContainer(folder, container, State.STAGE, fd, complete, owned.pop_all()), fresh)
     raise AssertionError("unreachable: the last attempt returns or raises")
-
-
-def _needs_fresh(record: Record) -> bool:
-    """Whether a directory is to be prepared; the record of what was swapped before (`_take`) has one already."""
-    return record.method in _NEEDS_FRESH and record.fresh is None
 
 
 def _completed(kernel: Kernel, fd: Fd, container: ContainerId, fresh: Fd | None, record: Record) -> Record:
@@ -205,7 +201,7 @@ def _stage_reserve(folder: UserFolder, name: bytes, record: Record) -> Staged | 
         fd, spare = taken
         fresh = owned.enter_context(kernel.open_dir(fd, TREE))
         container = new_id(kernel, name)
-        prepared = fresh if _needs_fresh(record) else None
+        prepared = fresh if record.method in _NEEDS_FRESH and record.fresh is None else None
         if prepared is None:
             kernel.rmdir(fd, TREE)
         elif record.method is Method.TWO_RENAME:

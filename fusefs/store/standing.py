@@ -385,14 +385,10 @@ def open_user(store: Store, uid: int, *, plain_only: bool = False) -> UserFolder
     for area, name in dict.fromkeys(likely):  # an area is listed only if these are not it
         opened = _open(store, entry, area, name, [])
         if opened is not None:
-            if opened[0].is_registered or not entry.name:
-                return _folder(store, *opened)
-            opened[1].close()
+            if opened.is_registered or not entry.name:
+                return opened.folder
+            opened.folder.fd.close()
     return None if plain_only else _choose(store, entry, named_users(store).get(uid, []), [])
-
-
-def _folder(store: Store, standing: Standing, fd: Fd) -> UserFolder:
-    return UserFolder(store, standing.uid, standing.area, standing.name, fd, standing.is_proven, standing.why)
 
 
 def _open(store: Store, entry: RegisteredFolder, area: Name, name: Name, refused: list[Standing]) -> _Candidate | None:
@@ -409,7 +405,8 @@ def _open(store: Store, entry: RegisteredFolder, area: Name, name: Name, refused
     with closed_on_error(fd):
         standing = standing_of(store, entry, area, name, fd)
     if standing.is_used:
-        return _Candidate(standing, fd)
+        folder = UserFolder(store, entry.uid, area, name, fd, standing.is_proven, standing.why)
+        return _Candidate(folder, standing.is_registered)
     fd.close()
     refused.append(standing)
     return None
@@ -429,10 +426,10 @@ def _refused_unopened(kernel: Kernel, area_fd: Fd, mounted: Standing, error: OSE
 
 
 class _Candidate(NamedTuple):
-    """A user's name in an area that may be the folder, opened. fd: the caller closes it"""
+    """What has a user's name in an area and may be the folder, which the caller closes."""
 
-    standing: Standing
-    fd: Fd
+    folder: UserFolder
+    is_registered: bool
 
 
 def _choose(
@@ -446,31 +443,31 @@ def _choose(
     beside: list[tuple[Name, Name]] = []
     with ExitStack() as owned:
         for area, name in places:
-            if best is not None and (best.standing.is_registered or not entry.name):
+            if best is not None and (best.is_registered or not entry.name):
                 beside.append((area, name))  # no other can be better
                 continue
             found = _open(store, entry, area, name, refused)
             if found is None:
                 continue
-            owned.enter_context(found.fd)
-            if best is not None and not found.standing.is_registered:
-                found.fd.close()
+            owned.enter_context(found.folder)
+            if best is not None and not found.is_registered:
+                found.folder.fd.close()
                 beside.append((area, name))
                 continue
             if best is not None:
-                best.fd.close()
-                beside.append((best.standing.area, best.standing.name))
+                best.folder.fd.close()
+                beside.append((best.folder.area, best.folder.name))
             best = found
         if best is None:
             return None
         for n, (area, name) in enumerate(beside):
-            refused += _beside(store, entry, area, name, best.standing, opens=n < _MOST_OPENED)
+            refused += _beside(store, entry, area, name, best.folder, opens=n < _MOST_OPENED)
         owned.pop_all()
-        return _folder(store, best.standing, best.fd)
+        return best.folder
 
 
 def _beside(
-    store: Store, entry: RegisteredFolder, area: Name, name: Name, used: Standing, *, opens: bool
+    store: Store, entry: RegisteredFolder, area: Name, name: Name, used: UserFolder, *, opens: bool
 ) -> list[Standing]:
     """Why a user's name beside the folder is none; nothing if it has gone. opens: the directory, too"""
     kernel, area_fd, refused = store.kernel, dict(store.areas.all())[area], list[Standing]()
@@ -483,7 +480,7 @@ def _beside(
         opened = _open(store, entry, area, name, refused)
         if opened is None:
             return refused
-        opened[1].close()
+        opened.folder.fd.close()
     used_path = printable(used.area + b"/" + used.name)
     return [Standing(area, name, entry.uid, st.st_uid, why or f"it is one too many: {used_path} is used")]
 

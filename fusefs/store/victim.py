@@ -118,10 +118,6 @@ class Victim(NamedTuple):
         """Its path, links resolved."""
         return os.path.join(self.parent.root_path, self.parent.relative, self.name)
 
-    def place(self) -> FilesystemPath:
-        """Where it is in its filesystem, whatever namespace one looks from."""
-        return place_below(self.parent.root_place, join(self.parent.relative, self.name))
-
     def is_directory(self) -> bool:
         """Whether it is a directory; a link to one is not."""
         return stat.S_ISDIR(self.stat.st_mode)
@@ -400,27 +396,25 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
 
     directory  whether it must be one (swap), or may be anything (rm)
     """
+    above = victim.parent
+    own = place_below(above.root_place, join(above.relative, victim.name))
     if directory and not victim.is_directory():
         yield NotADirectory(victim.path())
-    if any(is_stores_own(name) for name in victim.place().path.split(b"/")):
+    if any(is_stores_own(name) for name in own.path.split(b"/")):
         yield IsStore(victim.path())
     if victim.is_directory():
-        yield from _mounted(victim)
+        yield from _mounted(victim, own)
         held = held_store(kernel, victim.fd, b"")
         if held is not None:
             then = f", then rm -r {shell_word(os.path.join(victim.path(), held))}"
             yield _holds(os.path.join(victim.path(), held), then)
-        above = victim.parent
-        if above.mount.fstype == MERGERFS and _is_merged(victim):
-            yield CrossesBoundary(victim.path(), _MERGED)
+        if above.mount.fstype == MERGERFS:
+            from fusefs.linux.filesystem_probes import branches_with  # few have it
+
+            if len(branches_with(victim.fd)) > 1:
+                yield CrossesBoundary(victim.path(), _MERGED)
         for lower in stores_below(kernel, above.root.fd, above.root_path, join(above.relative, victim.name)):
             yield _holds(os.path.join(victim.path(), lower, STORE))
-
-
-def _is_merged(victim: Victim) -> bool:
-    from fusefs.linux.filesystem_probes import branches_with  # few have it
-
-    return len(branches_with(victim.fd)) > 1
 
 
 def _holds(store: bytes, then: str = "") -> IsStore:
@@ -429,9 +423,12 @@ def _holds(store: bytes, then: str = "") -> IsStore:
     return IsStore(store, hint)
 
 
-def _mounted(victim: Victim) -> Iterator[TrashdError]:
-    """Where it is, and where mounts of ours show it: what is mounted on something there is carried away as well."""
-    own, owners = victim.place(), trusted_owners(os.geteuid())
+def _mounted(victim: Victim, own: FilesystemPath) -> Iterator[TrashdError]:
+    """What is mounted on the victim or in it, also where mounts of ours show it: it would be carried away as well.
+
+    own  where the victim is in its filesystem, whatever namespace one looks from
+    """
+    owners = trusted_owners(os.geteuid())
     here = every_place(own, views(victim.parent.mounts, owners))
     for place in here:
         for mount in mounts_inside(place, victim.parent.mounts):

@@ -150,7 +150,7 @@ def test_place_below_a_root_has_one_slash() -> None:
 def test_view_tells_the_backing_place_of_a_mount() -> None:
     [view] = views([ROOT, DISK, served(9, b"/mnt", b"/data/x")], (0,))
     assert view.backing == FilesystemPath(b"8:2", b"/vol/x")
-    assert view.shown() == FilesystemPath(b"0:9", b"/")
+    assert view.shown == FilesystemPath(b"0:9", b"/")
 
 
 def test_view_of_a_bind_mount_of_a_part_is_of_that_part() -> None:
