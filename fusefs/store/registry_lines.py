@@ -98,11 +98,6 @@ def read_registry(dir_fd: int) -> bytes:
     return read_file(STORES, MAX_BYTES, dir_fd=dir_fd, owner=os.geteuid())
 
 
-def open_directory(path: bytes) -> Fd:
-    """The directory that holds a registry. Raises  OSError"""
-    return Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-
-
 def registered() -> list[RegistryLine]:
     """What the caller's own registry names, the newest last; nothing without one that can be the caller's."""
     try:
@@ -124,7 +119,7 @@ def why_unread() -> tuple[bytes, str] | None:
 
 def read_own() -> bytes:
     """The text of the caller's own registry. Raises  OSError"""
-    with open_directory(lasting_dir()) as directory:
+    with Fd(os.open(lasting_dir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         return read_registry(directory)
 
 

@@ -87,6 +87,7 @@ from fusefs.store.registry_lines import makes_common, registered, way_out
 from fusefs.store.standing import NOT_MADE, plain_name
 
 DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
+"""A shell makes them of `.*`, and nobody types them."""
 _OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
 """What may be said of a call, and not of what it was asked for; the last by the C library."""
 
@@ -129,7 +130,6 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
     Raises  Refused for `.` and `..`; NotADirectory for a slash behind another kind of file; NotFound, IsMountPoint,
             NoStore, or what the kernel said
     """
-    check_operand(path)
     directory, name = _split(path)
     try:
         with kernel.open_long(directory) as wanted:
@@ -234,6 +234,8 @@ def scope_of(kernel: Kernel, wanted: Fd, typed: bytes, path: bytes = b"", *, thr
 
 def _split(path: bytes) -> tuple[bytes, Name]:
     """Split a path into the directory and the name in it. Raises  NotFound, Refused"""
+    if ends_in_dots(path):
+        raise Refused(path, DOTS)
     directory, name = os.path.split(path.rstrip(b"/"))
     if not path:
         raise NotFound(path, "the path is empty")
@@ -243,10 +245,7 @@ def _split(path: bytes) -> tuple[bytes, Name]:
 
 
 def check_operand(path: bytes) -> None:
-    """Refuse `.`, `..` and paths that end in them, as rm(1) does: a shell makes them of `.*`, and nobody types them.
-
-    Raises  Refused
-    """
+    """Refuse paths that end in `.` or `..`. Raises  Refused"""
     if ends_in_dots(path):
         raise Refused(path, DOTS)
 
@@ -673,10 +672,5 @@ def _folders(kernel: Kernel, store: Fd) -> Iterator[tuple[int, RelPath]]:
     """The caller's folders in a store by their names alone; for root every user's."""
     uid = os.geteuid()
     for area in _AREAS:
-        if uid != 0:
-            yield uid, join(area, plain_name(uid))
-            continue
-        for name in _list_at(kernel, store, area) or ():
-            owner = whose(name)
-            if owner is not None:
-                yield owner, join(area, name)
+        names = (_list_at(kernel, store, area) or ()) if uid == 0 else (plain_name(uid),)
+        yield from ((owner, join(area, name)) for name in names if (owner := whose(name)) is not None)
