@@ -15,10 +15,10 @@ from fusefs.core.toml_reader import (
     Schema,
     Settings,
     SettingsBuilder,
+    SettingsReader,
     Source,
     Tables,
     read_document,
-    read_settings,
 )
 
 POLL_S = 600
@@ -183,7 +183,7 @@ def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Confi
     problems: list[ConfigProblem] = []
     settings: Settings = {}
     for source in sources:
-        settings |= read_settings(read_document(source, problems), CONFIG, problems)
+        settings |= SettingsReader(read_document(source, problems), CONFIG, problems).settings
     config = _ConfigBuilder(settings, problems).config(defaults)
     if not all(problem.is_warning for problem in problems):
         raise BadConfig(problems=tuple(problems))

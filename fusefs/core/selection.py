@@ -85,14 +85,16 @@ class StatBounds(NamedTuple):
         """What asks one thing each."""
         checks: list[Check] = []
         if self.size != _ANY_SIZE:
-            checks.append(_is_sized(self.size))
+            least, most = self.size
+            checks.append(lambda st, _btime_ns: least <= st.st_size <= most)
         checks += [
             _is_timed(f"st_{name}_ns", bound)
             for name, bound in zip(TIMES[:3], self.times[:3], strict=True)
             if bound != _ANY
         ]
         if self.asks_birth:
-            checks.append(_is_born(self.times[3]))
+            from_ns, to_ns = self.times[3]
+            checks.append(lambda _st, btime_ns: bool(btime_ns) and from_ns <= (btime_ns or 0) <= to_ns)
         if self.uids:
             checks.append(lambda st, _btime_ns: {st.st_uid}.issuperset(self.uids))
         if self.gids:
@@ -163,19 +165,9 @@ def _within(closest: Callable[[Iterable[int]], int], bounds: Sequence[int | None
     return closest([widest, *told])
 
 
-def _is_sized(bound: Bound) -> Check:
-    least, most = bound
-    return lambda st, _btime_ns: least <= st.st_size <= most
-
-
 def _is_timed(name: str, bound: Bound) -> Check:
     from_ns, to_ns = bound
     return lambda st, _btime_ns: from_ns <= getattr(st, name) <= to_ns
-
-
-def _is_born(bound: Bound) -> Check:
-    from_ns, to_ns = bound
-    return lambda _st, btime_ns: bool(btime_ns) and from_ns <= (btime_ns or 0) <= to_ns
 
 
 def _is_empty(st: SelectionStat, _btime_ns: int | None) -> bool:

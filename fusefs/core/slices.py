@@ -300,7 +300,8 @@ class SlicePlan:
         self._n_bytes = 0
         self._failures: list[Failure] = []
         self._n_failed = 0
-        self._doubts: frozenset[int] = frozenset()
+        self.doubts: frozenset[int] = frozenset()
+        """The errnos of failures that may have been the server's, and not the entries'."""
         self._entered: dict[str, Entered] = {}
 
     def add(self, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool = False, is_whole: bool = False) -> int:
@@ -396,7 +397,7 @@ class SlicePlan:
         self._n_bytes += outcome.n_bytes
         add_failures(self._failures, outcome.failures)
         self._n_failed += outcome.n_failed
-        self._doubts |= outcome.doubts
+        self.doubts |= outcome.doubts
         self._nodes[done.key].ends(done, outcome.rest)
         self._changed(done.key)
         key, path = done.key, done.path
@@ -432,10 +433,6 @@ class SlicePlan:
             elif node.work.cut_bytes is None:
                 above.work.emptied.append((node.name, node.work.n_passes))
             key = node.parent
-
-    def doubts(self) -> frozenset[int]:
-        """The errnos of failures that may have been the server's, and not the entries'."""
-        return self._doubts
 
     def note(self, entered: Iterable[Entered]) -> None:
         """Remember directories of others for the next reap, as many as a record has room for."""
