@@ -138,7 +138,10 @@ def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
         text = tell_config(loaded.config, loaded.settings)
     else:
         path = os.path.realpath(path)
-        policy = volume = loaded.config.volume(_volume_of(path, loaded.config))
+        # Where the filesystem of the path is mounted, or the part of it that the configuration names.
+        points = [*(mount.point for mount in read_mounts()), *(volume.path for volume in loaded.config.volumes)]
+        point = max((point for point in points if is_inside(path, point)), key=len, default=b"/")
+        policy = volume = loaded.config.volume(point)
         if not os.path.lexists(path):
             output.warn(f"{printable(path)} does not exist: this is what holds for {printable(volume.path)}")
         if path == volume.path:
@@ -151,10 +154,3 @@ def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
     else:
         print(text, end="")
     return 0
-
-
-def _volume_of(path: bytes, config: Config) -> bytes:
-    """Where the filesystem of a path is mounted, or the part of it that the configuration names."""
-    points = [mount.point for mount in read_mounts()]
-    points += [volume.path for volume in config.volumes]
-    return max((point for point in points if is_inside(path, point)), key=len, default=b"/")

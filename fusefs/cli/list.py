@@ -147,7 +147,11 @@ def command(
     kernel = tended(volumes)
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
-    every = by_mount_points(all_entries(kernel, volumes, lost, watched(notes=False)))
+    # The origins by the paths that users know, where a mount over itself has lost its daemon.
+    every = [
+        entry if entry.origin is None else entry._replace(origin=output.by_mount_point(entry.origin))
+        for entry in all_entries(kernel, volumes, lost, watched(notes=False))
+    ]
     found = in_order(wanted.picks(every, now_ns), order, now_ns)
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
@@ -172,14 +176,6 @@ def command(
     if any(entry.problem for entry in found):
         output.warn(f"of what is unreadable {WAY_OUT}")
     return max(codes, default=0)
-
-
-def by_mount_points(entries: list[ListedContainer]) -> list[ListedContainer]:
-    """The entries, their origins by the path that users know, where a mount over itself has lost its daemon."""
-    return [
-        entry if entry.origin is None else entry._replace(origin=output.by_mount_point(entry.origin))
-        for entry in entries
-    ]
 
 
 def _row(entry: ListedContainer, now_ns: int) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from fusefs.cli.json_objects import PlannedRule, SweepAction, SweepMatch, SweepO
 from fusefs.cli.options import (
     DURATION,
     NOTE,
+    AgeCutoffs,
     Decorator,
     ParamType,
     ParsedValue,
@@ -212,8 +213,6 @@ def read_selection(kernel: Kernel, options: dict[str, Any]) -> Selection:
     times = list[TimeBound]()
     try:
         if older or newer:
-            from fusefs.cli.options import AgeCutoffs  # others are spared it
-
             cutoffs = AgeCutoffs(kernel, notes=bool(older))
             now_ns = cutoffs.now.wall_ns
             times += [TimeBound(by, before_ns=_when(kernel, text, by, now_ns, cutoffs.ago)) for text in older]
@@ -635,17 +634,15 @@ def _begun(names: Iterator[Listed], source: bytes) -> Iterator[Listed]:
 
 
 def _absolute(here: bytes, names: Iterable[Listed]) -> Iterator[Listed]:
-    """A name of a format that has more than names is so already, or it is none."""
-    above = os.path.join(here, b"")
+    """A name of a format that has more than names is so already, or it is none.
+
+    Where we are is told without links, so that `..` in front of a name means what it says; not elsewhere.
+    """
     for name in names:
         if isinstance(name, ListedName):
             yield name
-        else:
-            yield _from(here, name) if name.startswith((b"/", b"..")) else above + name
-
-
-def _from(here: bytes, name: bytes) -> bytes:
-    """An absolute path. Where we are is told without links, so that `..` in front means what it says; not elsewhere."""
-    while name == b".." or name.startswith(b"../"):
-        here, name = os.path.dirname(here), name[3:].lstrip(b"/")
-    return os.path.join(here, name)
+            continue
+        above = here
+        while name == b".." or name.startswith(b"../"):
+            above, name = os.path.dirname(above), name[3:].lstrip(b"/")
+        yield os.path.join(above, name)
