@@ -237,6 +237,8 @@ def shortened(text: str, room: int) -> str:
     return f"{first}…{last}"
 
 
+_ALL = 1 << 40
+"""More rows than a table has."""
 _HEAD = Style(bold=True, underline=True)
 _PLAIN = Style()
 _CHOSEN = Style(reverse=True)
@@ -289,10 +291,6 @@ class RowTable(Widget):
         self._top = min(max(self._top, self._at - self.n_seen() + 1), self._at, most)
         self.refresh()
 
-    def move_to_end(self) -> None:
-        """Choose the last one."""
-        self.move_to(len(self._rows))
-
     def move_to_key(self, key: str) -> None:
         """Choose the one that has it, if there is one."""
         self.move_to(next((at for at, row in enumerate(self._rows) if row.key == key), self._at))
@@ -333,8 +331,8 @@ class TableScreen(Screen[None]):
         Binding("down", "move(1)", show=False),
         Binding("pageup", "page(-1)", show=False),
         Binding("pagedown", "page(1)", show=False),
-        Binding("home", "first", show=False),
-        Binding("end", "last", show=False),
+        Binding("home", f"move(-{_ALL})", show=False),
+        Binding("end", f"move({_ALL})", show=False),
         Binding("slash", "filter", show=False, priority=True),
         Binding("escape", "back", show=False),
         Binding("ctrl+r,f5", "look", show=False),
@@ -436,23 +434,13 @@ class TableScreen(Screen[None]):
         self.call_after_refresh(self.redraw)
 
     def action_move(self, n_rows: int) -> None:
-        """Choose another one."""
+        """Choose another one, so many further down, or the last one or the first."""
         self.table.move(n_rows)
         self.redraw()
 
     def action_page(self, n_pages: int) -> None:
         """Choose another one, a screen further."""
         self.action_move(n_pages * self.table.n_seen())
-
-    def action_first(self) -> None:
-        """Choose the first one."""
-        self.table.move_to(0)
-        self.redraw()
-
-    def action_last(self) -> None:
-        """Choose the last one."""
-        self.table.move_to_end()
-        self.redraw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
         """See Screen. The key that begins a filter comes first: letters right behind it are not meant as verbs."""

@@ -240,14 +240,13 @@ def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Findin
 def _files(place: InstallPlace, word: str) -> Iterator[Finding]:
     """What is wrong with what `service install` wrote. A unit that differs may be as its administrator wants it."""
     again = f"trashd service install {word}".rstrip()
-    installation = place.open()
     try:
-        pieces = place.pieces(has_uring=place.has_uring(installation))
+        pieces = place.pieces(has_uring=place.has_uring())
     except NotFound as error:
         yield Finding("what is installed", error.message(), error.hint)
         return
     packaged = None if word else brought_by_package()
-    states = {file.path: file.outcome for file in installation.compare(pieces)}
+    states = {file.path: file.outcome for file in place.compare(pieces)}
     if packaged is not None:
         what = f"units that trashd service install put there hide those that a package brought ({packaged})"
         hint = f"trashd service uninstall && systemctl enable --now {REAPER}"
