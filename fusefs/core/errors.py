@@ -66,10 +66,11 @@ class TrashdError(Exception):
     errno = _errno.EIO
     hint = ""
 
-    def __init__(self, detail: str | bytes = "", hint: str = "") -> None:
-        """detail: what it was about (bytes are a path); hint: overrides the class's next step."""
+    def __init__(self, detail: str | bytes = "", hint: str = "", number: int = 0) -> None:
+        """detail: what it was about (bytes are a path); hint, number: instead of the class's next step and errno."""
         self.detail = printable(detail) if isinstance(detail, bytes) else detail
         self.hint = hint or type(self).hint
+        self.errno = number or type(self).errno
         super().__init__(self.detail)
 
     def message(self) -> str:
@@ -330,11 +331,6 @@ class KernelRefused(TrashdError):
 
     exit_code = Exit.KERNEL_REFUSED
 
-    def __init__(self, detail: str | bytes = "", hint: str = "", number: int = _errno.EIO) -> None:
-        """number: the errno that came up, kept as this error's own."""
-        super().__init__(detail, hint)
-        self.errno = number
-
 
 class ServerAway(TrashdError):
     """The filesystem's server does not answer"""
@@ -345,11 +341,6 @@ class ServerAway(TrashdError):
         "nothing is lost: the next reap goes on where this one ended, once the server answers; "
         "if it is the mount that is dead: unmount it, and mount it again"
     )
-
-    def __init__(self, detail: str | bytes = "", hint: str = "", number: int = _errno.ENOTCONN) -> None:
-        """number: what the kernel said of it."""
-        super().__init__(detail, hint)
-        self.errno = number
 
 
 class LacksCall(TrashdError):

@@ -132,15 +132,9 @@ class StatBounds(NamedTuple):
         return _PACKED.pack(*words, *owners, kinds, self.asks_birth, self.must_be_empty)
 
 
-def stat_bounds(
-    sizes: Iterable[SizeBound],
-    times: Iterable[TimeBound],
-    uids: Iterable[int],
-    gids: Iterable[int],
-    *,
-    must_be_empty: bool,
-) -> StatBounds:
-    """What must hold if all of some bounds must."""
+def stat_bounds(selection: Selection) -> StatBounds:
+    """What must hold of an entry's stat."""
+    sizes, times = selection.sizes, selection.times
     least, most = [bound.least for bound in sizes], [bound.most for bound in sizes]
     mtime, atime, ctime, btime = [
         (
@@ -153,9 +147,9 @@ def stat_bounds(
         (_within(max, least, 0), _within(min, most, _MOST)),
         (mtime, atime, ctime, btime),
         any(bound.field == "btime" for bound in times),
-        frozenset(uids),
-        frozenset(gids),
-        must_be_empty,
+        frozenset(selection.uids),
+        frozenset(selection.gids),
+        selection.empty,
     )
 
 
@@ -252,9 +246,7 @@ class Matcher:
         self._pruned_name = _any([matches for text, matches in pruned if "/" not in text])
         self._pruned_path = _any([matches for text, matches in pruned if "/" in text])
         self._min_depth, self._max_depth = selection.min_depth, selection.max_depth
-        self.bounds = stat_bounds(
-            selection.sizes, selection.times, selection.uids, selection.gids, must_be_empty=selection.empty
-        )
+        self.bounds = stat_bounds(selection)
         self.takes: Check = self.bounds.takes()
         self.types = selection.types or (_ALL if selection.empty else _ALL - DIRECTORY)
         if selection.empty:
