@@ -30,11 +30,11 @@ _PAST = (State.REAPING, State.QUARANTINE)
 _UNKNOWN = "?"
 _MOST_REASONS = 3
 """Of each in quarantine; --json has all."""
-_TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING: "restoring"}
 _STATES = {
     "restorable": State.ORPHANS, "reaping": State.REAPING, "quarantine": State.QUARANTINE,
     "restoring": State.RESTORING, "unfinished": State.STAGE,
 }  # fmt: skip
+_STATE_NAMES = {state: name for name, state in _STATES.items()}
 _FOREVER_S = 1 << 62
 
 filter_options = together(
@@ -183,7 +183,7 @@ def _row(entry: ListedContainer, now_ns: int) -> tuple[str, ...]:
     left = entry.left_s(now_ns)
     kept = "kept" if left is None else format_duration(left) if left > 0 else "expired"
     shown = "-" if entry.state in _PAST else kept
-    state = _TOLD.get(entry.state, entry.state.value)
+    state = _STATE_NAMES[entry.state]
     if entry.state is State.REAPING:
         state += " (stopped)" if entry.is_stopped else ""
     elif entry.partial:

@@ -402,24 +402,24 @@ _HINTS = {
 }
 
 
+_KINDS: dict[int, type[TrashdError]] = {
+    _errno.EXDEV: CrossesBoundary, _errno.ENOLCK: NoLocks, _errno.ENOTDIR: NotADirectory, _errno.EACCES: NotPermitted,
+    _errno.EPERM: NotPermitted,
+}  # fmt: skip
+
+
 def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
     """The error class and hint for what the kernel said about `what`; an error of ours as it is."""
     if isinstance(error, TrashdError):
         return error
     number = error.errno or _errno.EIO
-    if number == _errno.EXDEV:
-        return CrossesBoundary(what)
-    if number == _errno.ENOLCK:
-        return NoLocks(what)
+    text = printable(what) if isinstance(what, bytes) else what
+    if number in _KINDS:
+        return _KINDS[number](what)
     if number == _errno.ENOKEY:
-        return NotEncrypted(f"{printable(what) if isinstance(what, bytes) else what}: {error.strerror}")
-    if number in (_errno.EACCES, _errno.EPERM):
-        return NotPermitted(what)
+        return NotEncrypted(f"{text}: {error.strerror}")
     if number == _errno.ENOENT:
         return NotFound(what, "nothing has that name; trashd list shows what can be restored")
-    if number == _errno.ENOTDIR:
-        return NotADirectory(what)
-    text = printable(what) if isinstance(what, bytes) else what
     reason = error.strerror or _errno.errorcode.get(number, str(number))
     return KernelRefused(f"{text}: {reason}", _HINTS.get(number, ""), number)
 

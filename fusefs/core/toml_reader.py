@@ -306,32 +306,29 @@ def read_document(source: Source, problems: list[ConfigProblem], manual: str = "
 
     manual  what tells how such a file is written
     """
+    name, text = source
+    lines = text.split("\n")
+    too_long = next((number for number, line in enumerate(lines, 1) if len(line) > LINE_MAX_CHARS), None)
     try:
-        return _parse(source, manual)
+        if len(text) > TEXT_MAX_BYTES:
+            raise _too_large(name)
+        if text.startswith("\ufeff"):
+            raise _bad(name, "it begins with a byte order mark", "save it as UTF-8 without one")
+        if too_long is not None:
+            what = f"line {too_long} has more than {LINE_MAX_CHARS} characters"
+            raise _bad(name, what, "break the array into lines")
+        return Document(name, tomllib.loads(text))
     except BadConfig as error:
         problems += error.problems
-        return Document(source.name, {})
-
-
-def _parse(source: Source, manual: str) -> Document:
-    name, text = source
-    if len(text) > TEXT_MAX_BYTES:
-        raise _too_large(name)
-    if text.startswith("\ufeff"):
-        raise _bad(name, "it begins with a byte order mark", "save it as UTF-8 without one")
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        if len(line) > LINE_MAX_CHARS:
-            what = f"line {number} has more than {LINE_MAX_CHARS} characters"
-            raise _bad(name, what, "break the array into lines")
-    try:
-        return Document(name, tomllib.loads(text))
-    except RecursionError as error:
-        raise _bad(name, "arrays or tables within each other, far too deep", "nest no deeper than needed") from error
+    except RecursionError:
+        problems += _bad(
+            name, "arrays or tables within each other, far too deep", "nest no deeper than needed"
+        ).problems
     except ValueError as error:
         found = re.search(r"\(at line (\d+), column \d+\)$", str(error))
         fix = _advice(lines[int(found[1]) - 1].strip()) if found else ""
-        raise _bad(name, f"not TOML: {error}", fix or f"see {manual}") from error
+        problems += _bad(name, f"not TOML: {error}", fix or f"see {manual}").problems
+    return Document(name, {})
 
 
 def _bad(name: str, what: str, fix: str) -> BadConfig:
