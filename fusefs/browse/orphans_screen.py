@@ -249,12 +249,8 @@ class InsideScreen(TableScreen):
 
     def detail_text(self) -> Sequence[str]:
         """See TableScreen."""
-        row = self._chosen()
-        return "" if row is None else row.text(), self._orphan.entry.id
-
-    def _chosen(self) -> InsideRow | None:
         row = self.table.chosen()
-        return row if isinstance(row, InsideRow) else None
+        return "" if row is None else row.text(), self._orphan.entry.id
 
     def _go(self, path: bytes, came_from: str) -> None:
         self._path, self._came_from = path, came_from
@@ -264,8 +260,8 @@ class InsideScreen(TableScreen):
 
     def action_enter(self) -> None:
         """Open a directory."""
-        row = self._chosen()
-        if row is not None and row.is_directory():
+        row = self.table.chosen()
+        if isinstance(row, InsideRow) and row.is_directory():
             self._go(os.path.join(self._path, row.name), "")
 
     def action_up(self) -> None:
@@ -282,7 +278,7 @@ class InsideScreen(TableScreen):
 
     def action_restore(self) -> None:
         """Take this back alone."""
-        if row := self._chosen():
+        if isinstance(row := self.table.chosen(), InsideRow):
             self.browser.run_worker(restore(self.browser, self._orphan, os.path.join(self._path, row.name) or None))
 
 
@@ -367,19 +363,15 @@ class OrphansScreen(TableScreen):
 
     def detail_text(self) -> Sequence[str]:
         """See TableScreen."""
-        row = self._chosen()
-        if row is None:
+        row = self.table.chosen()
+        if not isinstance(row, OrphanRow):
             return ()
         note = f"  # {show(row.entry.note)}" if row.entry.note else ""
         return row.path(), f"{row.entry.id}{note}"
 
-    def _chosen(self) -> OrphanRow | None:
-        row = self.table.chosen()
-        return row if isinstance(row, OrphanRow) else None
-
     def action_enter(self) -> None:
         """Look into it."""
-        if row := self._chosen():
+        if isinstance(row := self.table.chosen(), OrphanRow):
             self.browser.push_screen(InsideScreen(row))
 
     def action_order(self) -> None:
@@ -389,5 +381,5 @@ class OrphansScreen(TableScreen):
 
     def action_act(self, verb: str) -> None:
         """Do it to the orphan that is chosen. verb: of _VERBS"""
-        if row := self._chosen():
+        if isinstance(row := self.table.chosen(), OrphanRow):
             self.browser.run_worker(_VERBS[verb](self.browser, row))

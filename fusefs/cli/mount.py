@@ -71,7 +71,7 @@ def _command_line(option: MountOption) -> Decorator:
     """The command line's option for a word of `-o`."""
     if option.read is None:
         return click.option(option.switch(), is_flag=True, help=option.help)
-    kind = click.Choice(option.choices()) if option.choices() else None
+    kind = click.Choice(option.value.split("|")) if "|" in option.value else None
     metavar = option.metavar or (option.value if kind is None else None)
     return click.option(option.switch(), type=kind, metavar=metavar, help=option.help)
 
@@ -338,12 +338,9 @@ def run(arguments: list[str]) -> int:
     try:
         code = _run(arguments)  # of this very function in the daemon, if that could tell one
         return code if code in (0, _USAGE) else _FAILED
-    except (UsageError, NotPermitted) as error:
-        output.failed(error)
-        return _USAGE
     except TrashdError as error:
         output.failed(error)
-        return _FAILED
+        return _USAGE if isinstance(error, UsageError | NotPermitted) else _FAILED
     except OSError as error:
         output.failed(from_os(error, str(error.filename or "a system call")))
         return _FAILED

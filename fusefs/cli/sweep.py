@@ -317,10 +317,6 @@ class SweepOptions(NamedTuple):
             if is_asked and not is_there:
                 raise UsageError(f"{name} is for {other} only", "leave it out")
 
-    def action(self) -> str:
-        """What is done, in a word."""
-        return "move" if self.target is not None else "delete" if self.delete else "trash"
-
     def did(self) -> str:
         """What became of the matches, as a participle."""
         if self.target is not None:
@@ -517,7 +513,8 @@ def _act(asked: SweepOptions) -> Any:
 def _tell(asked: SweepOptions, swept: Swept) -> None:
     did = f"would be {asked.did()}" if asked.dry else asked.did()
     if asked.as_json:
-        as_json(SweepAction(asked.action(), asked.dry), swept)
+        action = "move" if asked.target is not None else "delete" if asked.delete else "trash"
+        as_json(SweepAction(action, asked.dry), swept)
     else:
         for line in told(swept, did):
             print(line)
