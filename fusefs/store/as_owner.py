@@ -50,9 +50,9 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, place_of, read_mounts
 from fusefs.store.backing_and_mount import BackingAndMount, Scope, with_mounted
 from fusefs.store.container import ClaimLost, HeldContainer, dissolve, hold, move
+from fusefs.store.find_stores import add_pointer
 from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
 from fusefs.store.make_folder import make_roots
-from fusefs.store.pointers import add_pointer
 from fusefs.store.stage import SwapOptions, TakenContainer, identify_at, restock, stage
 from fusefs.store.standing import open_user
 from fusefs.store.swap import (

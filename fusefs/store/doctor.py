@@ -23,6 +23,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount
 from fusefs.store.container import UNFINISHED_PREFIX, ClaimLost, HeldContainer, hold
+from fusefs.store.find_stores import MOST_READ, pointed
 from fusefs.store.layout import (
     BEGUN,
     FRESH,
@@ -40,7 +41,6 @@ from fusefs.store.layout import (
     open_own_store,
     open_store,
 )
-from fusefs.store.pointers import MOST_READ, pointed
 from fusefs.store.recover import refused
 from fusefs.store.registry_lines import registered, why_unread
 from fusefs.store.registry_targets import LineOf, RegistryTarget, follow

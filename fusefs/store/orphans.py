@@ -45,15 +45,13 @@ from fusefs.linux.machine_identity import moment
 from fusefs.linux.mountinfo import Mount, below, is_inside, read_mounts
 from fusefs.store.as_owner import as_owner
 from fusefs.store.container import ClaimLost, HeldContainer, hold_soon, move, open_record, rewrite, touch
-from fusefs.store.find_stores import discover, folders, with_lower
+from fusefs.store.find_stores import discover, folders, lower_stores, with_lower
 from fusefs.store.layout import POINTERS, TREE, USERS, Store, UserFolder, open_store
 from fusefs.store.mounted_paths import open_shown
-from fusefs.store.old_stores import waiting
-from fusefs.store.pointers import lower_stores
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.standing import FolderCensus, is_vouched
 from fusefs.store.take_over import Waits, take_over
-from fusefs.store.tidy_folder import not_proven, prepare, tell, tend, told
+from fusefs.store.tidy_folder import not_proven, prepare, tell, tend, told, waiting
 from fusefs.store.victim_rename import DirectRename, VisibleRename, take_back
 
 

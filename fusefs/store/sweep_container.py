@@ -34,12 +34,12 @@ from fusefs.store.container import (
     open_inside,
     unfinished_name,
 )
-from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing, walk_inwards
 from fusefs.store.layout import RECORD_NEW, TREE, UserFolder
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.stage import Staged, SwapOptions, record_now, stage
 from fusefs.store.swap import own_folder, point_own, shows_another, volume_to_tell
 from fusefs.store.victim import Offered, stores_for
+from fusefs.store.walk import DeepOpener, DeepOpeners, make_missing, walk_inwards
 
 
 class SweepContainer(NamedTuple):

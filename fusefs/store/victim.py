@@ -732,7 +732,7 @@ def _pointed_from_store(kernel: Kernel, base_fd: Fd, name: Name) -> Iterator[_No
                 n_asked += 1
                 if n_asked > _MOST_ASKED:
                     return
-                from fusefs.store.pointers import read_pointers  # hardly any user has one
+                from fusefs.store.find_stores import read_pointers  # hardly any user has one
 
                 for lower in read_pointers(kernel, pointers, uid):
                     yield uid, lower
