@@ -1,8 +1,4 @@
-"""`swap --for-owner`: root empties a user's directory, and the orphan goes to that user's own folder.
-
-Root swaps into root's folder, where only root can put anything in the fresh directory's place. Only then the old
-tree goes over, by one rename into a container that a process of its owner staged: of what that user could choose
-nothing ever has the name. Until it is handed over, it is root's, which the record says, and is not reaped unasked.
+"""What root does for another user, in a process of that user's: restore, `swap --for-owner`, and `reap --force`.
 
 At the one name that an administrator gave, root renames for that process, on its request. Of what lies in a user's
 container root believes nothing that it has not checked itself, before and after the rename: to the name comes what
@@ -28,6 +24,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
+
+from msgspec import json
 
 from fusefs.core.container_states import StageAction, State, decide_stage
 from fusefs.core.errors import (
@@ -118,8 +116,6 @@ class RootRename(NamedTuple):
 
     def answer(self, message: bytes) -> bytes:
         """Do what a child asks, if it is a move between the name and a container of that user."""
-        from msgspec import json  # loaded by ask_owner, which alone calls this
-
         try:
             question = json.decode(message, type=RenameQuestion)
             if self.visible is None:
@@ -222,9 +218,9 @@ def as_owner(
         return body(visible)
     if uid != 0:
         raise NotPermitted(folder.path())
-    hand = RootRename(folder, visible)
+    root = RootRename(folder, visible)
     return ask_owner(
-        folder.uid, lambda ask: body(None if visible is None else _RenameThroughRoot(ask)), kind, hand.answer
+        folder.uid, lambda ask: body(None if visible is None else _RenameThroughRoot(ask)), kind, root.answer
     )
 
 
@@ -235,8 +231,6 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
     completed or undone.
     Raises  AuthorityLost, or what making it met
     """
-    from fusefs.store.swap import own_folder  # before there is a child, who may not read where it lies
-
     if store.is_roots_to_keep():
         with suppress(OSError, NoStore):
             make_roots(store, uid).fd.close()
@@ -254,8 +248,6 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
 
 def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
     """The result of `body`, run in a process of a user's by root, which it may ask something; kind, Raises as above."""
-    from msgspec import json  # late: `swap` and `rm` of one's own need no child
-
     try:
         message = call_as(uid, lambda ask: _run(body, ask), answer)
     except ChildLost as error:
@@ -274,8 +266,6 @@ def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
 
 def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
     """What a child says: its error in a line, then what it was asked for."""
-    from msgspec import json  # loaded by the parent: a user may not be able to read where it is installed
-
     result, outcome = b"", _ChildsError()
     try:
         result = json.encode(body(ask))
@@ -305,8 +295,6 @@ class _RenameThroughRoot(NamedTuple):
         self._put(RenameQuestion("refresh", held.state, held.name().decode()))
 
     def _put(self, question: RenameQuestion) -> RenameAnswer:
-        from msgspec import json  # as in _run
-
         answer = json.decode(self.ask(json.encode(question)), type=RenameAnswer)
         if answer.refused:
             raise Refused(answer.refused, ITS_OWNERS)

@@ -61,12 +61,6 @@ _BY_KILLED_KEEP = bytes(RECORD_NEW)
 """The next work on the orphan drops it; recovery doesn't look into every orphan for it."""
 
 
-def _lacks_note(store: Store) -> bool:
-    """Whether root could note on a store of his that he made it, and nothing is."""
-    is_told = store.is_roots_to_keep() and store.made is StoreMaker.BY_ROOT
-    return is_told and not is_noted(store.kernel, store.fd) and could_be_noted(store.kernel, store.fd)
-
-
 def check_store(store: Store) -> Iterator[Finding]:
     """What is wrong with the store itself; to be run by any user who may look."""
     kernel, init = store.kernel, f"trashd init {shell_word(store.base_path)}"
@@ -77,7 +71,12 @@ def check_store(store: Store) -> Iterator[Finding]:
         yield Finding(_told(store.base_path), "probed on another kind of filesystem", init)
     if store.is_unknown():
         yield Finding(_told(store.base_path), NOT_MADE, way_out(store.base_path))
-    elif _lacks_note(store):
+    elif (
+        store.is_roots_to_keep()
+        and store.made is StoreMaker.BY_ROOT
+        and not is_noted(kernel, store.fd)
+        and could_be_noted(kernel, store.fd)
+    ):
         yield Finding(_told(store.base_path), UNNOTED, what_unnoted_means(store.base_path))
     yield from passed_over(store)
 
@@ -96,29 +95,29 @@ def _told(*path: bytes) -> str:
 
 def check_folder(folder: UserFolder) -> list[Finding]:
     """What is wrong in one user's folder; to be run as that user."""
-    return list(_check_folder(folder))
-
-
-def _check_folder(folder: UserFolder) -> Iterator[Finding]:
+    problems: list[Finding] = []
     if is_used(folder) and not (is_stocked(folder) and has_spare_space(folder)):
-        yield Finding(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER)
+        problems.append(Finding(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER))
     seen: dict[bytes, State] = {}
     unrecorded: list[tuple[State, bytes]] = []
     for state in State:
         for name in folder.list(state):
             if name in seen:
                 where = printable(folder.path_to(state, name))
-                yield Finding(where, f"also in {seen[name].value}/ (I2)", WAY_OUT)
+                problems.append(Finding(where, f"also in {seen[name].value}/ (I2)", WAY_OUT))
             seen[name] = state
             try:
-                yield from _check_container(folder, state, name)
+                problems += _check_container(folder, state, name)
             except _Unrecorded:
                 unrecorded.append((state, name))
     if unrecorded:
         time.sleep(_MOMENT_S)
     for state, name in unrecorded:
-        yield from check_container(folder, state, name)
-    yield from _check_pointers(folder)
+        try:
+            problems += _check_container(folder, state, name)
+        except _Unrecorded:
+            problems += _check_unrecorded(folder, state, name)
+    return [*problems, *_check_pointers(folder)]
 
 
 class _Unrecorded(Exception):
@@ -140,15 +139,11 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
             yield Finding(where, "no record: left by a killed command", SETTLE)
 
 
-def check_container(folder: UserFolder, state: State, name: bytes) -> list[Finding]:
-    """What is wrong with one thing in the directory of a state; nothing if it is locked, or it went."""
-    try:
-        return list(_check_container(folder, state, name))
-    except _Unrecorded:
-        return list(_check_unrecorded(folder, state, name))
-
-
 def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[Finding]:
+    """What is wrong with one thing in the directory of a state; nothing if it is locked, or it went.
+
+    Raises  _Unrecorded
+    """
     where = printable(folder.path_to(state, name))
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
@@ -167,17 +162,13 @@ def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[
             yield refused(folder, where, error)
     else:
         if isinstance(held, ClaimLost):
-            if held is ClaimLost.GONE and _is_no_directory(folder, state, name):
-                yield Finding(where, "not a container of trashd, but no directory", WAY_OUT)
+            if held is ClaimLost.GONE:
+                with folder.open(state) as state_fd, suppress(FileNotFoundError):
+                    if not stat.S_ISDIR(folder.store.kernel.stat(state_fd, name).st_mode):
+                        yield Finding(where, "not a container of trashd, but no directory", WAY_OUT)
             return  # else it is locked, or it moved on
         with held:
             yield from _check_held(held, where)
-
-
-def _is_no_directory(folder: UserFolder, state: State, name: bytes) -> bool:
-    with folder.open(state) as state_fd, suppress(FileNotFoundError):
-        return not stat.S_ISDIR(folder.store.kernel.stat(state_fd, name).st_mode)
-    return False
 
 
 def _check_held(held: HeldContainer, where: str) -> Iterator[Finding]:

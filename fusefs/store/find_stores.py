@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
-from functools import partial
 from itertools import chain, islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from fusefs.core.errors import BrokenStore, NoBacking, NotPermitted, TrashdError, Untrusted
 from fusefs.core.names import STORE, Name, RelPath, join, split, whose_store
@@ -45,7 +44,6 @@ _NO_VOLUMES = frozenset(
 _FOUND = b"found"
 _BELIEVED_S = 1.0
 """For how long what was found at all places is believed: a command discovers stores several times in that."""
-Place = TypeVar("Place")
 
 
 def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | None = None) -> Iterator[Store]:
@@ -78,20 +76,13 @@ def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | 
 def _named(kernel: Kernel, asked: list[bytes]) -> Iterator[Store]:
     mounts = read_mounts()
     broken: list[BrokenStore] = []
-    yield from _unbroken(lambda path: _nearest(kernel, path, mounts), dict.fromkeys(asked), broken)
-    if broken:
-        raise broken[0]
-
-
-def _unbroken(
-    opened: Callable[[Place], Iterator[Store]], places: Iterable[Place], broken: list[BrokenStore]
-) -> Iterator[Store]:
-    """The stores at some places, each had by `opened`; what is wrong with the others is kept for later."""
-    for place in places:
+    for path in dict.fromkeys(asked):
         try:
-            yield from opened(place)
+            yield from _nearest(kernel, path, mounts)
         except BrokenStore as error:
             broken.append(error)
+    if broken:
+        raise broken[0]
 
 
 def _nearest(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store]:
@@ -122,11 +113,15 @@ def _everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
     mounts = read_mounts()
     users: set[int] = set()
     broken: list[BrokenStore] = []
-    for store in _unbroken(partial(_open_place, kernel, mounts), _places(kernel, mounts, users, silent), broken):
-        if store.is_roots_to_keep():
-            with suppress(OSError):  # it is gone by now
-                users.update(named_users(store))
-        yield store
+    for place in _places(kernel, mounts, users, silent):
+        try:
+            for store in _open_place(kernel, mounts, place):
+                if store.is_roots_to_keep():
+                    with suppress(OSError):  # it is gone by now
+                        users.update(named_users(store))
+                yield store
+        except BrokenStore as error:
+            broken.append(error)
     if broken:
         raise broken[0]
 

@@ -43,7 +43,7 @@ from fusefs.linux.file_locks import flock_holders
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import moment
 from fusefs.linux.mountinfo import Mount, below, is_inside, read_mounts
-from fusefs.store.as_owner import as_owner
+from fusefs.store.as_owner import as_owner, give_what_is_left
 from fusefs.store.container import ClaimLost, HeldContainer, hold_soon, move, open_record, rewrite, touch
 from fusefs.store.find_stores import discover, folders, lower_stores, with_lower
 from fusefs.store.layout import POINTERS, TREE, USERS, Store, UserFolder, open_store
@@ -115,11 +115,6 @@ class ListedContainer(NamedTuple):
 def entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
     """The containers of one user in all states, oldest first; to be run as that user."""
     vouched = is_vouched(folder.store)
-    for entry in _entries(folder, now):
-        yield entry._replace(is_vouched=vouched)
-
-
-def _entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
     for state in State:
         names = folder.list(state)
         if not names:
@@ -128,7 +123,7 @@ def _entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
             for name in names:
                 entry = _look(folder, state, state_fd, name, now)
                 if entry is not None:
-                    yield entry
+                    yield entry._replace(is_vouched=vouched)
 
 
 def entries_in_no_order(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
@@ -159,18 +154,15 @@ def _look(folder: UserFolder, state: State, state_fd: Fd, name: bytes, now: Now)
     try:
         with kernel.open_dir(state_fd, name) as fd, open_record(kernel, fd, folder.uid) as record_fd:
             record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
-            is_stopped = state is State.REAPING and _is_left(kernel, record_fd)
+            is_stopped = state is State.REAPING and kernel.is_local(record_fd)
+            # Whether a process holds the record, without taking its lock even for a moment.
+            is_stopped = is_stopped and not flock_holders(kernel.fstat(record_fd))
         return _entry(folder, state, ContainerId(text), record, now)._replace(is_stopped=is_stopped)
     except FileNotFoundError:
         return None  # moved meanwhile, or being made
     except (BadRecord, OSError) as error:
         told = error.message() if isinstance(error, BadRecord) else str(error.strerror)
         return unreadable(folder, state, name, told)
-
-
-def _is_left(kernel: Kernel, record_fd: Fd) -> bool:
-    """Whether no process holds a record, without taking it even for a moment."""
-    return kernel.is_local(record_fd) and not flock_holders(kernel.fstat(record_fd))
 
 
 def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record, now: Now) -> ListedContainer:
@@ -386,7 +378,7 @@ def tend_all(
     def act(folder: UserFolder) -> list[str]:
         if not _is_tended(folder, asker):
             return []  # below one that is
-        return [*tend(folder, ended, waits), *_given(folder)]
+        return [*tend(folder, ended, waits), *give_what_is_left(folder)]
 
     settled = [
         line
@@ -396,15 +388,6 @@ def tend_all(
     passed_over = (f"{printable(path)} does not answer: passed over" for path in dict.fromkeys(silent))
     errors = (f"{error.message()} ({error.hint})" for error in lost if not isinstance(error, BrokenStore))
     return [*settled, *errors, *map(told, refused), *passed_over]
-
-
-def _given(folder: UserFolder) -> list[str]:
-    """See give_what_is_left; there is hardly ever anything."""
-    if folder.uid or os.geteuid() or not folder.list(State.STAGE):
-        return []
-    from fusefs.store.as_owner import give_what_is_left
-
-    return give_what_is_left(folder)
 
 
 def _prepared(store: Store, lost: list[TrashdError]) -> Store:

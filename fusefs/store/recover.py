@@ -242,34 +242,22 @@ def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None
         watched: list[float] = []
         problems: list[Finding] = []
         for state in (State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS):
-            _recover_state(folder, state, ended, watched, problems, asks=waits is not None)
+            names = folder.list(state)
+            if names and state is State.ORPHANS:
+                with folder.open(state) as orphans:
+                    names = [name for name in names if not _is_whole(folder.store.kernel, orphans, name)]
+            for name in names:
+                where = printable(folder.path_to(state, name))
+                try:
+                    _settle(folder, state, name, ended, watched, asks=waits is not None)
+                except KeptContainer as kept:
+                    problems.append(Finding(where, str(kept), kept.hint))
+                except TrashdError as error:
+                    problems.append(Finding(where, error.message(), error.hint))
+                except OSError as error:
+                    problems.append(refused(folder, where, error))
         if waits is None or not watched or not waits(min(watched)):
             return problems
-
-
-def _recover_state(
-    folder: UserFolder,
-    state: State,
-    ended: Collection[str],
-    watched: list[float],
-    problems: list[Finding],
-    *,
-    asks: bool,
-) -> None:
-    names = folder.list(state)
-    if names and state is State.ORPHANS:
-        with folder.open(state) as orphans:
-            names = [name for name in names if not _is_whole(folder.store.kernel, orphans, name)]
-    for name in names:
-        where = printable(os.path.join(folder.path(), state.value.encode(), name))
-        try:
-            _settle(folder, state, name, ended, watched, asks=asks)
-        except KeptContainer as kept:
-            problems.append(Finding(where, str(kept), kept.hint))
-        except TrashdError as error:
-            problems.append(Finding(where, error.message(), error.hint))
-        except OSError as error:
-            problems.append(refused(folder, where, error))
 
 
 def _is_whole(kernel: Kernel, orphans: Fd, name: bytes) -> bool:
@@ -322,18 +310,16 @@ def _settle(
                 folder.store.kernel.unlink(held.fd, RECORD_NEW)
         if state is State.REAPING:
             return  # whole or half, the next reap goes on with it
-        if alive is None:
+        has_ended = held.record.boot in ended
+        if alive is None or (has_ended and state is State.ORPHANS):
             _settle_held(held)
             return
-        if held.record.boot not in ended:
+        if not has_ended:
             if state is State.ORPHANS:
                 raise alive
             if left_s := left_to_wait_s(folder.store, held.fd):
                 watched.append(left_s)
                 raise alive
-        elif state is State.ORPHANS:
-            _settle_held(held)
-            return
         taken = take_over(held, state)
     if isinstance(taken, HeldContainer):
         with taken:
@@ -426,21 +412,22 @@ def _way_out_of(record: Record, volume: bytes, *first: str) -> str:
     return " ".join((*first, ends))
 
 
-def _gather(held: HeldContainer) -> None:
-    """Off local filesystems, have all that lies in older containers, and in gates, where it belongs. Raises  OSError"""
+def _gather(held: HeldContainer) -> tuple[Identity | None, Identity | None]:
+    """Off local filesystems, have all that lies in older containers, and in gates, where it belongs.
+
+    Returns  what lies under `tree` then, and under `fresh`
+    Raises   OSError
+    """
     if held.folder.store.is_shared():
         end_old(held)
         settle_late(held)
-
-
-def _found(held: HeldContainer, name: Name) -> Identity | None:
-    return identify_at(held.folder.store.kernel, held.fd, name)
+    kernel = held.folder.store.kernel
+    return identify_at(kernel, held.fd, TREE), identify_at(kernel, held.fd, FRESH)
 
 
 def _settle_staged(held: HeldContainer, origin: Origin) -> None:
-    _gather(held)
     record = held.record
-    action = decide_stage(record, _found(held, TREE), _found(held, FRESH), origin.identity())
+    action = decide_stage(record, *_gather(held), origin.identity())
     match action:
         case StageAction.KEEP:
             raise KeptContainer("what lies under `tree` is neither the old nor the fresh directory of its record")
@@ -531,9 +518,8 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
     back_to  the state that it goes back to if it had not happened
     Raises   OSError; Kept if what is found is not understood
     """
-    _gather(held)
     record = held.record
-    action = decide_restoring(record, _found(held, TREE), _found(held, FRESH), origin.identity())
+    action = decide_restoring(record, *_gather(held), origin.identity())
     if action is not RestoringAction.KEEP:
         drop_prepared(held)
     match action:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple, Self
@@ -94,28 +94,35 @@ def restore_by_id(
         within = None if inside is None else join(*split(inside))
     except ValueError as error:
         raise UsageError(inside or b"", "PATH-INSIDE is relative to the tree, without `..`") from error
-    if to is None:
-        if entry.origin is not None and any(map(is_stores_own, entry.origin.split(b"/"))):
-            # Only staging makes containers; one that root took to delete it may have lost its record by now (I3).
-            raise Refused(entry.origin, "it was taken out of a trash store: restore it with --to PATH")
-        body = partial(_back_home, entry, within)
-        return _explained(entry, lambda: act_on(kernel, volumes, entry, body, Restored))
-    if within is not None and entry.uid != os.geteuid():
-        raise UsageError("PATH-INSIDE with --to on another user's orphan", "restore it whole, or as that user")
-    parent, name = os.path.split(to.rstrip(b"/"))
-    check_operand(to)
-    if not name:
-        raise Refused(to or "--to with an empty path", "--to takes the new name of what is restored")
-    try:
-        above = open_shown(kernel, parent or b".")
-    except OSError as error:
-        raise from_os(error, to) from error
-    with above:
-        if is_bounded():
-            _check_destination(kernel, entry, parent or b".", above)
-        visible = DirectRename(kernel, above, Name(name))
-        body = partial(_elsewhere, entry, within, to, above.fd)
-        return _explained(entry, lambda: act_on(kernel, volumes, entry, body, Restored, visible), to)
+    with ExitStack() as owned:
+        if to is None:
+            if entry.origin is not None and any(map(is_stores_own, entry.origin.split(b"/"))):
+                # Only staging makes containers; one that root took to delete it may have lost its record by now (I3).
+                raise Refused(entry.origin, "it was taken out of a trash store: restore it with --to PATH")
+            body, visible = partial(_back_home, entry, within), None
+        else:
+            if within is not None and entry.uid != os.geteuid():
+                raise UsageError("PATH-INSIDE with --to on another user's orphan", "restore it whole, or as that user")
+            parent, name = os.path.split(to.rstrip(b"/"))
+            check_operand(to)
+            if not name:
+                raise Refused(to or "--to with an empty path", "--to takes the new name of what is restored")
+            try:
+                above = owned.enter_context(open_shown(kernel, parent or b"."))
+            except OSError as error:
+                raise from_os(error, to) from error
+            if is_bounded():
+                _check_destination(kernel, entry, parent or b".", above)
+            body = partial(_elsewhere, entry, within, to, above.fd)
+            visible = DirectRename(kernel, above, Name(name))
+        try:
+            return act_on(kernel, volumes, entry, body, Restored, visible)
+        except OSError as error:
+            if error.errno == errno.EXDEV and to is not None:
+                base = printable(entry.base_path())
+                hint = f"restore it --to a path on its own filesystem, somewhere below {base}, and mv it from there"
+                raise OtherFilesystem(to, hint) from error
+            raise from_os(error, entry.origin or entry.id) from error
 
 
 def _check_destination(kernel: Kernel, entry: ListedContainer, path: bytes, above: BackingAndMount) -> None:
@@ -138,17 +145,6 @@ def _check_destination(kernel: Kernel, entry: ListedContainer, path: bytes, abov
         check_giving(kernel, above.fd, path, entry.uid)
 
 
-def _explained(entry: ListedContainer, act: Callable[[], Restored], to: bytes | None = None) -> Restored:
-    try:
-        return act()
-    except OSError as error:
-        if error.errno == errno.EXDEV and to is not None:
-            base = printable(entry.base_path())
-            hint = f"restore it --to a path on its own filesystem, somewhere below {base}, and mv it from there"
-            raise OtherFilesystem(to, hint) from error
-        raise from_os(error, entry.origin or entry.id) from error
-
-
 def _back_home(
     entry: ListedContainer, inside: RelPath | None, folder: UserFolder, _visible: VisibleRename | None
 ) -> Restored:
@@ -158,22 +154,18 @@ def _back_home(
         return merge_back(claim, inside)
     if inside is not None:
         return restore_inside(claim, inside, None)
-    with claim, _origin_of(claim) as origin, ExitStack() as owned:
+    with claim, ExitStack() as owned:
+        try:
+            origin = owned.enter_context(Origin(held))
+        except OSError:
+            settle(claim)
+            raise
         if origin.parent_fd is None:
             settle(claim)
             raise NotFound(entry.origin or entry.id, "its directory is gone, or it was dropped: use --to PATH")
         visible = owned.enter_context(origin.visible())
         path = os.path.join(folder.store.base_path, held.record.origin or b"")
-        there = RestoreDestination(visible, path, origin.parent_fd, origin.name, None, at_origin=True, by_root=False)
-        return restore(claim, there)
-
-
-def _origin_of(claim: RestoreClaim) -> Origin:
-    try:
-        return Origin(claim.held)
-    except OSError:
-        settle(claim)
-        raise
+        return restore(claim, RestoreDestination(visible, path, origin.parent_fd, origin.name, None, at_origin=True))
 
 
 def _elsewhere(
@@ -186,21 +178,15 @@ def _elsewhere(
 ) -> Restored:
     assert visible is not None
     name = Name(os.path.basename(to.rstrip(b"/")))
-    target = _relative(folder, parent_fd, name)
-    by_root = not isinstance(visible, DirectRename)
-    if by_root:
+    base, parent = (os.readlink(b"/proc/self/fd/%d" % fd) for fd in (folder.store.base.fd, parent_fd))
+    target = join(below(parent, base), name) if is_inside(parent, base) else None
+    destination = RestoreDestination(visible, to, parent_fd, name, target, at_origin=False)
+    if destination.by_root():
         check_for_root(folder, entry.id)
     claim = claim_for_restore(folder, entry.id)
-    destination = RestoreDestination(visible, to, parent_fd, name, target, at_origin=False, by_root=by_root)
     if inside is not None:
         return restore_inside(claim, inside, destination)
     return restore(claim, destination)
-
-
-def _relative(folder: UserFolder, parent_fd: Fd, name: Name) -> RelPath | None:
-    """A destination relative to the store's base; None if it does not lie below that."""
-    base, parent = (os.readlink(b"/proc/self/fd/%d" % fd) for fd in (folder.store.base.fd, parent_fd))
-    return join(below(parent, base), name) if is_inside(parent, base) else None
 
 
 _WITHOUT_RETURN = {
@@ -263,7 +249,6 @@ class RestoreDestination(NamedTuple):
     target     path relative to the store's base; None for the origin, where our fresh directory may make way,
                and for what does not lie below the base
     at_origin  whether it is the origin
-    by_root    whether root renames for the tree's owner, which then needs no loan
     """
 
     visible: VisibleRename
@@ -272,7 +257,10 @@ class RestoreDestination(NamedTuple):
     name: Name
     target: RelPath | None
     at_origin: bool
-    by_root: bool
+
+    def by_root(self) -> bool:
+        """Whether root renames for the tree's owner, which then needs no loan."""
+        return not isinstance(self.visible, DirectRename)
 
 
 def check_for_root(folder: UserFolder, container: ContainerId) -> None:
@@ -311,7 +299,11 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
                 if record != held.record:
                     held = with_room(folder, FOR_USER, partial(rewrite, held, record))
                 if is_shared:
-                    held = _taken_over(held)
+                    # No call finds it in there that its swap, or an earlier restore, sent.
+                    taken = with_room(folder, FOR_USER, partial(take_over, held, State.RESTORING))
+                    if isinstance(taken, ClaimLost):
+                        raise Busy(container)
+                    held = taken
                     with closed_on_error(held):
                         tree = _open_tree(held)
                 else:
@@ -321,14 +313,6 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
                 _let_forget(held)
             return RestoreClaim(held, source, tree)
     raise _explain_unclaimed(folder, container)
-
-
-def _taken_over(held: HeldContainer) -> HeldContainer:
-    """It in restoring/, where no call finds it that its swap, or an earlier restore, sent. Raises  Busy; OSError"""
-    taken = with_room(held.folder, FOR_USER, partial(take_over, held, State.RESTORING))
-    if isinstance(taken, ClaimLost):
-        raise Busy(held.id)
-    return taken
 
 
 def _explain_unclaimed(folder: UserFolder, container: ContainerId) -> NotFound | Busy | Refused:
@@ -430,7 +414,7 @@ def _with_loan(kernel: Kernel, held: HeldContainer, tree: Fd, destination: Resto
 
     Raises  NotPermitted if recovery could not find the tree to end the loan
     """
-    lent = None if destination.by_root else loan(kernel.fstat(tree))
+    lent = None if destination.by_root() else loan(kernel.fstat(tree))
     if lent is None and held.folder.store.is_shared():
         lent = held.record.lent_mode  # it was taken over by that loan
     if lent is not None and destination.target is None and not destination.at_origin:
@@ -456,16 +440,12 @@ def settle(claim: RestoreClaim) -> None:
             with Origin(held) as origin:
                 settle_restoring(held, origin, back_to)
         except KeptContainer:
-            if claim.tree is not None and _is_untouched(held, claim.tree):
+            kernel = held.folder.store.kernel
+            # Nothing was moved, or all is back: the tree is in its place, and no fresh directory beside it.
+            if claim.tree and kernel.is_named(claim.tree, held.fd, TREE) and FRESH not in kernel.list(held.fd):
                 drop_prepared(held)
                 take_back(held, claim.tree, held.record.lent_mode)
                 move(held, back_to)
-
-
-def _is_untouched(held: HeldContainer, tree: Fd) -> bool:
-    """Whether nothing was moved, or all is back: the tree is in its place, and no fresh directory beside it."""
-    kernel = held.folder.store.kernel
-    return kernel.is_named(tree, held.fd, TREE) and FRESH not in kernel.list(held.fd)
 
 
 def _put(kernel: Kernel, held: HeldContainer, destination: RestoreDestination) -> HeldContainer:
@@ -630,17 +610,10 @@ def way_back(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name])
             with closed_on_error(here):
                 check_giving(kernel, here.fd, held.folder.store.base_path, kernel.fstat(like).st_uid, like, recorded)
     for parent in parents:
-        here, like = _descend(kernel, held, here, like, parent)
+        with here, like, closed_on_error(kernel.open_beneath(like, parent, DIRECTORY)) as model:
+            here, like = _enter(kernel, held, here, parent, model), model
     like.close()
     return here
-
-
-def _descend(
-    kernel: Kernel, held: HeldContainer, here: BackingAndMount, like: Fd, name: Name
-) -> tuple[BackingAndMount, Fd]:
-    """One level down on both sides; closes the two that it starts from."""
-    with here, like, closed_on_error(kernel.open_beneath(like, name, DIRECTORY)) as model:
-        return _enter(kernel, held, here, name, model), model
 
 
 def _enter(
@@ -718,11 +691,11 @@ def merge_back(claim: RestoreClaim, inside: RelPath | None) -> Restored:
                         left = _merge_all(kernel, held, tree, origin, path)
                     else:
                         left = _merge_part(kernel, held, tree, inside)
-        except FileNotFoundError as error:
+        except (OSError, TrashdError) as error:
             settle(claim)
-            raise NotFound(path, "nothing of the orphan belongs there, or the directory above it is gone") from error
-        except (OSError, TrashdError):
-            settle(claim)
+            if isinstance(error, FileNotFoundError):
+                hint = "nothing of the orphan belongs there, or the directory above it is gone"
+                raise NotFound(path, hint) from error
             raise
         if gone is not None:
             return restore(claim, gone)  # which settles it by itself
@@ -741,7 +714,7 @@ def _gone(held: HeldContainer, origin: RelPath, path: bytes, owned: ExitStack) -
     if there.identity() is not None:
         return None
     visible = owned.enter_context(there.visible())
-    return RestoreDestination(visible, path, there.parent_fd, there.name, origin, at_origin=True, by_root=False)
+    return RestoreDestination(visible, path, there.parent_fd, there.name, origin, at_origin=True)
 
 
 def _merge_all(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, origin: RelPath, path: bytes) -> Unmoved:
@@ -802,51 +775,32 @@ def merge(
            stays is told, if nothing that stays in it is.
     recorded  what the target was when the source's entries were taken from it
     """
+    left = Unmoved()
     with DeepOpener(kernel, source) as sources, DeepOpener(kernel, target) as targets:
-        merging = _Merging(kernel, sources, targets, recorded)
-        walk_inwards(start, merging.enter, merging.leave)
-    return merging.left
-
-
-class _Merging:
-    """One merge on its way."""
-
-    def __init__(self, kernel: Kernel, sources: DeepOpener, targets: DeepOpener, recorded: Identity | None) -> None:
-        self._kernel = kernel
-        self._recorded = recorded
-        self._sources = sources
-        self._targets = targets
-        self.left = Unmoved()
-
-    def enter(self, upper: RelPath) -> list[Name]:
-        """Move what can be moved of a directory; those in it that both have."""
-        try:
-            with self._sources.wholly(upper) as here, self._targets.wholly(upper) as there:
-                owner, recorded = self._kernel.fstat(here.fd).st_uid, None if upper else self._recorded
-                if not may_give(self._kernel, there.fd, owner, here.fd, recorded):
-                    self.left = self.left.plus(upper, errno.EPERM, NOT_GIVEN)
-                    return []
-                both, stays = _move_all(self._kernel, here, there, upper)
-        except OSError as error:
-            self._stays(upper, error, "openat2")
-            return []
-        self.left = self.left.and_also(stays)
-        return both
-
-    def leave(self, path: RelPath) -> None:
-        """Remove a directory that was emptied; there is always the one that all are in."""
-        if not path:
-            return
-        try:
-            self._sources.remove(path)
-        except FileNotFoundError:
-            pass  # another process took it
-        except OSError as error:
-            if not self.left.n:  # otherwise it may be for what stays in it
-                self._stays(path, error, "unlinkat")
-
-    def _stays(self, path: RelPath, error: OSError, call: str) -> None:
-        self.left = self.left.plus(path, error.errno or errno.EIO, call)
+        for path, names in walk_inwards(start):
+            if names is None:
+                if not path:
+                    continue  # there is always the one that all are in
+                try:
+                    sources.remove(path)
+                except FileNotFoundError:
+                    pass  # another process took it
+                except OSError as error:
+                    if not left.n:  # otherwise it may be for what stays in it
+                        left = left.plus(path, error.errno or errno.EIO, "unlinkat")
+                continue
+            try:
+                with sources.wholly(path) as here, targets.wholly(path) as there:
+                    if may_give(kernel, there.fd, kernel.fstat(here.fd).st_uid, here.fd, None if path else recorded):
+                        both, stays = _move_all(kernel, here, there, path)
+                    else:
+                        both, stays = [], Unmoved().plus(path, errno.EPERM, NOT_GIVEN)
+            except OSError as error:
+                left = left.plus(path, error.errno or errno.EIO, "openat2")
+                continue
+            names += both
+            left = left.and_also(stays)
+    return left
 
 
 def _move_all(

@@ -75,15 +75,6 @@ def passed_over(store: Store, uid: int | None = None) -> list[Finding]:
     return tell(store.path(), [*census.refused, *census.unread, *waiting(store, uid)])
 
 
-def passed_over_below(folder: UserFolder) -> list[Finding]:
-    """The user's names that are refused in the stores that their pointers lead to; to be run as that user."""
-    told = []
-    for store in lower_stores(folder):
-        with store:
-            told += passed_over(store, folder.uid)
-    return told
-
-
 def not_proven(folder: UserFolder) -> NotProven:
     """Why only its user reaps in a folder, with the command that helps, as far as one does."""
     if folder.doubt not in ("", NOT_REGISTERED):
@@ -131,7 +122,10 @@ def tend(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = 
     _adopted, problems = adopt_dropped(folder)
     if is_used(folder):
         restock(folder)
-    return [told(problem) for problem in (*kept, *problems, *passed_over_below(folder))]
+    for store in lower_stores(folder):
+        with store:
+            problems += passed_over(store, folder.uid)
+    return [told(problem) for problem in (*kept, *problems)]
 
 
 def look_over(store: Store) -> None:

@@ -19,7 +19,7 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import Generic, NamedTuple, Self, TypeVar
 
@@ -213,24 +213,24 @@ class DeepOpeners:
         return self._into[root]
 
 
-def walk_inwards(
-    start: RelPath, enter: Callable[[RelPath], Iterable[Name]], leave: Callable[[RelPath], object]
-) -> None:
-    """Enter and leave each directory of a tree, by its path: before those in it, and once more when they are done.
+def walk_inwards(start: RelPath) -> Iterator[tuple[RelPath, list[Name] | None]]:
+    """Each directory of a tree by its path, twice: before those in it, and once more when they are done.
 
     It remembers names alone: the paths of all directories of a chain take the square of its length.
-    enter  gives the names of those in it that are to be entered too
+    Returns  with the path, the first time, a list: the caller adds the names of those in it that are to be entered too
     """
-    path = start
-    pending = [list(enter(path))]
-    while pending:
-        if pending[-1]:
-            path = join(path, pending[-1].pop())
-            pending.append(list(enter(path)))
-        else:
+    path, pending = start, list[list[Name]]()
+    while True:
+        names = list[Name]()
+        yield path, names
+        pending.append(names)
+        while not pending[-1]:
             pending.pop()
-            leave(path)
+            yield path, None
+            if not pending:
+                return
             path = RelPath(os.path.dirname(path))
+        path = join(path, pending[-1].pop())
 
 
 def make_missing(kernel: Kernel, above: Fd, way: bytes, missing: bytes, models: DeepOpener, make: MakeLike) -> None:
@@ -245,7 +245,9 @@ def make_missing(kernel: Kernel, above: Fd, way: bytes, missing: bytes, models: 
     with closed_on_error(here):
         like = models.beneath(join(way, *names[:n_there])).fd
     for name in names[n_there:]:
-        here, like = _descend(kernel, here, like, name, make)
+        with here, like, closed_on_error(kernel.open_beneath(like, name, DIRECTORY)) as model:
+            make(here, name, model)
+            here, like = kernel.open_beneath(here, name, DIRECTORY), model
     here.close()
     like.close()
 
@@ -256,13 +258,6 @@ def _deepest(kernel: Kernel, above: Fd, names: list[Name]) -> tuple[Fd, int]:
         with suppress(FileNotFoundError):
             return kernel.open_beneath(above, join(*names[:count]), DIRECTORY), count
     return kernel.open_beneath(above, b".", DIRECTORY), 0
-
-
-def _descend(kernel: Kernel, here: Fd, like: Fd, name: Name, make: MakeLike) -> tuple[Fd, Fd]:
-    """One level down on both sides; closes the two that it starts from."""
-    with here, like, closed_on_error(kernel.open_beneath(like, name, DIRECTORY)) as model:
-        make(here, name, model)
-        return kernel.open_beneath(here, name, DIRECTORY), model
 
 
 _HEAD = b"trashd directories seen 1\n"
@@ -441,20 +436,18 @@ def may_take_whole(kernel: Kernel, top: Fd, whose: int, seen: SeenDirectories | 
     whose   of the directory that it is in
     Raises  OSError
     """
-    is_taken = True
-    within: list[int] = []
+    is_taken, within = True, [whose]
     with DeepOpener(kernel, BackingAndMount(top)) as opener:
-
-        def enter(path: RelPath) -> list[Name]:
-            nonlocal is_taken
+        for path, names in walk_inwards(RelPath(b"")):
+            if names is None:
+                within.pop()
+                continue
             with opener.beneath(path, flags=READABLE) as here:
-                inside = whose_is(kernel, here.fd, within[-1] if within else whose, seen)
+                inside = whose_is(kernel, here.fd, within[-1], seen)
                 within.append(inside or 0)
                 if inside is None:
                     is_taken &= kernel.is_empty(here.fd)
-                    return []
+                    continue
                 with kernel.scan(here.fd) as entries:
-                    return [Name(os.fsencode(one.name)) for one in entries if one.is_dir(follow_symlinks=False)]
-
-        walk_inwards(RelPath(b""), enter, lambda _path: within.pop())
+                    names += [Name(os.fsencode(one.name)) for one in entries if one.is_dir(follow_symlinks=False)]
     return is_taken
