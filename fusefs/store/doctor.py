@@ -18,7 +18,6 @@ from fusefs.core.identity import Likelihood, compare
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.results import Finding
-from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount
@@ -64,7 +63,10 @@ _BY_KILLED_KEEP = bytes(RECORD_NEW)
 def check_store(store: Store) -> Iterator[Finding]:
     """What is wrong with the store itself; to be run by any user who may look."""
     kernel, init = store.kernel, f"trashd init {shell_word(store.base_path)}"
-    for name in _list(store, store.base.fd):
+    names: list[bytes] = []
+    with suppress(PermissionError), kernel.open_dir(store.base.fd) as readable:
+        names = kernel.list(readable)
+    for name in names:
         if name.startswith(NEW_PREFIX):
             yield Finding(_told(store.base_path, name), "a store that was never finished", f"{init} sees to it")
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
@@ -79,14 +81,6 @@ def check_store(store: Store) -> Iterator[Finding]:
     ):
         yield Finding(_told(store.base_path), UNNOTED, what_unnoted_means(store.base_path))
     yield from passed_over(store)
-
-
-def _list(store: Store, fd: Fd) -> list[bytes]:
-    try:
-        with store.kernel.open_dir(fd) as readable:
-            return store.kernel.list(readable)
-    except PermissionError:
-        return []
 
 
 def _told(*path: bytes) -> str:
@@ -238,10 +232,10 @@ def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
     if unread is not None:
         where, why = unread
         yield Finding(printable(where), f"the registry of stores is not used: {why}", _UNREAD)
-    words = [LineOf(os.geteuid(), line) for line in registered() if is_inside(line.path, directory)]
-    for word, lead in follow(kernel, words, read_mounts()):
+    entries = [LineOf(os.geteuid(), line) for line in registered() if is_inside(line.path, directory)]
+    for entry, lead in follow(kernel, entries, read_mounts()):
         if lead is RegistryTarget.GONE:
-            where = word.line.store()
+            where = entry.line.store()
             yield Finding(printable(where), "the registry of stores names it, and it is gone", _GONE)
 
 

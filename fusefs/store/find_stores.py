@@ -148,7 +148,7 @@ def _places(kernel: Kernel, mounts: list[Mount], users: set[int], silent: list[b
         return
     places: list[bytes | LineOf] = []
     n_silent = len(silent)
-    every: Iterator[bytes | LineOf] = chain(_answering(kernel, mounts, silent), _words(kernel, mounts, users))
+    every: Iterator[bytes | LineOf] = chain(_answering(kernel, mounts, silent), _in_registries(kernel, mounts, users))
     for place in every:
         places.append(place)
         yield place
@@ -195,10 +195,10 @@ def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iter
             yield path
 
 
-def _words(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterator[LineOf]:
+def _in_registries(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterator[LineOf]:
     """What registries name."""
     own = [LineOf(os.geteuid(), line) for line in registered()]
-    yield from (word for word, lead in follow(kernel, own, mounts) if lead is RegistryTarget.THERE)
+    yield from (entry for entry, lead in follow(kernel, own, mounts) if lead is RegistryTarget.THERE)
     if os.geteuid() == 0:
         yield from stores_of_users(kernel, mounts, users)
 
@@ -314,7 +314,7 @@ def add_pointer(folder: UserFolder, lower: RelPath) -> None:
 def pointed(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
     """Each pointer's name and what it says; None for what is no plain relative path (users write them).
 
-    None at all where `pointers/` itself is something else: its user did that, and the checker tells.
+    None at all where `pointers/` itself is something else: its user did that, and the checker reports it.
     """
     kernel = folder.store.kernel
     with ExitStack() as owned:
@@ -369,7 +369,7 @@ def lower_stores(folder: UserFolder) -> Iterator[Store]:
 
     Each store once, whatever leads to it, and those of the first pointers alone: a pointer is a small file of a user's,
     and what it leads to is read each time. A pointer to a directory that is gone, or to a store that we don't trust,
-    leads nowhere: `check` tells.
+    leads nowhere: `trashd doctor` reports it.
     """
     store = folder.store
     seen: set[tuple[int, int]] = set()

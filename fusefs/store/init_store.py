@@ -138,7 +138,7 @@ def initialise(
     """Make the caller's store in a directory, or check and repair the one that is there; takes over that directory.
 
     What another user could change, or could have made of root's directories, is refused; or replaced if root says so:
-    then it is set aside as it is, in a new store. Which user moved what into it, or moved it as a whole, can't be told.
+    then it is set aside as it is, in a new store. Which user moved what into it, or moved it as a whole, nobody knows.
     Each owner's next command takes their own folder out of it.
     is_known  root says that it made the store which is there, where nothing shows that (another machine's, a copy)
     replaces  root says that what has the name of root's store, and is none, is to be replaced
@@ -170,7 +170,7 @@ def initialise(
 
 
 class _InitStep(NamedTuple):
-    """identity: of what is root's word from now on; None if it was so before, or is none of root's."""
+    """identity: of a store for which root vouches from now on; None if root did before, or it is none of root's."""
 
     is_new: bool
     identity: Identity | None
@@ -247,7 +247,12 @@ def _see_to_it(
         if stat.S_ISDIR(kernel.fstat(fd).st_mode):
             old = _read_anyones(kernel, fd, where)
             identifier = _noted_id(kernel, fd, places) if old is None else old.id
-            why = _why_not_kept(kernel, fd, places, is_known=is_known) if name == STORE else ""
+            why = ""
+            if name == STORE and os.geteuid() == 0:  # users mend their own
+                if _may_be_changed(kernel, fd):
+                    why = "which others could change"
+                elif not is_known and who_made(kernel, fd, places) is StoreMaker.UNKNOWN:
+                    why = "which others may have made of root's directories"
         else:
             identifier, why = None, "which is no directory"
         if not why:
@@ -285,17 +290,6 @@ def _open_anyones(kernel: Kernel, base: BackingAndMount, where: bytes, name: Nam
             return kernel.open_beneath(base.fd, name)
         hint = f"trashd init --replace {shell_word(os.path.dirname(where))} sets it aside in a new store"
         raise NoStore(f"{printable(where)}: it is no directory", hint) from error
-
-
-def _why_not_kept(kernel: Kernel, fd: Fd, places: set[bytes], *, is_known: bool) -> str:
-    """Why root can't go on with the store of an opened `.trashd`; empty if it can. Users mend their own."""
-    if os.geteuid() != 0:
-        return ""
-    if _may_be_changed(kernel, fd):
-        return "which others could change"
-    if is_known or who_made(kernel, fd, places) is not StoreMaker.UNKNOWN:
-        return ""
-    return "which others may have made of root's directories"
 
 
 def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
@@ -350,23 +344,19 @@ def _mend(
 
 def _name_rightly(kernel: Kernel, area_fd: Fd) -> list[str]:
     """Give what others have put to a user's name that of its owner. It is moved, and not changed."""
-    told = []
+    moved = []
     for name in kernel.list_anew(area_fd):
         if owner_of(kernel, area_fd, name) is None:
             continue  # its user mounted something there; the kernel would not let us move it either
         with suppress_errno(*ABSENT, errno.EBUSY):  # another init has moved it, or its user did something to it
-            told += _name_as_owned(kernel, area_fd, name)
-    return told
-
-
-def _name_as_owned(kernel: Kernel, area_fd: Fd, name: bytes) -> list[str]:
-    st = kernel.stat(area_fd, name)
-    is_directory = stat.S_ISDIR(st.st_mode)
-    if not name.isdigit() or whose(name) is None or (is_directory and name == b"%d" % st.st_uid):
-        return []
-    aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else PLANTED[:-1]))
-    kernel.rename_free(area_fd, name, area_fd, aside)
-    return [f"moved new/{name.decode()}, which belongs to uid {st.st_uid}, to new/{aside.decode()}"]
+            st = kernel.stat(area_fd, name)
+            is_directory = stat.S_ISDIR(st.st_mode)
+            if not name.isdigit() or whose(name) is None or (is_directory and name == b"%d" % st.st_uid):
+                continue
+            aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else PLANTED[:-1]))
+            kernel.rename_free(area_fd, name, area_fd, aside)
+            moved.append(f"moved new/{name.decode()}, which belongs to uid {st.st_uid}, to new/{aside.decode()}")
+    return moved
 
 
 def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:

@@ -228,7 +228,7 @@ def abandoned_folders(store: Store) -> Iterator[UserFolder]:
 def discard_dead(kernel: Kernel, u_fd: Fd, only: int | None, *, but: Name | None = None) -> bool:
     """Remove what killed makers of a user, or of all, left; whether others are at it now.
 
-    Where locks tell nothing (network filesystems) those of other hosts are not waited for.
+    Where locks prove nothing (network filesystems) those of other hosts are not waited for.
     """
     has_rivals = False
     for name in kernel.list_anew(u_fd):
@@ -405,7 +405,7 @@ def register_again(store: Store) -> list[str]:
     kernel, areas = store.kernel, store.areas
     if areas.new_fd is None or kernel.is_read_only(store.fd):
         return []
-    told: list[str] = []
+    done: list[str] = []
     with ExitStack() as owned:
         registry_fd = take_registry(store, owned)
         if registry_fd is None:
@@ -422,5 +422,5 @@ def register_again(store: Store) -> list[str]:
                     if not why_not_deep(kernel, fd, uid, areas.dev):
                         entry = entry._replace(name=name, identity=kernel.identify(fd))
                         write_registered(kernel, registry_fd, entry)
-                        told.append(f"registered u/{name.decode()}, which root or a copy of the store put there")
-    return told
+                        done.append(f"registered u/{name.decode()}, which root or a copy of the store put there")
+    return done

@@ -225,7 +225,7 @@ def unfinished(
             _fill(kernel, fd, name, identifier or VolumeId(os.urandom(16).hex()))
             yield fd
         finally:
-            # Not what it was exchanged with. Whose it is tells nothing: a server may have made it another user's.
+            # Not what it was exchanged with. Its owner proves nothing: a server may have made it another user's.
             if (fd is None or kernel.is_named(fd, base.fd, new)) and not _has_taken_in(kernel, base, new):
                 discard_unfinished(kernel, base, new)
 
@@ -331,9 +331,9 @@ def _has_taken_in(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
 
 
 def is_being_replaced(kernel: Kernel, base: BackingAndMount) -> bool:
-    """Whether an init has a store in hand that has no name just now; those of killed ones are finished. Raises  OSError
+    """Whether an init works on a store that has no name just now; those of killed ones are finished. Raises  OSError
 
-    On a network filesystem a killed one can't be told.
+    On a network filesystem nothing shows that one was killed.
     """
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         new = [Name(one) for one in kernel.list(readable) if one.startswith(NEW_PREFIX)]
@@ -360,13 +360,13 @@ def _finish(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
 
 def discard_abandoned(kernel: Kernel, base: BackingAndMount) -> list[str]:
     """Remove what killed makers of ours left; one with a running maker is locked, or may be another host's."""
-    told = []
+    done = []
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
             if name.startswith(SWAP_PREFIX) and makes_common():
                 with suppress_errno(*OUT_OF_REACH):
                     if not _is_new(kernel, base, Name(name)):
-                        told += _finish_exchange(kernel, base, Name(name))
+                        done += _finish_exchange(kernel, base, Name(name))
                         continue
             if not name.startswith(NEW_PREFIX) or owner_of(kernel, base.fd, name) != os.geteuid():
                 continue
@@ -377,8 +377,8 @@ def discard_abandoned(kernel: Kernel, base: BackingAndMount) -> list[str]:
                     if _finish(kernel, base, Name(name), fd):
                         continue
                     if discard_unfinished(kernel, base, Name(name)):
-                        told.append(f"removed {name.decode()}, which was never finished")
-    return told
+                        done.append(f"removed {name.decode()}, which was never finished")
+    return done
 
 
 def _is_emptied(kernel: Kernel, fd: Fd) -> bool:

@@ -155,7 +155,7 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndM
             try:
                 backing = knock(door, mounted)
             except OSError as error:
-                kernel.fstat(mounted)  # of a dead daemon it says so, and raises what tells how to bring it back
+                kernel.fstat(mounted)  # of a dead daemon it raises that, with the hint that brings it back
                 raise _no_backing(mount, f"its daemon does not give it ({error.strerror})") from error
         owned.pop_all()
         return BackingAndMount(backing, mounted)

@@ -67,7 +67,7 @@ class ListedContainer(NamedTuple):
     expires_ns, clock_set_ns  as the wall clock runs now, which was set forward by so much since it came
     is_proven   whether its folder is: only its user reaps it otherwise
     is_vouched  whether its store is vouched for, so that it is no copy: only by its ID it is reaped otherwise
-    invocation  the command that took it away; None: not told
+    invocation  the command that took it away; None: unknown
     size        what it takes, as far as that is known; None once a reaper has begun on it
     """
 
@@ -161,8 +161,8 @@ def _look(folder: UserFolder, state: State, state_fd: Fd, name: bytes, now: Now)
     except FileNotFoundError:
         return None  # moved meanwhile, or being made
     except (BadRecord, OSError) as error:
-        told = error.message() if isinstance(error, BadRecord) else str(error.strerror)
-        return unreadable(folder, state, name, told)
+        problem = error.message() if isinstance(error, BadRecord) else str(error.strerror)
+        return unreadable(folder, state, name, problem)
 
 
 def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record, now: Now) -> ListedContainer:
@@ -396,7 +396,7 @@ def _prepared(store: Store, lost: list[TrashdError]) -> Store:
     lost  gets the errors: one user must not keep root from looking at what others made
     """
     prepare(store, lost)
-    with suppress(OSError):  # the next look at the folders tells it
+    with suppress(OSError):  # the next command that reads the folders reports it
         for folder in folders(store):
             with folder:
                 try:
@@ -479,14 +479,14 @@ def the_one_called(
 
 
 def not_looked_at(silent: Sequence[bytes]) -> str:
-    """A hint for who does not find what he looks for, if some mount points did not answer."""
+    """A hint for a user who does not find an orphan, if some mount points did not answer."""
     return f"it may be on {', '.join(map(printable, silent))}, which does not answer" if silent else ""
 
 
 def _the_one_in(volumes: Sequence[bytes], found: Sequence[ListedContainer]) -> ListedContainer:
     """Of containers with one id, in copies of a volume, the one in the volume that was named, and not in a store below.
 
-    Raises  UsageError if that does not tell them apart
+    Raises  UsageError if that leaves more than one
     """
     named = [os.path.realpath(volume) for volume in volumes]
     there = [entry for entry in found if any(is_inside(one, entry.base_path()) for one in named)]
@@ -701,7 +701,7 @@ Term = UsualTerm | KeepFor
 
 
 def keep_by_id(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, term: Term) -> PinnedOrphan:
-    """Give what a list entry tells of another term, in a process of its owner.
+    """Give the orphan of a list entry another term, in a process of its owner.
 
     Raises  TrashdError; its record is as before then
     """
@@ -731,7 +731,7 @@ def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan
             _keep_anew(held, retention_s)
         elif record != held.record:
             with_room(folder, FOR_USER, partial(rewrite, held, record))
-            touch(folder.store.kernel, held.fd)  # the reaper's watch of orphans/ tells it
+            touch(folder.store.kernel, held.fd)  # the reaper watches orphans/
             folder.store.kernel.fsync(held.fd)  # the name too: the pin has to last through a power failure
         return PinnedOrphan(container, retention_s, record.expires_ns(now))
 

@@ -82,11 +82,85 @@ from fusefs.store.victim import check_operand
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, loan, take_back
 from fusefs.store.walk import DeepOpener, check_giving, is_bounded, may_give, walk_inwards
 
+_WITHOUT_RETURN = {
+    State.REAPING: "it may work on another host, which nothing stops for sure: nothing of it is taken back on this "
+    "filesystem; what it can't delete comes to quarantine",
+    State.QUARANTINE: "a reaper of another host that was cut off may go on with it, and nothing stops that for sure: "
+    "on this filesystem it is not moved back; copy what is left of it (trashd list --json tells where it lies)",
+}
+"""Why it does not come back off local filesystems: a reaper has directories of the tree itself open."""
+_SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
+_IN_BOTH = errno.EISDIR
+
+
+class Restored(NamedTuple):
+    """What a restore did.
+
+    path     where the tree is now
+    rescued  the orphan with what had been written into the fresh directory, if anything had
+    partial  the reaper had begun on it: what it had removed by then is gone
+    closed_uid  then, the owner now of directories that it may have entered, with mode 0700; None: it had not begun
+    is_spared  it is marked as restored, which rules go by (linux/xattrs.py)
+    left     of a sweep: what could not be put back, and is an orphan still; the first by name, `n_left` in all
+    """
+
+    id: ContainerId
+    path: bytes
+    rescued: ContainerId | None
+    partial: bool
+    warnings: tuple[str, ...]
+    left: tuple[Failure, ...] = ()
+    n_left: int = 0
+    closed_uid: int | None = None
+    is_spared: bool = True
+
+
+class RestoreClaim(NamedTuple):
+    """A container in restoring/, locked, and what its claim took.
+
+    source  the state that it came from
+    tree    its tree, open since then (O_PATH): wherever that is now, it is known; None if there was none
+    """
+
+    held: HeldContainer
+    source: State
+    tree: Fd | None
+
+    def __enter__(self) -> Self:
+        """Hold it for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Let go of the lock."""
+        self.held.owned.close()
+
+
+class RestoreDestination(NamedTuple):
+    """Where a tree shall go.
+
+    visible    what renames there
+    path       the same for people
+    target     path relative to the store's base; None for the origin, where our fresh directory may make way,
+               and for what does not lie below the base
+    at_origin  whether it is the origin
+    """
+
+    visible: VisibleRename
+    path: bytes
+    parent_fd: Fd
+    name: Name
+    target: RelPath | None
+    at_origin: bool
+
+    def by_root(self) -> bool:
+        """Whether root renames for the tree's owner, which then needs no loan."""
+        return not isinstance(self.visible, DirectRename)
+
 
 def restore_by_id(
     kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, inside: bytes | None, to: bytes | None
 ) -> Restored:
-    """Restore what a list entry tells of, whole or a part, to its origin or elsewhere.
+    """Restore the orphan of a list entry, whole or a part, to its origin or elsewhere.
 
     Raises  TrashdError; it is an orphan then as before
     """
@@ -189,82 +263,8 @@ def _elsewhere(
     return restore(claim, destination)
 
 
-_WITHOUT_RETURN = {
-    State.REAPING: "it may work on another host, which nothing stops for sure: nothing of it is taken back on this "
-    "filesystem; what it can't delete comes to quarantine",
-    State.QUARANTINE: "a reaper of another host that was cut off may go on with it, and nothing stops that for sure: "
-    "on this filesystem it is not moved back; copy what is left of it (trashd list --json tells where it lies)",
-}
-"""Why it does not come back off local filesystems: a reaper has directories of the tree itself open."""
-_SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
-
-
-class Restored(NamedTuple):
-    """What a restore did.
-
-    path     where the tree is now
-    rescued  the orphan with what had been written into the fresh directory, if anything had
-    partial  the reaper had begun on it: what it had removed by then is gone
-    closed_uid  then, the owner now of directories that it may have entered, with mode 0700; None: it had not begun
-    is_spared  it is marked as restored, which rules go by (linux/xattrs.py)
-    left     of a sweep: what could not be put back, and is an orphan still; the first by name, `n_left` in all
-    """
-
-    id: ContainerId
-    path: bytes
-    rescued: ContainerId | None
-    partial: bool
-    warnings: tuple[str, ...]
-    left: tuple[Failure, ...] = ()
-    n_left: int = 0
-    closed_uid: int | None = None
-    is_spared: bool = True
-
-
-class RestoreClaim(NamedTuple):
-    """A container in restoring/, locked, and what its claim took.
-
-    source  the state that it came from
-    tree    its tree, open since then (O_PATH): wherever that is now, it is known; None if there was none
-    """
-
-    held: HeldContainer
-    source: State
-    tree: Fd | None
-
-    def __enter__(self) -> Self:
-        """Hold it for the block."""
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """Let go of the lock."""
-        self.held.owned.close()
-
-
-class RestoreDestination(NamedTuple):
-    """Where a tree shall go.
-
-    visible    what renames there
-    path       the same for people
-    target     path relative to the store's base; None for the origin, where our fresh directory may make way,
-               and for what does not lie below the base
-    at_origin  whether it is the origin
-    """
-
-    visible: VisibleRename
-    path: bytes
-    parent_fd: Fd
-    name: Name
-    target: RelPath | None
-    at_origin: bool
-
-    def by_root(self) -> bool:
-        """Whether root renames for the tree's owner, which then needs no loan."""
-        return not isinstance(self.visible, DirectRename)
-
-
 def check_for_root(folder: UserFolder, container: ContainerId) -> None:
-    """Refuse what root's hand would refuse, while it still lies where it is listed.
+    """Refuse what root's rename would refuse, while it still lies where it is listed.
 
     Raises  Refused; BadRecord; OSError
     """
@@ -359,7 +359,9 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
     kernel = held.folder.store.kernel
     with claim:
         try:
-            tree = claim.tree or held.owned.enter_context(kernel.open_beneath(held.fd, TREE))
+            tree = claim.tree
+            if tree is None:
+                tree = held.owned.enter_context(kernel.open_beneath(held.fd, TREE))
             _check_giving(kernel, held, destination, kernel.fstat(tree).st_uid)
             held = _with_loan(kernel, held, tree, destination)
             held = _put(kernel, held, destination)
@@ -399,14 +401,14 @@ def _take_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination) -
 
     Returns  what is not back, in words
     """
-    told = []
+    warnings = []
     if destination.at_origin:
         with Origin(held) as origin:
-            told = [f"not taken back: {one}" for one in origin.settle_kept()]
+            warnings = [f"not taken back: {one}" for one in origin.settle_kept()]
     absent = missing(held, tree)
     if absent:
-        told.append(f"the swap kept {', '.join(absent)} in view, and it was not there to be taken back")
-    return told
+        warnings.append(f"the swap kept {', '.join(absent)} in view, and it was not there to be taken back")
+    return warnings
 
 
 def _with_loan(kernel: Kernel, held: HeldContainer, tree: Fd, destination: RestoreDestination) -> HeldContainer:
@@ -429,7 +431,7 @@ def _with_loan(kernel: Kernel, held: HeldContainer, tree: Fd, destination: Resto
 def settle(claim: RestoreClaim) -> None:
     """Do what recovery would with a claimed container: back where it was claimed, or finished if its tree got through.
 
-    An error in the middle of a restore doesn't tell how far it came; what is found does. Recovery goes by identities
+    An error in the middle of a restore doesn't show how far it came; what is found does. Recovery goes by identities
     alone, which a copy of a volume has others of; we have its tree open since the claim. What fails now, the next
     recovery does.
     """
@@ -442,9 +444,10 @@ def settle(claim: RestoreClaim) -> None:
         except KeptContainer:
             kernel = held.folder.store.kernel
             # Nothing was moved, or all is back: the tree is in its place, and no fresh directory beside it.
-            if claim.tree and kernel.is_named(claim.tree, held.fd, TREE) and FRESH not in kernel.list(held.fd):
+            tree = claim.tree
+            if tree is not None and kernel.is_named(tree, held.fd, TREE) and FRESH not in kernel.list(held.fd):
                 drop_prepared(held)
-                take_back(held, claim.tree, held.record.lent_mode)
+                take_back(held, tree, held.record.lent_mode)
                 move(held, back_to)
 
 
@@ -578,7 +581,7 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
 
 
 def closed(held: HeldContainer) -> int | None:
-    """The uid that the directories may have that a reaper had entered; how many, only a walk of the tree could tell."""
+    """The uid that the directories may have that a reaper had entered; how many, only a walk of the tree could show."""
     return held.folder.uid if held.record.partial else None
 
 
@@ -649,9 +652,6 @@ def _enter(
     return there
 
 
-_IN_BOTH = errno.EISDIR
-
-
 class Unmoved(NamedTuple):
     """What stays where it is: the first by name, all counted. n_unmarked: of what moved, not marked as restored"""
 
@@ -672,7 +672,7 @@ class Unmoved(NamedTuple):
 def merge_back(claim: RestoreClaim, inside: RelPath | None) -> Restored:
     """Put what a sweep took back, all of it or what has a path in its tree. Takes over `claim`.
 
-    What can't be moved is an orphan still, and told: the same again, later, brings the rest.
+    What can't be moved is an orphan still, and reported: the same again, later, brings the rest.
     Raises  NotFound, Occupied, or OSError as the kernel refused: what is not back by then is an orphan again
     """
     claim = claim._replace(held=forget_size(claim.held))
@@ -747,11 +747,11 @@ def _end(held: HeldContainer) -> tuple[str, ...]:
             flush(move(held, State.ORPHANS))
             return ()
         flush(held)
-        told = tuple(keep_hoisted(held))
+        warnings = tuple(keep_hoisted(held))
         retire_restored(held)
     except OSError as error:
         return (f"{error.strerror} after it was back; the next trashd command completes it",)
-    return told
+    return warnings
 
 
 def bring(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name: Name, above: RelPath) -> Unmoved:
@@ -772,7 +772,7 @@ def merge(
     """Move what is in a directory into the one that has the same path on the other side; what of it stays.
 
     start  that path; empty for the two themselves. The directory goes when it is empty, unless it is that; one that
-           stays is told, if nothing that stays in it is.
+           stays is reported, if nothing that stays in it is.
     recorded  what the target was when the source's entries were taken from it
     """
     left = Unmoved()

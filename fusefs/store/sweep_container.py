@@ -47,7 +47,7 @@ class SweepContainer(NamedTuple):
 
     scope   the directory that is swept
     tree    its `tree`, on both sides if the directory is
-    volume  the directory that holds the store, if that is not the root of the mount: commands need to be told
+    volume  the directory that holds the store, if that is not the root of the mount: commands need to name it
     offered  the store: it goes again if nothing was taken and it was made for this
     """
 
@@ -185,7 +185,7 @@ def _try_way(kernel: Kernel, scope: Scope, held: HeldContainer) -> None:
 
     A file that is made there without a name is linked into the container for a moment: the kernel asks the same of
     a link as of a rename (project, subvolume, encryption). Its name here is one that recovery knows to remove.
-    Where that can't be tried, the first renames will tell.
+    Where that can't be tried, the first renames show it.
     Raises  OSError with EXDEV if it can't
     """
     try:

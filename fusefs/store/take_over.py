@@ -5,7 +5,7 @@ before: they find nothing (docs/decisions/0042-shared-filesystems.md). A restore
 keeps an orphan what is kept, since a late call may be on its way to that as well.
 
 Whether another node still works on a container is watched for long, by our own clock. What was seen, and when, is noted
-beside the record, so that any later command of this boot goes on with the watch. It only tells who may be alive: what
+beside the record, so that any later command of this boot goes on with the watch. It only shows who may be alive: what
 keeps live files, should a silent one wake after all, is how it is taken over.
 """
 
@@ -154,7 +154,7 @@ _KNOWN_S = {
 """By the type of the filesystem: the nodes of these saw each other's changes within seconds (docs/performance.md)."""
 _CACHE_TIMES = 3
 _ANNOUNCED_PART = 1 / 3
-"""Of that time: so long nothing is said of it, or whoever looks would stop every swap; and so long it is announced."""
+"""Of that time: so long nothing is said of it, or every check would stop every swap; and so long it is announced."""
 _NOTE_MAX_BYTES = 200
 _NS = 1_000_000_000
 
@@ -222,7 +222,7 @@ def left_to_wait_s(store: Store, fd: Fd) -> float:
 
 
 def _name(prefix: bytes) -> Name:
-    """Each boot has a note of its own: another's clock tells us nothing."""
+    """Each boot has a note of its own: another's clock proves nothing."""
     return Name(prefix + boot_id().encode())
 
 

@@ -3,12 +3,12 @@
 Names that are refused as users' folders are reported: trashd never touches nor mends them.
 
 What is just being moved into a drop folder through a mount is adopted at once: a container with a durable record, one
-rename, an orphan. The rename is made by whoever moves it, with that user's own rights, between `make_ready` and
+rename, an orphan. The process that moves it makes the rename, with that user's own rights, between `make_ready` and
 `finish`, which are the folder's user's. Killed in between, it is where it was or in a container that recovery adopts,
 as for `trashd rm`.
 
 From a store that root set aside when taking a volume over, each owner takes their own folder out, by their own right.
-Which user moved what into such a store, or the whole, can't be told any more. So root takes nothing from there:
+Which user moved what into such a store, or the whole, nobody knows any more. So root takes nothing from there:
 it lies in the new store, where no user can move it, and its users' next commands empty it. What they take is kept
 until they ask for its end by name: that it lay there does not prove that they asked for it, and only they may act on
 it.
@@ -118,14 +118,13 @@ def _of_owner(store: bytes, refused: list[Standing]) -> Iterable[Finding]:
 
 def tend(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> list[str]:
     """Tend one user's folder, as that user; what could not be settled, in words. ended, waits: as for `recover`"""
-    kept = recover(folder, ended, waits)
-    _adopted, problems = adopt_dropped(folder)
+    problems = [*recover(folder, ended, waits), *adopt_dropped(folder)]
     if is_used(folder):
         restock(folder)
     for store in lower_stores(folder):
         with store:
             problems += passed_over(store, folder.uid)
-    return [told(problem) for problem in (*kept, *problems)]
+    return [told(problem) for problem in problems]
 
 
 def look_over(store: Store) -> None:
@@ -226,7 +225,7 @@ def finish(ready: ReadyContainer, item: Fd) -> bool:
     """Make an orphan of what came; False: nothing did, and the container is no more. item: what should have
 
     What can't be finished is left to recovery.
-    Raises  OSError: nobody can tell what came
+    Raises  OSError: nobody knows what came
     """
     held = ready.held
     kernel = held.folder.store.kernel
@@ -259,7 +258,7 @@ def old_stores(store: Store) -> list[Name]:
 
 def waiting(store: Store, only: int | None = None) -> list[Standing]:
     """The folders that wait there for their owners, of all users or of one. Raises  OSError"""
-    kernel, told = store.kernel, []
+    kernel, folders = store.kernel, list[Standing]()
     for old in old_stores(store):
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError), ExitStack() as owned:
             fd = owned.enter_context(kernel.open_beneath(store.fd, old, READABLE))
@@ -269,8 +268,8 @@ def waiting(store: Store, only: int | None = None) -> list[Standing]:
                     if only not in (None, uid):
                         continue
                     why = WAITS if uid else STAYS
-                    told += [Standing(Name(join(old, area)), name, uid, None, why) for name in names]
-    return told
+                    folders += [Standing(Name(join(old, area)), name, uid, None, why) for name in names]
+    return folders
 
 
 def take_own(store: Store) -> None:
@@ -332,7 +331,7 @@ def _move(old: UserFolder, part: Name, folder: UserFolder) -> None:
                             continue
             source = owned.enter_context(kernel.open_dir(old.fd, part))
             if part == DROP:
-                with suppress(OSError, TrashdError):  # it stays, and is told
+                with suppress(OSError, TrashdError):  # it stays, and is reported
                     take_in(folder, source, Name(name), origin=None, retention_s=None, note=_NOTE)
             else:
                 place = owned.enter_context(folder.open(_BECOMES.get(part, part)))

@@ -356,7 +356,7 @@ class SeenDirectories(NamedTuple):
         with _open_parent(fd) as above:
             both = (kernel.identify(above), kernel.identify(fd))
         if not all(one.handle or one.btime_ns for one in both):
-            return False  # nothing tells it from another one of that number
+            return False  # it may be another one of that number
         place = (self.rule, os.fstatvfs(fd).f_fsid, *both)
         digest = hashlib.blake2b(repr(place).encode(), digest_size=_DIGEST_BYTES).digest()
         if os.fstat(self.notes).st_size < _NOTES_MAX_BYTES:
