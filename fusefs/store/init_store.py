@@ -145,17 +145,17 @@ def initialise(
     Raises    NoStore if `.trashd` is something else than a directory; Untrusted; NotPermitted; Busy if another command
               mends it; UnknownFormat
     """
-    repaired: list[str] = []
     with closed_on_error(base):
         if replaces and not makes_common():
             raise NotPermitted(base_path, "root replaces what has the name .trashd, outside of containers")
         name = _name_of(kernel, base, base_path, is_known=is_known)
-        done = _see_to_it(kernel, base, base_path, name, repaired, is_known=is_known, replaces=replaces)
+        done = _see_to_it(kernel, base, base_path, name, is_known=is_known, replaces=replaces)
     store = open_store(kernel, base, base_path, name)
     if store is None:
         raise Untrusted(os.path.join(base_path, name))
     store = vouched(store, done.identity)
     with closed_on_error(store):
+        repaired = done.repaired
         _recover_abandoned(store)
         for _area, fd in store.areas.all():
             discard_dead(kernel, fd, os.geteuid() or None)
@@ -174,6 +174,7 @@ class _InitStep(NamedTuple):
 
     is_new: bool
     identity: Identity | None
+    repaired: list[str]
 
 
 def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_known: bool) -> Name:
@@ -228,20 +229,19 @@ def _see_to_it(
     base: BackingAndMount,
     base_path: bytes,
     name: Name,
-    repaired: list[str],
     *,
     is_known: bool,
     replaces: bool,
 ) -> _InitStep:
-    """See to it that there is a store of ours. repaired: gets what was"""
+    """See to it that there is a store of ours."""
     _end_checks(kernel, base)
-    repaired += discard_abandoned(kernel, base)
+    repaired = discard_abandoned(kernel, base)
     where = os.path.join(base_path, name)
     fd = _open_anyones(kernel, base, where, name, replaces=replaces)
     if fd is None:
         if is_being_replaced(kernel, base):
             raise Busy(where)
-        return _InitStep(True, build_store(kernel, base, name))
+        return _InitStep(True, build_store(kernel, base, name), repaired)
     with fd, ExitStack() as owned:
         places = {base_path, os.readlink(base.fd.path())}
         if stat.S_ISDIR(kernel.fstat(fd).st_mode):
@@ -258,14 +258,14 @@ def _see_to_it(
         if not why:
             if not take_store(kernel, fd, owned):
                 raise Busy(where)
-            _mend(kernel, fd, base_path, name, identifier, repaired)
-            return _InitStep(False, kernel.identify(fd))
+            repaired += _mend(kernel, fd, base_path, name, identifier)
+            return _InitStep(False, kernel.identify(fd), repaired)
         if not replaces:
             refuse_squashed(kernel, fd, base_path)  # to whom it can't be shown who made it, nor would --known help
             raise Untrusted(f"{printable(where)}, {why}", way_out(base_path))
         made = build_store(kernel, base, name, identifier, replaces=fd)
     repaired.append(f"set the old store aside, {why}: its owners' next commands empty it")
-    return _InitStep(True, made)
+    return _InitStep(True, made, repaired)
 
 
 def _noted_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | None:
@@ -318,17 +318,16 @@ def _is_roots(st: os.stat_result, *, sticky: bool) -> bool:
     return st.st_uid == 0 and not shared
 
 
-def _mend(
-    kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None, repaired: list[str]
-) -> None:
-    """Make a store that no other user could change what it should be."""
+def _mend(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:
+    """Make a store that no other user could change what it should be; what was repaired."""
+    repaired: list[str] = []
     if not kernel.is_read_only(fd):
         discard_trials(kernel, fd)
     if os.geteuid() == 0 and name == STORE:
         if is_wrong(kernel, fd, STORE_MODE):
             own(kernel, fd, STORE_MODE)
             repaired.append("took back .trashd")
-        _make_way(kernel, fd, repaired)
+        repaired += _make_way(kernel, fd)
         names = kernel.list(fd)
         for area_name, mode in AREA_MODES.items():
             if area_name not in names:
@@ -339,7 +338,7 @@ def _mend(
                 if is_wrong(kernel, area, mode):
                     own(kernel, area, mode)
                     repaired.append(f"took back .trashd/{area_name.decode()}")
-    repaired += _renew_volume(kernel, fd, base_path, name, identifier)
+    return repaired + _renew_volume(kernel, fd, base_path, name, identifier)
 
 
 def _name_rightly(kernel: Kernel, area_fd: Fd) -> list[str]:
@@ -359,8 +358,9 @@ def _name_rightly(kernel: Kernel, area_fd: Fd) -> list[str]:
     return moved
 
 
-def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
+def _make_way(kernel: Kernel, fd: Fd) -> list[str]:
     """See to it that all but the areas, nodes and old stores is files of root's, so that nothing is in our way."""
+    moved = []
     for name in kernel.list_anew(fd):
         if name in AREA_MODES or name.startswith(OLD):
             continue
@@ -370,7 +370,8 @@ def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
         if not (stat.S_ISREG(st.st_mode) and st.st_uid == 0) and PLANTED not in name:
             aside = name[:_KEPT_OF_NAME] + PLANTED + os.urandom(6).hex().encode()
             kernel.rename_free(fd, name, fd, aside)
-            repaired.append(f"moved {printable(name)} to {printable(aside)}")
+            moved.append(f"moved {printable(name)} to {printable(aside)}")
+    return moved
 
 
 def _read_anyones(kernel: Kernel, fd: Fd, where: bytes) -> Volume | None:
