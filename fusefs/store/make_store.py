@@ -204,15 +204,14 @@ def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
 
 @contextmanager
 def unfinished(
-    kernel: Kernel, base: BackingAndMount, name: Name, new: Name | None = None, identifier: VolumeId | None = None
+    kernel: Kernel, base: BackingAndMount, name: Name, new: Name, identifier: VolumeId | None = None
 ) -> Iterator[Fd]:
     """A whole store under a name that is never looked for, locked; gone again unless the block gives it another one, or
     moves an old one into it.
 
-    name    that it is to have
+    name    that it is to have; `new`, that it has meanwhile
     Raises  OSError; FileNotFoundError if an init was faster than the lock
     """
-    new = new or Name(NEW_PREFIX + os.urandom(6).hex().encode())
     if kernel.is_read_only(base.names()):  # where a mount of ours is, what is made below it could not be removed
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     kernel.mkdir(base.fd, new)

@@ -433,11 +433,9 @@ def _is_tended(folder: UserFolder, asker: int) -> bool:
     return is_in_u or folder.is_served_by(asker)
 
 
-def find_container(
-    kernel: Kernel, volumes: Sequence[bytes], identifier: str, clocks: tuple[Clock, ...] = ()
-) -> ListedContainer:
-    """The one container with that id; arguments and errors as for `find_containers`."""
-    return find_containers(kernel, volumes, [identifier], clocks)[0]
+def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> ListedContainer:
+    """The one container with that id; errors as for `find_containers`."""
+    return find_containers(kernel, volumes, [identifier])[0]
 
 
 def find_containers(
