@@ -8,10 +8,10 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from fusefs.cli.plain_line import PlainLine
 from fusefs.core.errors import TrashdError
 
 _GC_THRESHOLD = 20_000
@@ -139,30 +139,28 @@ def _refuses(act: Callable[[], object]) -> int | None:
 
 def _run(arguments: list[str]) -> int:
     """Run a plain line of `swap` or `rm` without click, whose import takes longer than their work; else use click."""
-    line = _find_plain_line(arguments)
-    values = None if line is None else line.read(arguments[1:])
+    act = _find_plain_line(arguments)
     # What is looked at by thousands makes no cycles, and a search each 700 of them takes a third of the time.
     gc.set_threshold(_GC_THRESHOLD)
     gc.enable()
-    if line is not None and values is not None:
-        return line.run(**values)
+    if act is not None:
+        return act()
     from fusefs.cli.group import dispatch
 
     return dispatch(arguments)
 
 
-def _find_plain_line(arguments: list[str]) -> PlainLine | None:
-    """Find what a plain line of a command may have; None: click reads every line of it."""
+def _find_plain_line(arguments: list[str]) -> Callable[[], int] | None:
+    """Read a plain line; what carries it out. None: click reads this line."""
     match arguments:
-        case ["swap", *_]:
+        case ["swap", *words]:
             from fusefs.cli.swap_paths import LINE
-
-            return LINE
-        case ["rm", *_]:
+        case ["rm", *words]:
             from fusefs.cli.rm_paths import LINE
-
-            return LINE
-    return None
+        case _:
+            return None
+    values = LINE.read(words)
+    return None if values is None else partial(LINE.run, **values)
 
 
 if __name__ == "__main__":

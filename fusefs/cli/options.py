@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 
 from fusefs.cli import output
-from fusefs.cli.plain_line import read_note
+from fusefs.cli.swap_paths import read_note
 from fusefs.core.errors import Refused, errors_about
 from fusefs.core.human_units import format_duration, parse_duration, parse_rate
 from fusefs.core.names import ID_RANDOM_CHARS

@@ -10,9 +10,8 @@ from itertools import chain, islice
 
 from fusefs.cli import output
 from fusefs.cli.output import is_confirmed
-from fusefs.cli.plain_line import PlainLine, PlainOption, read_note
 from fusefs.cli.stop_signals import StopSignals
-from fusefs.cli.swap_paths import SwapBatch, every_path, swap_all
+from fusefs.cli.swap_paths import PlainLine, PlainOption, SwapBatch, every_path, read_note, swap_all
 from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.errors import Refused, TrashdError, Unsettled, UsageError
 from fusefs.core.human_units import parse_duration

@@ -114,15 +114,11 @@ def from_words(words: bytes) -> Identity | None:
     ino, btime_ns = map(int, numbers)
     if handle == "-":
         return Identity("", ino, btime_ns)
-    return Identity(handle, ino, btime_ns) if _is_handle(handle) else None
-
-
-def _is_handle(text: str) -> bool:
-    """Whether it has the form of an identity's handle."""
-    digits = text.removeprefix(MARK)
-    if digits != text:
-        return len(digits) == _MARK_DIGITS and is_hex(digits)
-    kind, _, digits = text.partition(":")
-    number = kind.removeprefix("-")
-    is_kind = number.isdigit() and len(number) <= _MOST_KIND_DIGITS
-    return is_kind and _LEAST_HANDLE_DIGITS <= len(digits) <= _MOST_HANDLE_DIGITS and is_hex(digits)
+    kind, _, digits = handle.partition(":")
+    if handle.startswith(MARK):
+        is_handle = len(digits) == _MARK_DIGITS
+    else:
+        number = kind.removeprefix("-")
+        is_kind = number.isdigit() and len(number) <= _MOST_KIND_DIGITS
+        is_handle = is_kind and _LEAST_HANDLE_DIGITS <= len(digits) <= _MOST_HANDLE_DIGITS
+    return Identity(handle, ino, btime_ns) if is_handle and is_hex(digits) else None

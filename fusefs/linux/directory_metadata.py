@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -113,7 +113,7 @@ def read_likeness(kernel: Kernel, fd: int) -> DirectoryMetadata:
         unreadable.append(_UNREADABLE_BY_USERS[magic])
     flags, extended = 0, None
     try:
-        flags = _all_flags(kernel, fd) or 0
+        (flags,) = _asked(kernel, fd, _GETFLAGS, _FLAGS) or (0,)
         extended = _extended(kernel, fd)
     except PermissionError:
         unreadable.append("inode flags and project id")
@@ -140,7 +140,22 @@ def apply_likeness(kernel: Kernel, fd: int, wanted: DirectoryMetadata) -> None:
     casefolding while its key is away.
     Raises  OSError: ENOKEY if it can't be encrypted in the same way, EXDEV if it is encrypted in another one already
     """
-    for step in _steps(kernel, fd, read_likeness(kernel, fd), wanted):
+    here = read_likeness(kernel, fd)
+    uid, gid = -1 if wanted.uid == here.uid else wanted.uid, -1 if wanted.gid == here.gid else wanted.gid
+    steps: list[Callable[[], None]] = [partial(kernel.chown, fd, uid, gid)]
+    if wanted.flags != here.flags:
+        steps.append(partial(_set_flags, kernel, fd, wanted.flags))
+    if wanted.extended is not None and wanted.extended != here.extended:
+        steps.append(partial(_set_extended, kernel, fd, wanted.extended))
+    if wanted.encryption is not None and wanted.encryption != here.encryption:
+        steps.append(partial(_set_policy, kernel, fd, wanted.encryption))
+    steps += [partial(kernel.remove_xattr, fd, name) for name in here.xattrs.keys() - wanted.xattrs.keys()]
+    for name, value in wanted.xattrs.items():
+        is_reset = name == "btrfs.compression" and wanted.flags != here.flags
+        if is_reset or here.xattrs.get(name) != value:
+            steps.append(partial(kernel.set_xattr, fd, name, value))
+    steps.append(partial(kernel.chmod, fd, wanted.mode))
+    for step in steps:
         try:
             step()
         except OSError as error:
@@ -174,23 +189,6 @@ def make_like(
             raise  # else another process was faster
 
 
-def _steps(kernel: Kernel, fd: int, here: DirectoryMetadata, wanted: DirectoryMetadata) -> Iterator[Callable[[], None]]:
-    yield partial(kernel.chown, fd, _changed(here.uid, wanted.uid), _changed(here.gid, wanted.gid))
-    if wanted.flags != here.flags:
-        yield partial(_set_flags, kernel, fd, wanted.flags)
-    if wanted.extended is not None and wanted.extended != here.extended:
-        yield partial(_set_extended, kernel, fd, wanted.extended)
-    if wanted.encryption is not None and wanted.encryption != here.encryption:
-        yield partial(_set_policy, kernel, fd, wanted.encryption)
-    for name in here.xattrs.keys() - wanted.xattrs.keys():
-        yield partial(kernel.remove_xattr, fd, name)
-    for name, value in wanted.xattrs.items():
-        is_reset = name == "btrfs.compression" and wanted.flags != here.flags
-        if is_reset or here.xattrs.get(name) != value:
-            yield partial(kernel.set_xattr, fd, name, value)
-    yield partial(kernel.chmod, fd, wanted.mode)
-
-
 def differences(wanted: DirectoryMetadata, got: DirectoryMetadata) -> list[MetadataDifference]:
     """What of the wanted likeness is missing; the lent write permission of an owner does not count.
 
@@ -207,7 +205,11 @@ def differences(wanted: DirectoryMetadata, got: DirectoryMetadata) -> list[Metad
         ("group", str(wanted.gid), str(got.gid)),
         ("mode", f"{wanted.mode:04o}", f"{got.mode:04o}"),
         ("inode flags", f"{wanted.flags:#x}", f"{got.flags:#x}"),
-        *((what, of(wanted), of(got)) for what, of in _EXTENDED.items() if wanted.extended is not None),
+        *(
+            (what, str(getattr(wanted.extended, name)), str(getattr(got.extended, name, "none")))
+            for what, name in _EXTENDED.items()
+            if wanted.extended is not None
+        ),
         ("kind", *("btrfs subvolume" if one.is_subvolume else "directory" for one in (wanted, got))),
     ]
     return found + [MetadataDifference(*pair) for pair in pairs if pair[1] != pair[2]]
@@ -222,20 +224,13 @@ def _told(likeness: DirectoryMetadata, name: str) -> str:
     return "none" if value is None else value.hex()[:64]
 
 
-def _field(name: str, likeness: DirectoryMetadata) -> str:
-    return "none" if likeness.extended is None else str(getattr(likeness.extended, name))
-
-
-_EXTENDED: dict[str, Callable[[DirectoryMetadata], str]] = {
-    "project": partial(_field, "project"),
-    "extended flags": partial(_field, "flags"),
-    "extent size hint": partial(_field, "extent_size"),
-    "copy-on-write extent size hint": partial(_field, "cow_extent_size"),
+_EXTENDED = {
+    "project": "project",
+    "extended flags": "flags",
+    "extent size hint": "extent_size",
+    "copy-on-write extent size hint": "cow_extent_size",
 }
-
-
-def _changed(here: int, wanted: int) -> int:
-    return -1 if here == wanted else wanted
+"""The fields of Fsxattr, by what they are called where one differs."""
 
 
 def _xattrs(kernel: Kernel, fd: int, unlisted: tuple[str, ...], unreadable: list[str]) -> dict[str, bytes]:
@@ -280,14 +275,10 @@ def _set_policy(kernel: Kernel, fd: int, policy: bytes) -> None:
         raise OSError(errno.ENOKEY, f"encrypting the fresh directory: {error.strerror}") from error
 
 
-def _all_flags(kernel: Kernel, fd: int) -> int | None:
-    told = _told_if_any(kernel, fd, _GETFLAGS, _FLAGS)
-    return None if told is None else told[0]
-
-
 def _set_flags(kernel: Kernel, fd: int, flags: int) -> None:
-    (here,) = _asked(kernel, fd, _GETFLAGS, _FLAGS)
-    _put_flags(kernel, fd, here & _INTERNAL | flags)
+    here = _asked(kernel, fd, _GETFLAGS, _FLAGS)
+    if here:
+        _put_flags(kernel, fd, here[0] & _INTERNAL | flags)
 
 
 def _put_flags(kernel: Kernel, fd: int, flags: int) -> None:
@@ -295,8 +286,8 @@ def _put_flags(kernel: Kernel, fd: int, flags: int) -> None:
 
 
 def _extended(kernel: Kernel, fd: int) -> Fsxattr | None:
-    told = _told_if_any(kernel, fd, _GETXATTR, _FSXATTR)
-    if told is None:
+    told = _asked(kernel, fd, _GETXATTR, _FSXATTR)
+    if not told:
         return None
     flags, extent_size, _count, project, cow = told
     return Fsxattr(flags & ~_XFLAGS_FIXED, extent_size, project, cow)
@@ -315,25 +306,23 @@ def inherited_project(kernel: Kernel, fd: Fd) -> int | None:
 
 
 def _set_extended(kernel: Kernel, fd: int, wanted: Fsxattr) -> None:
-    here, *_ = _asked(kernel, fd, _GETXATTR, _FSXATTR)
-    flags = here & _XFLAGS_FIXED | wanted.flags
-    buffer = bytearray(_FSXATTR.pack(flags, wanted.extent_size, 0, wanted.project, wanted.cow_extent_size))
-    kernel.ioctl(fd, _SETXATTR, buffer)
+    here = _asked(kernel, fd, _GETXATTR, _FSXATTR)
+    if here:
+        flags = here[0] & _XFLAGS_FIXED | wanted.flags
+        buffer = bytearray(_FSXATTR.pack(flags, wanted.extent_size, 0, wanted.project, wanted.cow_extent_size))
+        kernel.ioctl(fd, _SETXATTR, buffer)
 
 
 def _asked(kernel: Kernel, fd: int, request: int, layout: struct.Struct) -> tuple[int, ...]:
+    """The kernel's answer to an ioctl; empty where the filesystem has no such thing. Raises  OSError"""
     buffer = bytearray(layout.size)
-    kernel.ioctl(fd, request, buffer)
-    return layout.unpack(buffer)
-
-
-def _told_if_any(kernel: Kernel, fd: int, request: int, layout: struct.Struct) -> tuple[int, ...] | None:
     try:
-        return _asked(kernel, fd, request, layout)
+        kernel.ioctl(fd, request, buffer)
     except OSError as error:
-        if error.errno in _ABSENT:
-            return None
-        raise
+        if error.errno not in _ABSENT:
+            raise
+        return ()
+    return layout.unpack(buffer)
 
 
 def is_frozen(fd: int) -> bool:
@@ -352,7 +341,7 @@ def thaw(kernel: Kernel, fd: int) -> bool:
 
     Raises  OSError: EPERM without CAP_LINUX_IMMUTABLE
     """
-    flags = _all_flags(kernel, fd) or 0
+    (flags,) = _asked(kernel, fd, _GETFLAGS, _FLAGS) or (0,)
     if not flags & _FREEZING:
         return False
     _put_flags(kernel, fd, flags & ~_FREEZING)

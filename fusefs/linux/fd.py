@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Self, TypeVar
 
 T = TypeVar("T", bound=AbstractContextManager[object])
 
@@ -54,23 +54,14 @@ class CountedFd(Fd):
         self._use = None
 
 
-def closed_on_error(opened: T) -> AbstractContextManager[T]:
+@contextmanager
+def closed_on_error(opened: T) -> Iterator[T]:
     """Own something for the block if that raises; otherwise it stays open, and its caller's."""
-    return _ClosedOnError(opened)
-
-
-class _ClosedOnError:
-    def __init__(self, opened: AbstractContextManager[object]) -> None:
-        self._opened = opened
-
-    def __enter__(self) -> Any:
-        return self._opened.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._opened.__exit__(kind, error, trace)
+    try:
+        yield opened
+    except BaseException as error:
+        opened.__exit__(type(error), error, error.__traceback__)
+        raise
 
 
 def told_of(fd: int) -> dict[str, str]:

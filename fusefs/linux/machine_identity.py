@@ -55,20 +55,17 @@ def session(pid: int = 0) -> str:
     """
     try:
         leader = _Process(os.getsid(pid))
-        while (caller := _caller(leader)) is not None:
-            leader = caller
+        while leader.parent:
+            parent = _Process(leader.parent)
+            if parent.session in (0, leader.pid) or not parent.has_terminal:
+                break
+            caller = _Process(parent.session)
+            if caller.uid == leader.uid:
+                break
+            leader = caller  # its program has made this session, for another user
         return f"{boot_id()[:8]}.{leader.pid}.{leader.start}"
     except (OSError, ValueError):
         return ""
-
-
-def _caller(leader: _Process) -> _Process | None:
-    """The leader of the session from which another user's program has made this one; None: nobody has."""
-    parent = _Process(leader.parent) if leader.parent else None
-    if parent is None or parent.session in (0, leader.pid) or not parent.has_terminal:
-        return None
-    caller = _Process(parent.session)
-    return None if caller.uid == leader.uid else caller
 
 
 class _Process:

@@ -55,7 +55,7 @@ class Mount(NamedTuple):
 
     def is_fuse(self) -> bool:
         """Whether a program serves it, ours or another's."""
-        return _is_fuse(self.fstype)
+        return self.fstype.partition(b".")[0] in _FUSE
 
     def flags(self) -> frozenset[str]:
         """What is on of this mount or its filesystem, by mount(8)'s names; options that are no flags, too."""
@@ -90,39 +90,27 @@ def read_mounts(pid: str = "self") -> list[Mount]:
 
 @lru_cache(maxsize=2)
 def _parse_mounts(table: bytes) -> tuple[Mount, ...]:
-    """Parse a table, which a command reads several times and which seldom changes meanwhile."""
-    return tuple(_parse_mount(line) for line in table.split(b"\n")[:-1])
+    """Parse a table, which a command reads several times and which seldom changes meanwhile.
 
-
-def _parse_mount(line: bytes) -> Mount:
-    # The kernel quotes blanks, tabs and newlines in names, and no carriage return or form feed: a user who mounts
-    # somewhere called so must not make fields.
-    fields = line.split(b" ")
-    kind = fields.index(b"-", 6) + 1
-    root = _plain(fields[3])
-    if fields[kind] == OURS and is_inside(root, b"/" + TOP):
-        root = b"/" + below(root, b"/" + TOP)
-    return Mount(
-        int(fields[0]), int(fields[1]), fields[2], root, _plain(fields[4]),
-        fields[kind], _plain(fields[kind + 1]), fields[5],
-        _owner(fields[-1]) if _is_fuse(fields[kind]) else 0, fields[-1],
-    )  # fmt: skip
-
-
-def _is_fuse(fstype: bytes) -> bool:
-    return fstype.partition(b".")[0] in _FUSE
-
-
-def _owner(super_options: bytes) -> int:
-    """The uid in the options of a FUSE superblock; that of nobody, which is never trusted, where there is none."""
-    told = (option.removeprefix(_USER_ID) for option in super_options.split(b",") if option.startswith(_USER_ID))
-    uid = next(told, b"")
-    return int(uid) if uid.isdigit() else -1
-
-
-def _plain(field: bytes) -> bytes:
-    """Without the kernel's escapes, `\\040` and such."""
-    return unescape(field, b"\\", 3, 8)
+    The kernel quotes blanks, tabs and newlines in names, and no carriage return or form feed: a user who mounts
+    somewhere called so must not make fields.
+    """
+    mounts = []
+    for line in table.split(b"\n")[:-1]:
+        fields = line.split(b" ")
+        kind = fields.index(b"-", 6) + 1
+        fstype, super_options = fields[kind], fields[-1]
+        root, point, source = (unescape(fields[n], b"\\", 3, 8) for n in (3, 4, kind + 1))
+        if fstype == OURS and is_inside(root, b"/" + TOP):
+            root = b"/" + below(root, b"/" + TOP)
+        owner = 0
+        if fstype.partition(b".")[0] in _FUSE:
+            uids = (one.removeprefix(_USER_ID) for one in super_options.split(b",") if one.startswith(_USER_ID))
+            uid = next(uids, b"")
+            owner = int(uid) if uid.isdigit() else -1  # nobody, who is never trusted
+        ids = int(fields[0]), int(fields[1])
+        mounts.append(Mount(*ids, fields[2], root, point, fstype, source, fields[5], owner, super_options))
+    return tuple(mounts)
 
 
 def find_mount(kernel: Kernel, fd: int, mounts: Iterable[Mount]) -> Mount | None:
@@ -176,14 +164,11 @@ def place_below(directory: FilesystemPath, path: bytes) -> FilesystemPath:
 
 
 class MountView(NamedTuple):
-    """A mount of ours, and the place of the backing directory that it shows at its mount point."""
+    """A mount of ours, the place of the backing directory that it shows at its mount point, and its place in itself."""
 
     mount: Mount
     backing: FilesystemPath
-
-    def shown(self) -> FilesystemPath:
-        """The place of that directory in the mount itself."""
-        return FilesystemPath(self.mount.device, self.mount.root)
+    shown: FilesystemPath
 
 
 def views(mounts: Iterable[Mount], owners: Container[int]) -> list[MountView]:
@@ -197,15 +182,16 @@ def views(mounts: Iterable[Mount], owners: Container[int]) -> list[MountView]:
     for mount in reversed([mount for mount in table if mount.is_ours() and mount.owner in owners]):
         source = find_place(mount.source, table)
         if source is not None:
-            found.append(MountView(mount, place_below(source, mount.root.lstrip(b"/"))))
+            backing = place_below(source, mount.root.lstrip(b"/"))
+            found.append(MountView(mount, backing, FilesystemPath(mount.device, mount.root)))
     return found
 
 
 def every_place(place: FilesystemPath, seen: Iterable[MountView]) -> list[FilesystemPath]:
     """All places of one directory: on its backing filesystem, and in the mounts of ours that show it."""
     ours = list(seen)
-    backing = next((_moved(place, view.shown(), view.backing) for view in ours if view.shown().holds(place)), place)
-    shown = (_moved(backing, view.backing, view.shown()) for view in ours if view.backing.holds(backing))
+    backing = next((_moved(place, view.shown, view.backing) for view in ours if view.shown.holds(place)), place)
+    shown = (_moved(backing, view.backing, view.shown) for view in ours if view.backing.holds(backing))
     return list(dict.fromkeys((backing, *shown)))
 
 

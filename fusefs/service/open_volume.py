@@ -44,11 +44,9 @@ from fusefs.store.layout import (
 )
 from fusefs.store.make_folder import look_first
 from fusefs.store.mounted_paths import open_shown, refuse_mounted
-from fusefs.store.registry_lines import RegistryLine
+from fusefs.store.registry_lines import RegistryLine, way_out
 from fusefs.store.registry_targets import LineOf
-from fusefs.store.standing import NOT_MADE, FolderCensus, is_vouched, open_user, take_census
-from fusefs.store.store_maker import way_out
-from fusefs.store.store_registry import is_remembered
+from fusefs.store.standing import NOT_MADE, FolderCensus, is_remembered, is_vouched, open_user, take_census
 from fusefs.store.swap import own_folder
 from fusefs.store.tidy_folder import discard_emptied
 

@@ -58,7 +58,6 @@ from fusefs.store.swap import (
     Swapped,
     explain,
     own_folder,
-    point_own,
     remove,
     store_above,
     swap,
@@ -311,23 +310,16 @@ def swap_for_owner(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped
     return take_path(kernel, path, options, _swap_for_owner, directory=True)
 
 
-def _swap_for_owner(store: Store, victim: Victim, options: SwapOptions) -> Swapped:
-    uid = victim.stat.st_uid
-    _point_both(victim.parent, store, uid)
-    visible = DirectRename(store.kernel, victim.parent.sides, victim.name)
-    with own_folder(store) as own:
-        if uid == own.uid:
-            return swap(own, victim, options, visible)
-        return swap(own, victim, options._replace(heir=uid), visible, give)
-
-
-def _point_both(scope: Scope, store: Store, uid: int) -> None:
-    point_own(scope, store)  # what we hold when we are killed must be found
-    upper = store_above(scope, store)
+def _swap_for_owner(own: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Swapped:
+    uid, store = victim.stat.st_uid, own.store
+    if uid == own.uid:
+        return swap(own, victim, options, visible)
+    upper = store_above(victim.parent, store)
     if upper is not None:
         with upper, make_folder_of(upper, uid) as folder:
             lower = RelPath(below(store.base_path, upper.base_path))
             as_owner(folder, lambda _names: add_pointer(folder, lower), None)
+    return swap(own, victim, options._replace(heir=uid), visible, give)
 
 
 def give_what_is_left(folder: UserFolder) -> list[str]:

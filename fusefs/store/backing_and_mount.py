@@ -35,14 +35,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """What says that there is no room."""
 
 
-class suppress_errno:  # noqa: N801 - it is read as contextlib.suppress is
+class suppress_errno(suppress):  # noqa: N801 - as its base
     """A block that an OSError with one of these numbers ends as if it were done; any other error goes on."""
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(self, _kind: object, error: object, _trace: object) -> bool:
         return isinstance(error, OSError) and error.errno in self._numbers
@@ -69,7 +66,8 @@ class BackingAndMount(NamedTuple):
     def __exit__(self, *_error: object) -> None:
         """Close them."""
         self.fd.close()
-        self.close_mounted()
+        if self.mounted is not None:
+            self.mounted.close()
 
     def close_mounted(self) -> None:
         """Close its fd in the mount, if it has one; that on the backing filesystem stays open."""
@@ -91,8 +89,8 @@ class BackingAndMount(NamedTuple):
         flags   of its backing side
         Raises  OSError
         """
-        fd = kernel.open_beneath(self.fd, path or b".", flags)
-        return both_sides(kernel, fd, self.mounted, path)
+        with closed_on_error(kernel.open_beneath(self.fd, path or b".", flags)) as fd:
+            return BackingAndMount(fd, open_shown_as(kernel, self.mounted, path, fd))
 
 
 class Scope(NamedTuple):

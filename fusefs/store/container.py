@@ -134,7 +134,8 @@ def create_record(store: Store, container_fd: Fd, record: Record) -> Fd:
     Raises  FileNotFoundError if recovery took the container away before it had a record: start again
     """
     kernel = store.kernel
-    if not store.keeps_unnamed():
+    if store.volume.unnamed is not True or store.volume.filesystem != store.filesystem:
+        # Files made without a name were not seen to last on this filesystem.
         return replace_record(kernel, container_fd, record)
     try:
         fd = kernel.create_unnamed(container_fd)
@@ -174,16 +175,13 @@ def _publish(kernel: Kernel, fd: Fd, record: Record, appear: Callable[[], None])
 
 def fill_record(kernel: Kernel, fd: Fd, record: Record) -> None:
     """Make a record the durable content of a file that we have locked."""
-    kernel.write(fd, _encoded(record))
-    kernel.fsync(fd)
-
-
-def _encoded(record: Record) -> bytes:
     try:
-        return encode(record)
+        text = encode(record)
     except ValueError as error:
         # Only the origin can be that long: some 20,000 bytes of names that have to be quoted.
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)) from error
+    kernel.write(fd, text)
+    kernel.fsync(fd)
 
 
 def move(held: HeldContainer, to: State) -> HeldContainer:

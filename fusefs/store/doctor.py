@@ -41,12 +41,20 @@ from fusefs.store.layout import (
     open_store,
 )
 from fusefs.store.recover import refused
-from fusefs.store.registry_lines import registered, why_unread
+from fusefs.store.registry_lines import (
+    UNNOTED,
+    StoreMaker,
+    could_be_noted,
+    is_noted,
+    registered,
+    way_out,
+    what_unnoted_means,
+    why_unread,
+)
 from fusefs.store.registry_targets import LineOf, RegistryTarget, follow
 from fusefs.store.reserve import has_spare_space, is_stocked, is_used
 from fusefs.store.stage import identify_at
 from fusefs.store.standing import MOUNTED, NOT_MADE, is_vouched
-from fusefs.store.store_maker import UNNOTED, StoreMaker, could_be_noted, is_noted, way_out, what_unnoted_means
 from fusefs.store.tidy_folder import passed_over
 
 _RECOVER = "trashd doctor --repair VOLUME completes or undoes it"

@@ -43,7 +43,6 @@ from fusefs.store.layout import (
     read_small,
     read_volume,
     refuse_squashed,
-    refuse_unknown_format,
     store_of,
     trusted_owners,
 )
@@ -68,9 +67,16 @@ from fusefs.store.make_store import (
 )
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.recover import recover
-from fusefs.store.registry_lines import registered
+from fusefs.store.registry_lines import (
+    StoreMaker,
+    is_noted,
+    makes_common,
+    registered,
+    way_out,
+    what_unnoted_means,
+    who_made,
+)
 from fusefs.store.standing import MOUNTED
-from fusefs.store.store_maker import StoreMaker, is_noted, makes_common, way_out, what_unnoted_means, who_made
 from fusefs.store.tidy_folder import look_over
 
 _FILE = b"chosen-disks"
@@ -390,8 +396,7 @@ def _read_anyones(kernel: Kernel, fd: Fd, where: bytes) -> Volume | None:
     text = read_small(kernel, fd, VOLUME, VOLUME_MAX_BYTES)
     if text is None:
         return None
-    refuse_unknown_format(text, where)
-    return decode_volume(text)
+    return decode_volume(text, where)
 
 
 def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:

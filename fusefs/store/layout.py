@@ -31,7 +31,7 @@ from fusefs.store.backing_and_mount import (
     is_taken,
     suppress_errno,
 )
-from fusefs.store.store_maker import StoreMaker, who_made
+from fusefs.store.registry_lines import StoreMaker, who_made
 
 FORMAT = 2
 UNMOUNT = "unmount what is in the store's way (findmnt tells where it is)"
@@ -197,10 +197,6 @@ class Store(NamedTuple):
         """Whether it is root's for all users, and not what one user, root among them, has alone."""
         return self.owner == 0 and self.name == STORE
 
-    def keeps_unnamed(self) -> bool:
-        """Whether files made without a name were seen to last on this filesystem."""
-        return self.volume.unnamed is True and self.volume.filesystem == self.filesystem
-
     def is_shared(self) -> bool:
         """Whether other kernels may have this filesystem mounted too: nothing orders what they do."""
         return not is_local_kind(self.filesystem)
@@ -268,7 +264,7 @@ class UserFolder(NamedTuple):
     def list(self, folder: Name | State) -> list[bytes]:
         """The names in one of its folders; none if that is missing: a mere look makes nothing."""
         try:
-            fd = self.store.kernel.open_dir(self.fd, _name_of(folder))
+            fd = self.store.kernel.open_dir(self.fd, folder.value.encode() if isinstance(folder, State) else folder)
         except FileNotFoundError:
             return []
         with fd:
@@ -276,7 +272,7 @@ class UserFolder(NamedTuple):
 
     def open(self, folder: Name | State) -> Fd:
         """One of its folders, for reading; made if missing."""
-        kernel, name = self.store.kernel, _name_of(folder)
+        kernel, name = self.store.kernel, folder.value.encode() if isinstance(folder, State) else folder
         try:
             return kernel.open_dir(self.fd, name)
         except FileNotFoundError:
@@ -287,10 +283,6 @@ class UserFolder(NamedTuple):
             except FileExistsError:
                 kernel.rmdir(self.fd, new)  # another command was faster
             return kernel.open_dir(self.fd, name)
-
-
-def _name_of(folder: Name | State) -> Name:
-    return Name(folder.value.encode()) if isinstance(folder, State) else folder
 
 
 def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
@@ -378,11 +370,21 @@ def volume_fields(text: bytes) -> dict[str, Any]:
     return {}
 
 
-def decode_volume(text: bytes) -> Volume | None:
-    """The Volume in the bytes of a volume.json; None if they are none of ours."""
+def decode_volume(text: bytes, store: bytes = b"") -> Volume | None:
+    """The Volume in the bytes of a volume.json; None if they are none of ours.
+
+    store   the path of the store
+    Raises  UnknownFormat if they are of trashd's in any other format than today's
+    """
     fields = volume_fields(text)
-    if fields.get("format") != FORMAT:
-        return None
+    written = fields.get("format")
+    if written != FORMAT:
+        if "format" not in fields:
+            return None
+        aside = f"mv {shell_word(store)} {shell_word(store + b'-old')}"
+        hint = f"use the version of trashd that made the store, or move the store aside: {aside}"
+        where = printable(os.path.join(store, VOLUME))
+        raise UnknownFormat(f"{where} has format {printable(str(written).encode())}", hint)
     identifier, exchange, filesystem = (fields.get(key) for key in ("id", "exchange", "filesystem"))
     if not (isinstance(identifier, str) and isinstance(exchange, bool) and isinstance(filesystem, int)):
         return None
@@ -391,25 +393,10 @@ def decode_volume(text: bytes) -> Volume | None:
     cache_s = fields.get("cache_s")
     if isinstance(cache_s, (int, float)) and not isinstance(cache_s, bool) and cache_s >= 0:
         seen["cache_s"] = float(cache_s)
-    store = decode_identity(fields.get("store"))
     if not is_volume_id(identifier):
         return None
-    return Volume(VolumeId(identifier), exchange, filesystem, store=store, **seen)
-
-
-def refuse_unknown_format(text: bytes, store: bytes) -> None:
-    """Refuse a volume.json of trashd's in any other format than today's.
-
-    store   the path of the store
-    Raises  UnknownFormat
-    """
-    written = volume_fields(text).get("format", FORMAT)
-    if written != FORMAT:
-        aside = f"mv {shell_word(store)} {shell_word(store + b'-old')}"
-        hint = f"use the version of trashd that made the store, or move the store aside: {aside}"
-        raise UnknownFormat(
-            f"{printable(os.path.join(store, VOLUME))} has format {printable(str(written).encode())}", hint
-        )
+    seen["store"] = decode_identity(fields.get("store"))
+    return Volume(VolumeId(identifier), exchange, filesystem, **seen)
 
 
 def decode_identity(fields: object) -> Identity | None:
@@ -506,18 +493,13 @@ def open_areas(kernel: Kernel, store_fd: Fd, name: Name = STORE) -> Areas:
         u_fd = owned.enter_context(kernel.open_beneath(store_fd, USERS, READABLE))
         new_fd = registry_fd = None
         if name == STORE and kernel.fstat(store_fd).st_uid == 0:
-            new_fd = _open_area(kernel, store_fd, NEW, owned)
-            registry_fd = _open_area(kernel, store_fd, REGISTRY, owned)
+            with suppress(FileNotFoundError):
+                new_fd = owned.enter_context(kernel.open_beneath(store_fd, NEW, READABLE))
+            with suppress(FileNotFoundError):
+                registry_fd = owned.enter_context(kernel.open_beneath(store_fd, REGISTRY, READABLE))
         areas = Areas(u_fd, new_fd, registry_fd, kernel.fstat(u_fd).st_dev)
         owned.pop_all()
         return areas
-
-
-def _open_area(kernel: Kernel, store_fd: Fd, name: Name, owned: ExitStack) -> Fd | None:
-    try:
-        return owned.enter_context(kernel.open_beneath(store_fd, name, READABLE))
-    except FileNotFoundError:
-        return None
 
 
 def trusted_owners(uid: int) -> tuple[int, ...]:
@@ -613,8 +595,7 @@ def read_volume(
     text = read_small(kernel, store_fd, VOLUME, VOLUME_MAX_BYTES, trusted)
     if text is None:
         raise Untrusted(os.path.join(store, VOLUME))
-    refuse_unknown_format(text, store)
-    volume = decode_volume(text)
+    volume = decode_volume(text, store)
     if volume is None:
         raise _broken(store, "is not what trashd wrote")
     return volume

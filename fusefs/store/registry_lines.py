@@ -1,15 +1,30 @@
-"""The lines of a registry of stores: their format, and reading them without trust in their writer."""
+"""Which stores a user uses, and which root made: the lines of a registry of stores, and root's note on a store.
+
+A registry's lines are read without trust in their writer. Each user has one below their home, and root its own, which
+no user can write.
+
+That all of a store is root's today does not prove that root made it: a user who may move root's directories can have
+given them a store's names, and a mode is today's, and the moves were then. So `init` notes on `.trashd` which directory
+it is, in an attribute that no user can set, whatever they may write; a copy has another identity. Users can read it, so
+that root's child processes know too. Where the filesystem has no such attributes, or this root may not set them (in a
+container), root's registry of stores names what it made.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Collection
+from enum import Enum
 from typing import NamedTuple
 
-from fusefs.core.identity import Identity, from_words, in_words, is_marked
+from fusefs.core.identity import Identity, Likelihood, compare, from_words, in_words, is_marked
 from fusefs.core.names import STORE, Name, VolumeId, is_hex, is_volume_id, split, whose_store
-from fusefs.core.printable_names import unescape
+from fusefs.core.printable_names import shell_word, unescape
 from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import lasting_dir, read_file, require_owner
+from fusefs.store.backing_and_mount import FULL, suppress_errno
 
 STORES = b"stores"
 MAX_BYTES = 64 * 1024
@@ -49,36 +64,28 @@ def encode(one: RegistryLine) -> bytes:
 
 def decode(text: bytes) -> list[RegistryLine]:
     """What a registry says; what is no line of one is left out. Another user may have written all of it."""
-    return [one for line in text.split(b"\n", MAX_LINES)[:MAX_LINES] if (one := _decode_line(line)) is not None]
-
-
-def _decode_line(line: bytes) -> RegistryLine | None:
-    words = line.rsplit(b" ", 3)
-    if len(words) != len(("identity", "volume", "filesystem", "path")) or not line.isascii():
-        return None
-    identity = from_words(words[0])
-    volume, filesystem, quoted = (word.decode() for word in words[1:])
-    is_number = 0 < len(filesystem) <= _FILESYSTEM_DIGITS and is_hex(filesystem)
-    if identity is None or is_marked(identity) or not is_volume_id(volume) or not is_number:
-        return None
-    path = _unquoted(quoted)
-    if path is None or not path.startswith(b"/") or not _is_plain(path):
-        return None
-    above, name = os.path.split(path)
-    where = (path, STORE) if whose_store(name) is None else (above, Name(name))
-    return RegistryLine(identity, VolumeId(volume), int(filesystem, 16), *where)
-
-
-def _unquoted(text: str) -> bytes | None:
-    """The path in a line; None for what has a character in it that is in no line."""
-    return unescape(text.encode(), b"%", 2, 16) if text.isprintable() else None
-
-
-def _is_plain(path: bytes) -> bool:
-    try:
-        return path == b"/" or bool(split(path[1:]))
-    except ValueError:
-        return False
+    lines = []
+    for line in text.split(b"\n", MAX_LINES)[:MAX_LINES]:
+        words = line.rsplit(b" ", 3)
+        if len(words) != len(("identity", "volume", "filesystem", "path")) or not line.isascii():
+            continue
+        identity = from_words(words[0])
+        volume, filesystem, quoted = (word.decode() for word in words[1:])
+        is_number = 0 < len(filesystem) <= _FILESYSTEM_DIGITS and is_hex(filesystem)
+        if identity is None or is_marked(identity) or not is_volume_id(volume) or not is_number:
+            continue
+        path = unescape(words[3], b"%", 2, 16)
+        if not quoted.isprintable() or not path.startswith(b"/"):
+            continue
+        try:
+            if path != b"/":
+                split(path[1:])
+        except ValueError:
+            continue
+        above, name = os.path.split(path)
+        where = (path, STORE) if whose_store(name) is None else (above, Name(name))
+        lines.append(RegistryLine(identity, VolumeId(volume), int(filesystem, 16), *where))
+    return lines
 
 
 def read_registry(dir_fd: int) -> bytes:
@@ -89,11 +96,6 @@ def read_registry(dir_fd: int) -> bytes:
     """
     require_owner(os.fstat(dir_fd), os.geteuid())
     return read_file(STORES, MAX_BYTES, dir_fd=dir_fd, owner=os.geteuid())
-
-
-def open_directory(path: bytes) -> Fd:
-    """The directory that holds a registry. Raises  OSError"""
-    return Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def registered() -> list[RegistryLine]:
@@ -117,5 +119,105 @@ def why_unread() -> tuple[bytes, str] | None:
 
 def read_own() -> bytes:
     """The text of the caller's own registry. Raises  OSError"""
-    with open_directory(lasting_dir()) as directory:
+    with Fd(os.open(lasting_dir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         return read_registry(directory)
+
+
+XATTR = "security.trashd"
+"""Only a process with CAP_SYS_ADMIN in the user namespace that mounted the filesystem can set one in `security.`.
+
+Source  xattr(7), cap_inode_setxattr() in security/commoncap.c
+"""
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.E2BIG, errno.EROFS, *FULL)
+UNNOTED = (
+    "nothing on the store itself says that root made it, only this machine's list of stores (/var/lib/trashd/stores)"
+)
+"""What is told of a store of root's on which that could not be noted."""
+
+
+class StoreMaker(Enum):
+    """Which user made a store, as far as that can be known.
+
+    COPY     of a store that root made, by a user who could give it root's attribute
+    UNKNOWN  not known
+    """
+
+    BY_ROOT = "by root"
+    COPY = "copy"
+    UNKNOWN = "unknown"
+
+
+_WHOLE = [0, 0, (1 << 32) - 1]
+"""Of /proc/self/uid_map in the first user namespace."""
+
+
+def makes_common() -> bool:
+    """Whether the store that the caller makes is one of root's for all users: whether what root notes on it counts.
+
+    Without CAP_SYS_ADMIN, or in a user namespace, nothing can be noted, and in the next container nothing would show
+    who made the store. There root makes one of his own, as any user.
+    """
+    if os.geteuid() != 0:
+        return False
+    from fusefs.linux.credentials import Capability, may_use  # a swap into a store that is there is spared it
+
+    with open("/proc/self/uid_map", "rb") as ids:
+        return may_use(Capability.SYS_ADMIN) and [int(word) for word in ids.read().split()] == _WHOLE
+
+
+def note_made(kernel: Kernel, fd: Fd) -> bool:
+    """Note on an opened `.trashd` that root made it; whether that could be. Raises  OSError"""
+    with suppress_errno(*_CANNOT):
+        kernel.set_xattr(fd, XATTR, in_words(kernel.identify(fd)).encode())
+        return True
+    return False
+
+
+def is_noted(kernel: Kernel, fd: Fd) -> bool:
+    """Whether it is noted on an opened `.trashd` that root made this very one. Raises  OSError"""
+    return who_made(kernel, fd) is StoreMaker.BY_ROOT
+
+
+def could_be_noted(kernel: Kernel, fd: Fd) -> bool:
+    """Whether the filesystem of an opened `.trashd` keeps the attribute, for a root who may set it.
+
+    A server's, or one in user space, may say that there is none, and take none: of it nobody knows before he tries.
+    """
+    try:
+        os.getxattr(fd, XATTR)
+    except OSError as error:
+        return error.errno == errno.ENODATA and kernel.is_local(fd)
+    return True
+
+
+def what_unnoted_means(base_path: bytes) -> str:
+    """What follows where nothing on the store of a directory says that root made it, and what helps."""
+    volume = shell_word(base_path)
+    return (
+        "where that list is lost, and on other machines, root's commands and service leave it alone until "
+        f"trashd init --known {volume}; trashd init {volume} by a root with CAP_SYS_ADMIN, which containers lack, "
+        "notes it on the store, if the filesystem keeps attributes (security.*)"
+    )
+
+
+def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> StoreMaker:
+    """Which user made the store of an opened `.trashd` of root's.
+
+    places  paths of the directory that holds it, for which the caller, who is root, believes root's registry of stores
+    Raises  OSError
+    """
+    found, noted = kernel.identify(fd), from_words(kernel.get_xattr(fd, XATTR) or b"")
+    if noted is not None and compare(noted, found) is not Likelihood.OTHER:
+        return StoreMaker.BY_ROOT
+    named = (line.identity for line in (registered() if places else ()) if line.path in places)
+    if any(compare(one, found) is not Likelihood.OTHER for one in named):
+        return StoreMaker.BY_ROOT
+    return StoreMaker.UNKNOWN if noted is None else StoreMaker.COPY
+
+
+def way_out(base_path: bytes) -> str:
+    """What helps where it is not known who made the store of a directory."""
+    volume = shell_word(base_path)
+    ours = f"if root made it, on another machine or in a copy's original: trashd init --known {volume}"
+    other = f"else trashd init --replace {volume} sets it aside in a new one, and its owners empty it"
+    return f"look into it; {ours}; {other}"

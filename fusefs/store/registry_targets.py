@@ -40,7 +40,6 @@ from fusefs.store.registry_lines import (
     RegistryLine,
     decode,
     encode,
-    open_directory,
     read_registry,
 )
 
@@ -169,7 +168,7 @@ def add_line(kernel: Kernel, one: RegistryLine) -> str:
     lock = _lock(path)
     if lock is None:
         return "another process keeps its lock"
-    with lock, open_directory(path) as directory:
+    with lock, Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         try:
             lines = decode(read_registry(directory))
         except FileNotFoundError:

@@ -13,7 +13,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id, host_id
 from fusefs.linux.mountinfo import below
-from fusefs.store.backing_and_mount import FULL
+from fusefs.store.backing_and_mount import FULL, suppress_errno
 from fusefs.store.container import (
     UNFINISHED_PREFIX,
     HeldContainer,
@@ -40,6 +40,7 @@ from fusefs.store.victim_rename import loan
 
 ATTEMPTS = 8
 _NEEDS_FRESH = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)
+"""How what comes to the store leaves a directory to prepare; the record of what was swapped before has one already."""
 
 
 class TakenContainer(NamedTuple):
@@ -98,24 +99,20 @@ def stage(folder: UserFolder, name: bytes, record: Record) -> Staged:
     name    goes into the id
     Raises  OSError; nothing is left behind then
     """
-    try:
-        return _stage(folder, name, record)
-    except OSError as error:
-        if error.errno not in FULL or not release(folder, FOR_USER):
-            raise
-    return _stage(folder, name, record)
-
-
-def _stage(folder: UserFolder, name: bytes, record: Record) -> Staged:
-    try:
-        return stage_new(folder, name, record)
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        staged = _stage_reserve(folder, name, record)
-        if staged is None:
-            raise
-        return staged
+    is_released = False
+    while True:
+        try:
+            return stage_new(folder, name, record)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            with suppress_errno(*FULL):
+                staged = _stage_reserve(folder, name, record)
+                if staged is not None:
+                    return staged
+            if is_released or not release(folder, FOR_USER):
+                raise
+            is_released = True
 
 
 def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
@@ -127,7 +124,7 @@ def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
             try:
                 fd = owned.enter_context(make_directory(folder, State.STAGE, container))
                 fresh = None
-                if _needs_fresh(record):
+                if record.method in _NEEDS_FRESH and record.fresh is None:
                     fresh = owned.enter_context(_make_fresh(folder, fd, record.method))
                 complete = _completed(kernel, fd, container, fresh, record)
                 owned.enter_context(create_record(folder.store, fd, complete))
@@ -141,11 +138,6 @@ def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _needs_fresh(record: Record) -> bool:
-    """Whether a directory is to be prepared; the record of what was swapped before (`_take`) has one already."""
-    return record.method in _NEEDS_FRESH and record.fresh is None
-
-
 def _completed(kernel: Kernel, fd: Fd, container: ContainerId, fresh: Fd | None, record: Record) -> Record:
     """A first record, with what the container itself tells: its id, its prepared directory, its superblock, and the
     time before anything came.
@@ -156,7 +148,11 @@ def _completed(kernel: Kernel, fd: Fd, container: ContainerId, fresh: Fd | None,
     if fresh is not None and record.method is Method.SWEEP:
         record = record._replace(victim=kernel.identify(fresh))
     elif fresh is not None:
-        record = record._replace(fresh=_known(kernel, fresh))
+        identity = kernel.identify(fresh)
+        if compare(identity, identity) is Likelihood.UNKNOWN:  # its filesystem gives it none that proves anything
+            kernel.mark(fresh)
+            identity = kernel.identify(fresh)
+        record = record._replace(fresh=identity)
     st = kernel.fstat(fd)
     moved_ns = max(0, st.st_ctime_ns) if record.moved_ns is None else record.moved_ns
     return record._replace(id=container, superblock=superblock_in(st), moved_ns=moved_ns)
@@ -205,7 +201,7 @@ def _stage_reserve(folder: UserFolder, name: bytes, record: Record) -> Staged | 
         fd, spare = taken
         fresh = owned.enter_context(kernel.open_dir(fd, TREE))
         container = new_id(kernel, name)
-        prepared = fresh if _needs_fresh(record) else None
+        prepared = fresh if record.method in _NEEDS_FRESH and record.fresh is None else None
         if prepared is None:
             kernel.rmdir(fd, TREE)
         elif record.method is Method.TWO_RENAME:
@@ -258,15 +254,6 @@ def record_of(folder: UserFolder, victim: Victim, method: Method, options: SwapO
         taken_from=None if options.taken is None else options.taken.uid,
         invocation=options.invocation,
     )
-
-
-def _known(kernel: Kernel, fresh: Fd) -> Identity:
-    """The identity of a fresh directory, which is marked if its filesystem gives it none that proves anything."""
-    identity = kernel.identify(fresh)
-    if compare(identity, identity) is Likelihood.UNKNOWN:
-        kernel.mark(fresh)
-        identity = kernel.identify(fresh)
-    return identity
 
 
 INSIDE = Name(b"inside")

@@ -6,6 +6,9 @@ mode is exactly 0700: that is the condition. But a mode is today's, and the move
 the folder lies where only the store's owner makes names, and root registered its identity in files that only root can
 write. A directory that does not meet the condition is refused and reported, and never repaired: a repair would approve
 what somebody planted. A folder that is not proven serves its own user's commands only.
+
+A user's registry of stores names each that the user uses, so that one in a home directory is found too. A line has the
+store's identity besides its path: a copy is another store, which is not vouched for.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from fusefs.core.names import STORE, Name, is_container_id, whose
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.runtime_directories import lasting_dir
+from fusefs.linux.runtime_directories import HOME, lasting_dir
 from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, FILE_TO_LOCK, FULL, READABLE, suppress_errno
 from fusefs.store.layout import (
     FOLDER_MODE,
@@ -38,9 +41,16 @@ from fusefs.store.layout import (
     read_small,
     write_small,
 )
-from fusefs.store.registry_lines import registered
-from fusefs.store.store_maker import StoreMaker
-from fusefs.store.store_registry import is_remembered, place_of_store
+from fusefs.store.registry_lines import (
+    RegistryLine,
+    StoreMaker,
+    decode,
+    encode,
+    is_noted,
+    note_made,
+    read_own,
+    registered,
+)
 
 MOUNTED = "something is mounted over it"
 NOT_MADE = "nobody can tell that root made this store, and not one who may move root's directories"
@@ -100,7 +110,7 @@ def standing_of(store: Store, entry: RegisteredFolder, area: Name, name: Name, f
     2  owner, mode, device of the folder and     Can only its user have moved it, or put anything   Nobody uses it.
        its parts; mounts (`why_not`)             into it?
     3  `security.trashd`, or root's list of      Did root make this store of root's?                Only its user acts
-       stores (`store_maker.who_made`)                                                              in it.
+       stores (`registry_lines.who_made`)                                                           in it.
     4  the area: `u/`, or `new/`                 Does it lie where only the store's owner makes     Only its user acts
                                                  names, or has root registered it already? (A       in it, as yet.
                                                  user's own store needs no more.)
@@ -375,14 +385,10 @@ def open_user(store: Store, uid: int, *, plain_only: bool = False) -> UserFolder
     for area, name in dict.fromkeys(likely):  # an area is listed only if these are not it
         opened = _open(store, entry, area, name, [])
         if opened is not None:
-            if opened[0].is_registered or not entry.name:
-                return _folder(store, *opened)
-            opened[1].close()
+            if opened.is_registered or not entry.name:
+                return opened.folder
+            opened.folder.fd.close()
     return None if plain_only else _choose(store, entry, named_users(store).get(uid, []), [])
-
-
-def _folder(store: Store, standing: Standing, fd: Fd) -> UserFolder:
-    return UserFolder(store, standing.uid, standing.area, standing.name, fd, standing.is_proven, standing.why)
 
 
 def _open(store: Store, entry: RegisteredFolder, area: Name, name: Name, refused: list[Standing]) -> _Candidate | None:
@@ -399,7 +405,8 @@ def _open(store: Store, entry: RegisteredFolder, area: Name, name: Name, refused
     with closed_on_error(fd):
         standing = standing_of(store, entry, area, name, fd)
     if standing.is_used:
-        return _Candidate(standing, fd)
+        folder = UserFolder(store, entry.uid, area, name, fd, standing.is_proven, standing.why)
+        return _Candidate(folder, standing.is_registered)
     fd.close()
     refused.append(standing)
     return None
@@ -419,10 +426,10 @@ def _refused_unopened(kernel: Kernel, area_fd: Fd, mounted: Standing, error: OSE
 
 
 class _Candidate(NamedTuple):
-    """A user's name in an area that may be the folder, opened. fd: the caller closes it"""
+    """What has a user's name in an area and may be the folder, which the caller closes."""
 
-    standing: Standing
-    fd: Fd
+    folder: UserFolder
+    is_registered: bool
 
 
 def _choose(
@@ -436,31 +443,31 @@ def _choose(
     beside: list[tuple[Name, Name]] = []
     with ExitStack() as owned:
         for area, name in places:
-            if best is not None and (best.standing.is_registered or not entry.name):
+            if best is not None and (best.is_registered or not entry.name):
                 beside.append((area, name))  # no other can be better
                 continue
             found = _open(store, entry, area, name, refused)
             if found is None:
                 continue
-            owned.enter_context(found.fd)
-            if best is not None and not found.standing.is_registered:
-                found.fd.close()
+            owned.enter_context(found.folder)
+            if best is not None and not found.is_registered:
+                found.folder.fd.close()
                 beside.append((area, name))
                 continue
             if best is not None:
-                best.fd.close()
-                beside.append((best.standing.area, best.standing.name))
+                best.folder.fd.close()
+                beside.append((best.folder.area, best.folder.name))
             best = found
         if best is None:
             return None
         for n, (area, name) in enumerate(beside):
-            refused += _beside(store, entry, area, name, best.standing, opens=n < _MOST_OPENED)
+            refused += _beside(store, entry, area, name, best.folder, opens=n < _MOST_OPENED)
         owned.pop_all()
-        return _folder(store, best.standing, best.fd)
+        return best.folder
 
 
 def _beside(
-    store: Store, entry: RegisteredFolder, area: Name, name: Name, used: Standing, *, opens: bool
+    store: Store, entry: RegisteredFolder, area: Name, name: Name, used: UserFolder, *, opens: bool
 ) -> list[Standing]:
     """Why a user's name beside the folder is none; nothing if it has gone. opens: the directory, too"""
     kernel, area_fd, refused = store.kernel, dict(store.areas.all())[area], list[Standing]()
@@ -473,7 +480,7 @@ def _beside(
         opened = _open(store, entry, area, name, refused)
         if opened is None:
             return refused
-        opened[1].close()
+        opened.folder.fd.close()
     used_path = printable(used.area + b"/" + used.name)
     return [Standing(area, name, entry.uid, st.st_uid, why or f"it is one too many: {used_path} is used")]
 
@@ -570,3 +577,84 @@ def take_census(store: Store, only: int | None = None, *, plain_only: bool = Fal
             if folder.is_served_by(os.geteuid()):
                 census.inos[folder.uid] = store.kernel.fstat(folder.fd).st_ino
     return census
+
+
+def describe(store: Store) -> RegistryLine:
+    """What a registry is to say of a store. Raises  OSError"""
+    filesystem = os.fstatvfs(store.fd).f_fsid & (1 << 64) - 1
+    return RegistryLine(store.kernel.identify(store.fd), store.volume.id, filesystem, place_of_store(store), store.name)
+
+
+def place_of_store(store: Store) -> bytes:
+    """The directory that holds a store, where it is without a mount of ours. Raises  OSError"""
+    path = os.readlink(store.base.fd.path())
+    if store.base.mounted is not None and (path.startswith(HOME + b"/") or not _leads_to(store.kernel, path, store)):
+        return store.base_path  # of a mount over itself: when that is gone, the store is there
+    return path
+
+
+def _leads_to(kernel: Kernel, path: bytes, store: Store) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), kernel.fstat(store.base.fd))
+    except OSError:
+        return False
+
+
+def is_remembered(store: Store) -> bool:
+    """Whether the caller's registry names a store: its identity, and a path that leads to just that one.
+
+    A copy that stands elsewhere is another store, be it a copy of the whole disk.
+    """
+    try:
+        one = describe(store)
+        text = read_own()
+    except OSError:
+        return False
+    return b"\n" + encode(one) in b"\n" + text or any(is_same(one, other) for other in decode(text))
+
+
+def is_same(one: RegistryLine, other: RegistryLine) -> bool:
+    """Whether two lines mean one store at one place."""
+    known = compare(one.identity, other.identity)
+    return known is not Likelihood.OTHER and (one.volume, one.store()) == (other.volume, other.store())
+
+
+def remember(store: Store) -> str:
+    """Have the caller's registry name a store that is used; why it does not, a clause for a person, or nothing.
+
+    Without a home, or in one that can't be written, it does not: then whatever is told of the store says where it is.
+    Root's names no user's store: that is its owner's to do. Nor is a copy vouched for by being used, or what another
+    user may have made of root's directories.
+    """
+    if os.geteuid() == 0 != store.owner:
+        return "it is a user's own: he notes it"
+    if store.is_roots_to_keep() and store.made is not StoreMaker.BY_ROOT:
+        return "nobody can tell that root made it"
+    try:
+        one = describe(store)
+        try:
+            if b"\n" + encode(one) in b"\n" + read_own():
+                return ""
+        except FileNotFoundError:
+            pass
+        if compare(one.identity, store.volume.store) is Likelihood.OTHER:
+            return "it is a copy of another one"
+        from fusefs.store.registry_targets import add_line  # only the first use of a store needs it
+
+        return add_line(store.kernel, one)
+    except OSError as error:
+        return error.strerror or "it can't be written"
+
+
+def vouch(store: Store) -> bool:
+    """Have it known from now on, durably, that root made a store; whether it is. Needs root. Raises  OSError"""
+    if is_noted(store.kernel, store.fd):
+        return True
+    if note_made(store.kernel, store.fd):
+        store.kernel.fsync(store.fd)
+        return True
+    if store.judged().made is StoreMaker.BY_ROOT:
+        return True
+    from fusefs.store.registry_targets import add_line  # only the first use of a store needs it
+
+    return not add_line(store.kernel, describe(store))

@@ -10,8 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from fusefs.core.container_states import State
 from fusefs.core.errors import (
@@ -30,14 +29,13 @@ from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
 from fusefs.linux.directory_metadata import (
     UNREADABLE,
-    DirectoryMetadata,
     MetadataDifference,
     apply_likeness,
     differences,
     is_frozen,
     read_likeness,
 )
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, below
 from fusefs.linux.syscalls import NO_EXCHANGE
@@ -45,10 +43,9 @@ from fusefs.store.backing_and_mount import READABLE, Scope
 from fusefs.store.container import HeldContainer, dissolve, flush, is_taken_over, move
 from fusefs.store.keep_entries import KeptLinks, choose, keep, withdraw
 from fusefs.store.layout import FRESH, TREE, Store, UserFolder
+from fusefs.store.registry_lines import way_out
 from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, record_of, restock, stage
-from fusefs.store.standing import NOT_MADE, open_user
-from fusefs.store.store_maker import way_out
-from fusefs.store.store_registry import is_remembered, place_of_store, remember
+from fusefs.store.standing import NOT_MADE, is_remembered, open_user, place_of_store, remember
 from fusefs.store.victim import Victim, as_told, existing_stores, find_victim, refusals, stores_for
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, take_back
 
@@ -113,16 +110,13 @@ Adopt = Callable[[HeldContainer], Adopted]
 """What is done with a container that has its victim, before its lock goes."""
 
 
-class ExchangeOutcome(Enum):
-    """What an exchange turned out to have done."""
-
-    DONE = "both are where they belong"
-    NOTHING = "nothing moved, though the kernel said 0: this filesystem lies about the flag"
-    RACED = "something else had the name at that moment"
-
-
 def swap(
-    folder: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename, adopt: Adopt = adopt
+    folder: UserFolder,
+    victim: Victim,
+    options: SwapOptions,
+    visible: VisibleRename,
+    adopt: Adopt = adopt,
+    n_attempts: int = ATTEMPTS,
 ) -> Swapped:
     """Swap the victim into a user's folder of a store.
 
@@ -130,22 +124,8 @@ def swap(
     Raises    OSError with EXDEV if this store can't take it: try the next one; other OSError, NotAlike, Refused:
               the victim is where it was; Unsettled: everything is kept, and the message says where
     """
-    if folder.store.volume.exchange:
-        swapped = _by_exchange(folder, victim, options, visible, adopt)
-        if swapped is not None:
-            return swapped
-    return _by_two_renames(folder, victim, options, visible, adopt)
-
-
-def _by_exchange(
-    folder: UserFolder,
-    victim: Victim,
-    options: SwapOptions,
-    visible: VisibleRename,
-    adopt: Adopt,
-    n_attempts: int = ATTEMPTS,
-) -> Swapped | None:
-    """None if the filesystem does not exchange after all; nothing has changed then."""
+    if not folder.store.volume.exchange:
+        return _by_two_renames(folder, victim, options, visible, adopt)
     with stage(folder, victim.name, record_of(folder, victim, Method.EXCHANGE, options)) as staged:
         try:
             unlike = make_alike(staged, victim, options, visible)
@@ -157,19 +137,15 @@ def _by_exchange(
             undo(staged, victim, visible, error)
             if is_swept and n_attempts > 1:
                 # A recovery that had found no record yet took the fresh directory when there was one: start again.
-                return _by_exchange(folder, victim, options, visible, adopt, n_attempts - 1)
-            if isinstance(error, OSError) and error.errno in NO_EXCHANGE:
-                return None
-            raise
-        match _judge(staged, victim, visible):
-            case ExchangeOutcome.NOTHING:
-                unstage(staged, victim, visible)
-                return None
-            case ExchangeOutcome.RACED:
-                _undo_exchange(staged, victim, visible)
-            case ExchangeOutcome.DONE:
-                pass
-        return finish(staged, victim, visible, unlike, 0, keeping, adopt)
+                return swap(folder, victim, options, visible, adopt, n_attempts - 1)
+            if not isinstance(error, OSError) or error.errno not in NO_EXCHANGE:
+                raise
+        else:
+            if _is_exchanged(staged, victim, visible):
+                return finish(staged, victim, visible, unlike, 0, keeping, adopt)
+            unstage(staged, victim, visible)
+    # Nothing has changed: the filesystem does not exchange after all.
+    return _by_two_renames(folder, victim, options, visible, adopt)
 
 
 def unstage(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
@@ -210,24 +186,19 @@ def _has_fresh(staged: Staged, name: Name = TREE) -> bool:
 
 
 def make_alike(staged: Staged, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Unlike:
-    """Give the staged fresh directory the victim's likeness, as `give_likeness`, by the loan that this may take."""
+    """Give the staged fresh directory the victim's likeness, by the loan that this may take; what could not be had.
+
+    Raises  NotAlike if that is anything, and not accepted; OSError ENOKEY, accepted or not, if it is encryption
+    """
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
     lent = staged.held.record.lent_mode
     lend(staged.held, victim.fd, lent, visible)
     with kernel.open_dir(victim.fd) as readable:
         wanted = read_likeness(kernel, readable)
-    return give_likeness(kernel, victim, staged.fresh, wanted, accepted=options.unlike)
-
-
-def give_likeness(kernel: Kernel, victim: Victim, fresh: Fd, wanted: DirectoryMetadata, *, accepted: bool) -> Unlike:
-    """Give a fresh directory the victim's likeness; what could not be had.
-
-    Raises  NotAlike if that is anything, and not accepted; OSError ENOKEY, accepted or not, if it is encryption
-    """
-    apply_likeness(kernel, fresh, wanted)
-    unlike = tuple(differences(wanted, read_likeness(kernel, fresh)))
-    if unlike and not accepted:
+    apply_likeness(kernel, staged.fresh, wanted)
+    unlike = tuple(differences(wanted, read_likeness(kernel, staged.fresh)))
+    if unlike and not options.unlike:
         raise NotAlike(victim.path() + b": " + os.fsencode(", ".join(in_words(unlike))))
     return unlike
 
@@ -240,21 +211,23 @@ def in_words(unlike: Unlike) -> list[str]:
     ]
 
 
-def _judge(staged: Staged, victim: Victim, visible: VisibleRename) -> ExchangeOutcome:
-    """Verify both sides by the fds held since before."""
+def _is_exchanged(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
+    """Whether the exchange was done, by the fds held since before; not if the filesystem lies about the flag.
+
+    If something else had the name at that moment, it gets it back. Raises  Refused then; OSError, TakenOver
+    """
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
     if kernel.is_named(victim.fd, staged.held.fd, TREE):
-        # Whatever has the name now: the user may already have moved the fresh directory, rightly.
-        return ExchangeOutcome.DONE
+        return True  # whatever has the name now: the user may already have moved the fresh directory, rightly
     fresh = kernel.fstat(staged.fresh)
     name_is_fresh = visible.found() == (fresh.st_dev, fresh.st_ino)
-    if kernel.is_named(staged.fresh, staged.held.fd, TREE) and not name_is_fresh:
-        return ExchangeOutcome.NOTHING
-    return ExchangeOutcome.RACED
+    if name_is_fresh or not kernel.is_named(staged.fresh, staged.held.fd, TREE):
+        _undo_exchange(staged, victim, visible)
+    return False
 
 
-def _undo_exchange(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
+def _undo_exchange(staged: Staged, victim: Victim, visible: VisibleRename) -> NoReturn:
     """Give the name back to what had it, then raise; where that can't be done, keep all and say so."""
     _check_ours(staged)
     kernel = staged.held.folder.store.kernel
@@ -288,7 +261,10 @@ def finish(
     try:
         if keeping is not None:
             warnings += [f"{held.id} has what was to be kept: {one}" for one in keeping.finish()]
-        _take_back_both(staged, victim, visible)
+        lent = held.record.lent_mode
+        if staged.fresh is not None:
+            take_back(held, staged.fresh, lent)
+        take_back(held, victim.fd, lent, visible)
         adopted = adopt(held)
         flush(held)
     except OSError as error:
@@ -297,13 +273,6 @@ def finish(
     told, ends_ns = (*warnings, *adopted.warnings), held.record.adopted_expires_ns()
     store = adopted.store
     return Swapped(adopted.id, victim.path(), store, method, gap_ns, unlike, told, kept=kept, expires_ns=ends_ns)
-
-
-def _take_back_both(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
-    lent = staged.held.record.lent_mode
-    if staged.fresh is not None:
-        take_back(staged.held, staged.fresh, lent)
-    take_back(staged.held, victim.fd, lent, visible)
 
 
 def _by_two_renames(
@@ -386,8 +355,8 @@ def remove(folder: UserFolder, victim: Victim, options: SwapOptions, visible: Vi
         return finish(staged, victim, visible, (), None)
 
 
-Verb = Callable[[Store, Victim, SwapOptions], Swapped]
-"""Takes a victim into a store; OSError with EXDEV if that can't take it."""
+Verb = Callable[[UserFolder, Victim, SwapOptions, VisibleRename], Swapped]
+"""Takes a victim into a user's folder of a store: `swap`, `remove`; OSError with EXDEV if that can't take it."""
 
 
 def swap_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
@@ -395,24 +364,12 @@ def swap_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
 
     Raises  TrashdError; the directory is where it was unless it is Unsettled
     """
-    return take_path(kernel, path, options, _swap_own, directory=True)
-
-
-def _swap_own(store: Store, victim: Victim, options: SwapOptions) -> Swapped:
-    point_own(victim.parent, store)
-    with own_folder(store) as folder:
-        return swap(folder, victim, options, DirectRename(store.kernel, victim.parent.sides, victim.name))
+    return take_path(kernel, path, options, swap, directory=True)
 
 
 def remove_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
     """Remove whatever is at a path, restorably; errors as for `swap_path`."""
-    return take_path(kernel, path, options, _remove_own, directory=False)
-
-
-def _remove_own(store: Store, victim: Victim, options: SwapOptions) -> Swapped:
-    point_own(victim.parent, store)
-    with own_folder(store) as folder:
-        return remove(folder, victim, options, DirectRename(store.kernel, victim.parent.sides, victim.name))
+    return take_path(kernel, path, options, remove, directory=False)
 
 
 def take_path(kernel: Kernel, path: bytes, options: SwapOptions, verb: Verb, *, directory: bool) -> Swapped:
@@ -435,6 +392,7 @@ def take_path(kernel: Kernel, path: bytes, options: SwapOptions, verb: Verb, *, 
 
 def _take(kernel: Kernel, victim: Victim, options: SwapOptions, verb: Verb, *, directory: bool) -> Swapped:
     """Refuse, or offer the victim to one store after the other, up to the first that can take it."""
+    visible = DirectRename(kernel, victim.parent.sides, victim.name)
     try:
         for reason in refusals(kernel, victim, directory=directory):
             raise reason
@@ -443,7 +401,9 @@ def _take(kernel: Kernel, victim: Victim, options: SwapOptions, verb: Verb, *, d
         for offered in stores_for(kernel, victim.parent, victim.path()):
             with offered.store as store:
                 try:
-                    done = verb(store, victim, options)
+                    point_own(victim.parent, store)
+                    with own_folder(store) as folder:
+                        done = verb(folder, victim, options, visible)
                 except OSError as error:
                     if error.errno != errno.EXDEV:
                         raise

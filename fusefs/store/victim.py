@@ -83,11 +83,11 @@ from fusefs.store.layout import (
     trusted_owners,
     volume_fields,
 )
-from fusefs.store.registry_lines import registered
+from fusefs.store.registry_lines import makes_common, registered, way_out
 from fusefs.store.standing import NOT_MADE, plain_name
-from fusefs.store.store_maker import makes_common, way_out
 
 DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
+"""A shell makes them of `.*`, and nobody types them."""
 _OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
 """What may be said of a call, and not of what it was asked for; the last by the C library."""
 
@@ -119,10 +119,6 @@ class Victim(NamedTuple):
         """Its path, links resolved."""
         return os.path.join(self.parent.root_path, self.parent.relative, self.name)
 
-    def place(self) -> FilesystemPath:
-        """Where it is in its filesystem, whatever namespace one looks from."""
-        return place_below(self.parent.root_place, join(self.parent.relative, self.name))
-
     def is_directory(self) -> bool:
         """Whether it is a directory; a link to one is not."""
         return stat.S_ISDIR(self.stat.st_mode)
@@ -134,19 +130,16 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
     Raises  Refused for `.` and `..`; NotADirectory for a slash behind another kind of file; NotFound, IsMountPoint,
             NoStore, or what the kernel said
     """
-    check_operand(path)
     directory, name = _split(path)
     try:
         with kernel.open_long(directory) as wanted:
-            led = _Led.by(kernel, wanted, directory, path)
-            scope = led.mounted_scope(kernel)
-            if scope is not None:
-                try:
-                    return _victim_in(kernel, scope, name, path)
-                except (OSError, NoBacking):
-                    if led.mount.is_ours():
-                        raise
-            return _victim_in(kernel, led.plain_scope(kernel), name, path)
+            scope = scope_of(kernel, wanted, directory, path)
+            try:
+                return _victim_in(kernel, scope, name, path)
+            except (OSError, NoBacking):
+                if scope.sides.mounted is None or mount_of(kernel, wanted, scope.mounts, directory).is_ours():
+                    raise
+            return _victim_in(kernel, scope_of(kernel, wanted, directory, path, through_mount=False), name, path)
     except OSError as error:
         raise as_told(error, path) from error
 
@@ -166,24 +159,19 @@ def lacks_call() -> LacksCall | None:
 
 def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
     """The victim that has a name in a directory; takes over that. Raises  IsMountPoint, OSError"""
-    with closed_on_error(scope), closed_on_error(_open_victim(kernel, scope.sides.fd, name, path)) as fd:
-        seen = kernel.fstat(fd)
-        if path.endswith(b"/") and not stat.S_ISDIR(seen.st_mode):
-            raise NotADirectory(path, "name it without the slash at its end")
-        if scope.sides.mounted is not None:
-            # Whether something is mounted on it there. What the mount remembers of it may be old, and doesn't matter.
-            _open_victim(kernel, scope.sides.mounted, name, path).close()
-    return Victim(scope, name, fd, seen)
-
-
-def _open_victim(kernel: Kernel, parent_fd: Fd, name: Name, path: bytes) -> Fd:
-    """What has a name. Raises  IsMountPoint, OSError"""
     try:
-        return kernel.open_beneath(parent_fd, name, os.O_PATH | os.O_NOFOLLOW)
+        with closed_on_error(scope), closed_on_error(kernel.open_beneath(scope.sides.fd, name)) as fd:
+            seen = kernel.fstat(fd)
+            if path.endswith(b"/") and not stat.S_ISDIR(seen.st_mode):
+                raise NotADirectory(path, "name it without the slash at its end")
+            if scope.sides.mounted is not None:
+                # Whether something is mounted on it there. What the mount remembers may be old, and doesn't matter.
+                kernel.open_beneath(scope.sides.mounted, name).close()
     except OSError as error:
         if error.errno == errno.EXDEV:
             raise IsMountPoint(path) from error
         raise
+    return Victim(scope, name, fd, seen)
 
 
 def find_scope(kernel: Kernel, path: bytes) -> Scope:
@@ -212,61 +200,42 @@ def _open_named(above: Fd, name: Name, path: bytes) -> Fd:
         raise NotADirectory(path, "name the directory itself") from error
 
 
-def scope_of(kernel: Kernel, wanted: Fd, typed: bytes) -> Scope:
+def scope_of(kernel: Kernel, wanted: Fd, typed: bytes, path: bytes = b"", *, through_mount: bool = True) -> Scope:
     """The scope of a directory that a path led to.
 
-    wanted  the directory, on whichever side the path was; it stays the caller's
-    Raises  OSError; NotFound, NoStore
+    wanted         the directory, on whichever side the path was; it stays the caller's
+    typed          its own path as it was typed
+    path           for errors: of what is wanted there; empty for that directory
+    through_mount  on both sides, if a mount of ours shows it
+    Raises  OSError; NotFound, NoStore, NoBacking
     """
-    led = _Led.by(kernel, wanted, typed, typed)
-    return led.mounted_scope(kernel) or led.plain_scope(kernel)
-
-
-class _Led(NamedTuple):
-    """Where a typed path led: an open directory, which stays its caller's.
-
-    path   as it was typed, for errors
-    fd     the directory, on whichever side the path was
-    real   its path without links
-    mount  what it is on
-    """
-
-    path: bytes
-    fd: Fd
-    real: bytes
-    mount: Mount
-    mounts: list[Mount]
-
-    @classmethod
-    def by(cls, kernel: Kernel, fd: Fd, directory: bytes, path: bytes) -> Self:
-        """directory: its own path as it was typed; path: of what is wanted there. Raises  OSError; NoStore"""
-        mounts = read_mounts()
-        mount = mount_of(kernel, fd, mounts, directory)
-        return cls(path, fd, _real_path(fd, directory), mount, mounts)
-
-    def mounted_scope(self, kernel: Kernel) -> Scope | None:
-        """On both sides; None if no mount of ours shows it. Raises  OSError; NotFound, NoBacking"""
-        if not any(one.is_ours() for one in self.mounts):
-            return None
+    mounts, path = read_mounts(), path or typed
+    mount = mount_of(kernel, wanted, mounts, typed)
+    try:
+        real = os.readlink(wanted.path())
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        real = os.path.normpath(os.path.join(os.getcwdb(), typed))
+    if through_mount and any(one.is_ours() for one in mounts):
         from fusefs.store.mounted_paths import find_mounted  # who has nothing mounted is spared it
 
-        return find_mounted(kernel, self.path, self.real, self.fd, self.mount, self.mounts)
-
-    def plain_scope(self, kernel: Kernel) -> Scope:
-        """Where no mount of ours shows it. Raises  OSError; NotFound, NoStore"""
-        root, root_path = _open_root(kernel, self.mount, self.real)
-        relative = RelPath(below(self.real, root_path))
-        with closed_on_error(root), closed_on_error(kernel.open_beneath(root, relative or b".", DIRECTORY)) as fd:
-            if not os.path.samestat(kernel.fstat(self.fd), kernel.fstat(fd)):
-                raise NotFound(self.path, "its directory was moved meanwhile")
-        place = place_of(root_path, self.mount)
-        return Scope(
-            BackingAndMount(root), root_path, place, relative, BackingAndMount(fd), self.mount, tuple(self.mounts)
-        )
+        scope = find_mounted(kernel, path, real, wanted, mount, mounts)
+        if scope is not None:
+            return scope
+    root, root_path = _open_root(kernel, mount, real)
+    relative = RelPath(below(real, root_path))
+    with closed_on_error(root), closed_on_error(kernel.open_beneath(root, relative or b".", DIRECTORY)) as fd:
+        if not os.path.samestat(kernel.fstat(wanted), kernel.fstat(fd)):
+            raise NotFound(path, "its directory was moved meanwhile")
+    place = place_of(root_path, mount)
+    return Scope(BackingAndMount(root), root_path, place, relative, BackingAndMount(fd), mount, tuple(mounts))
 
 
 def _split(path: bytes) -> tuple[bytes, Name]:
     """Split a path into the directory and the name in it. Raises  NotFound, Refused"""
+    if ends_in_dots(path):
+        raise Refused(path, DOTS)
     directory, name = os.path.split(path.rstrip(b"/"))
     if not path:
         raise NotFound(path, "the path is empty")
@@ -276,22 +245,12 @@ def _split(path: bytes) -> tuple[bytes, Name]:
 
 
 def check_operand(path: bytes) -> None:
-    """Refuse `.`, `..` and paths that end in them, as rm(1) does: a shell makes them of `.*`, and nobody types them.
-
-    Raises  Refused
-    """
+    """Refuse paths that end in `.` or `..`. Raises  Refused"""
     if ends_in_dots(path):
         raise Refused(path, DOTS)
 
 
-def _real_path(fd: Fd, typed: bytes) -> bytes:
-    """Where an open directory is, without links."""
-    with suppress_errno(errno.ENAMETOOLONG):
-        return os.readlink(fd.path())
-    return os.path.normpath(os.path.join(os.getcwdb(), typed))
-
-
-def mount_of(kernel: Kernel, fd: Fd, mounts: list[Mount], path: bytes) -> Mount:
+def mount_of(kernel: Kernel, fd: Fd, mounts: Iterable[Mount], path: bytes) -> Mount:
     """What an fd is on, which a path led to. Raises  NoStore if we don't see that mounted"""
     mount = find_mount(kernel, fd, mounts)
     if mount is None:
@@ -318,31 +277,21 @@ def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
     raise NoStore(path)
 
 
-def ancestors(scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
-    """The directories that could hold a store above what is in a directory, highest first: relative and full path."""
-    yield RelPath(b""), scope.root_path
-    names = scope.relative.split(b"/") if scope.relative else []
-    for count in range(1, len(names) + 1):
-        path = RelPath(b"/".join(names[:count]))
-        yield path, os.path.join(scope.root_path, path)
+def ancestors(kernel: Kernel, scope: Scope, *, to_take: bool = True) -> Iterator[tuple[RelPath, bytes]]:
+    """The directories that could hold a store above what is in a directory, highest first: relative and full path.
 
-
-def taking_ancestors(kernel: Kernel, scope: Scope) -> Iterator[tuple[RelPath, bytes]]:
-    """Those whose store may take what is in the directory.
-
-    Names in an encrypted directory are secret, and a store has them in its records and ids: it is encrypted, too.
+    to_take  only those whose store may take that. Names in an encrypted directory are secret, and a store has them in
+             its records and ids: it is encrypted, too
     """
-    is_secret = _is_encrypted(kernel, scope.sides)
-    for relative, path in ancestors(scope):
+    is_secret = to_take and kernel.statx(scope.sides.fd).attributes & STATX_ATTR_ENCRYPTED
+    names = scope.relative.split(b"/") if scope.relative else []
+    for count in range(len(names) + 1):
+        relative = RelPath(b"/".join(names[:count]))
         if is_secret:
             with wholly_beneath(kernel, scope.root, relative) as base:
-                if not _is_encrypted(kernel, base):
+                if not kernel.statx(base.fd).attributes & STATX_ATTR_ENCRYPTED:
                     continue
-        yield relative, path
-
-
-def _is_encrypted(kernel: Kernel, directory: BackingAndMount) -> bool:
-    return bool(kernel.statx(directory.fd).attributes & STATX_ATTR_ENCRYPTED)
+        yield relative, os.path.join(scope.root_path, relative) if relative else scope.root_path
 
 
 def existing_stores(
@@ -353,7 +302,7 @@ def existing_stores(
     to_take  only those that may take what is in the directory
     Raises  BrokenStore where one of them is: none is used below it, whose pointer nobody could leave in it
     """
-    for relative, path in taking_ancestors(kernel, scope) if to_take else ancestors(scope):
+    for relative, path in ancestors(kernel, scope, to_take=to_take):
         for opener in (open_store, open_own_store):
             base = wholly_beneath(kernel, scope.root, relative)
             try:
@@ -409,7 +358,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes, make: Make | None = 
         yield Offered(store)
     last: TrashdError = untrusted[0] if untrusted else NoStore(wanted)
     is_offered = bool(bases)
-    for relative, path in taking_ancestors(kernel, scope):
+    for relative, path in ancestors(kernel, scope):
         if relative in bases:
             continue
         try:
@@ -446,27 +395,25 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
 
     directory  whether it must be one (swap), or may be anything (rm)
     """
+    above = victim.parent
+    own = place_below(above.root_place, join(above.relative, victim.name))
     if directory and not victim.is_directory():
         yield NotADirectory(victim.path())
-    if any(is_stores_own(name) for name in victim.place().path.split(b"/")):
+    if any(is_stores_own(name) for name in own.path.split(b"/")):
         yield IsStore(victim.path())
     if victim.is_directory():
-        yield from _mounted(victim)
+        yield from _mounted(victim, own)
         held = held_store(kernel, victim.fd, b"")
         if held is not None:
             then = f", then rm -r {shell_word(os.path.join(victim.path(), held))}"
             yield _holds(os.path.join(victim.path(), held), then)
-        above = victim.parent
-        if above.mount.fstype == MERGERFS and _is_merged(victim):
-            yield CrossesBoundary(victim.path(), _MERGED)
+        if above.mount.fstype == MERGERFS:
+            from fusefs.linux.filesystem_probes import branches_with  # few have it
+
+            if len(branches_with(victim.fd)) > 1:
+                yield CrossesBoundary(victim.path(), _MERGED)
         for lower in stores_below(kernel, above.root.fd, above.root_path, join(above.relative, victim.name)):
             yield _holds(os.path.join(victim.path(), lower, STORE))
-
-
-def _is_merged(victim: Victim) -> bool:
-    from fusefs.linux.filesystem_probes import branches_with  # few have it
-
-    return len(branches_with(victim.fd)) > 1
 
 
 def _holds(store: bytes, then: str = "") -> IsStore:
@@ -475,8 +422,13 @@ def _holds(store: bytes, then: str = "") -> IsStore:
     return IsStore(store, hint)
 
 
-def _mounted(victim: Victim) -> Iterator[TrashdError]:
-    here = _places(victim.place(), victim.parent.mounts)
+def _mounted(victim: Victim, own: FilesystemPath) -> Iterator[TrashdError]:
+    """What is mounted on the victim or in it, also where mounts of ours show it: it would be carried away as well.
+
+    own  where the victim is in its filesystem, whatever namespace one looks from
+    """
+    owners = trusted_owners(os.geteuid())
+    here = every_place(own, views(victim.parent.mounts, owners))
     for place in here:
         for mount in mounts_inside(place, victim.parent.mounts):
             yield IsMountPoint(mount.point) if mount.point == victim.path() else MountInside(mount.point)
@@ -484,15 +436,10 @@ def _mounted(victim: Victim) -> Iterator[TrashdError]:
     # may look into others' namespaces; for users the kernel's own check of this namespace has to do.
     if os.geteuid() == 0:
         for pid, mounts in other_namespaces():
-            for place in dict.fromkeys((*here, *_places(victim.place(), mounts))):
+            for place in dict.fromkeys((*here, *every_place(own, views(mounts, owners)))):
                 for mount in mounts_inside(place, mounts):
                     where = mount.point + b" in the mount namespace of process " + pid.encode()
                     yield MountInside(where)
-
-
-def _places(place: FilesystemPath, mounts: Iterable[Mount]) -> list[FilesystemPath]:
-    """Where it is, and where mounts of ours show it: what is mounted on something there is carried away as well."""
-    return every_place(place, views(mounts, trusted_owners(os.geteuid())))
 
 
 def held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
@@ -512,26 +459,13 @@ def held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
     else:
         return STORE
     with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(dir_fd, name or b".", READABLE) as fd:
-        for one in (user_store(os.geteuid()), *_names_like(kernel.first_names(fd), STORE + b"-")):
-            if whose_store(one) is not None and _is_users(kernel, fd, Name(one)):
-                return Name(one)
+        after_prefix = kernel.first_names(fd).split(STORE + b"-")[1:]  # of the ends of other names, too
+        names = [STORE + b"-" + one.partition(b"\0")[0] for one in after_prefix]
+        for one in (user_store(os.geteuid()), *(name for name in names if whose_store(name) is not None)):
+            with suppress_errno(*OUT_OF_REACH):  # what has the name is one, as far as it can be seen from outside
+                if kernel.stat(fd, one).st_mode == stat.S_IFDIR | FOLDER_MODE:
+                    return Name(one)
     return None
-
-
-def _names_like(names: bytes, begin: bytes) -> Iterator[bytes]:
-    """What of some names, each ended by a NUL, begins so; the ends of others, too."""
-    at = names.find(begin)
-    while at >= 0:
-        yield names[at : names.index(0, at)]
-        at = names.find(begin, at + 1)
-
-
-def _is_users(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
-    """Whether something with the name of a user's store is one, as far as it can be seen from outside."""
-    with suppress_errno(*OUT_OF_REACH):
-        st = kernel.stat(dir_fd, name)
-        return stat.S_ISDIR(st.st_mode) and stat.S_IMODE(st.st_mode) == FOLDER_MODE
-    return False
 
 
 _AREAS = (USERS, NEW)
@@ -713,39 +647,30 @@ def _pointed_from(kernel: Kernel, base_fd: Fd) -> Iterator[_Noted]:
     with suppress_errno(*OUT_OF_REACH):
         names += own_names(kernel, base_fd, os.geteuid())
     for name in names:
-        yield from _pointed_from_store(kernel, base_fd, name)
+        try:
+            store = kernel.open_beneath(base_fd, name, DIRECTORY)
+        except OSError as error:
+            if error.errno not in OUT_OF_REACH:
+                raise
+            continue
+        with store:
+            n_asked = 0
+            for uid, folder in islice(_folders(kernel, store), _MOST_FOLDERS):
+                with suppress_errno(*OUT_OF_REACH), kernel.open_dir(store, join(folder, POINTERS)) as pointers:
+                    if kernel.is_empty(pointers):
+                        continue
+                    n_asked += 1
+                    if n_asked > _MOST_ASKED:
+                        break
+                    from fusefs.store.find_stores import read_pointers  # hardly any user has one
 
-
-def _pointed_from_store(kernel: Kernel, base_fd: Fd, name: Name) -> Iterator[_Noted]:
-    try:
-        store = kernel.open_beneath(base_fd, name, DIRECTORY)
-    except OSError as error:
-        if error.errno not in OUT_OF_REACH:
-            raise
-        return
-    with store:
-        n_asked = 0
-        for uid, folder in islice(_folders(kernel, store), _MOST_FOLDERS):
-            with suppress_errno(*OUT_OF_REACH), kernel.open_dir(store, join(folder, POINTERS)) as pointers:
-                if kernel.is_empty(pointers):
-                    continue
-                n_asked += 1
-                if n_asked > _MOST_ASKED:
-                    return
-                from fusefs.store.find_stores import read_pointers  # hardly any user has one
-
-                for lower in read_pointers(kernel, pointers, uid):
-                    yield uid, lower
+                    for lower in read_pointers(kernel, pointers, uid):
+                        yield uid, lower
 
 
 def _folders(kernel: Kernel, store: Fd) -> Iterator[tuple[int, RelPath]]:
     """The caller's folders in a store by their names alone; for root every user's."""
     uid = os.geteuid()
     for area in _AREAS:
-        if uid != 0:
-            yield uid, join(area, plain_name(uid))
-            continue
-        for name in _list_at(kernel, store, area) or ():
-            owner = whose(name)
-            if owner is not None:
-                yield owner, join(area, name)
+        names = (_list_at(kernel, store, area) or ()) if uid == 0 else (plain_name(uid),)
+        yield from ((owner, join(area, name)) for name in names if (owner := whose(name)) is not None)

@@ -81,8 +81,10 @@ class GatedRename(NamedTuple):
         """
         part, is_kept = _GIVEN.get(move), False
         with self._told_if_taken_over():
-            if move is not VisibleMove.PLACE:  # the name is missing then: who takes over would place it as well
-                self._withdraw_if_announced()
+            # With PLACE the name is missing: who takes over would place it as well.
+            names = [] if move is VisibleMove.PLACE else self.kernel.list_anew(self.container)
+            if any(name.startswith(ANNOUNCED_PREFIX) for name in names):
+                raise TakenOver(self.name)
             if part is None:
                 said = self._through(move, None)
             else:
@@ -167,10 +169,6 @@ class GatedRename(NamedTuple):
         if said.holds_name:
             with suppress(OSError):
                 self.kernel.rmdir(self.parent, self.name)
-
-    def _withdraw_if_announced(self) -> None:
-        if any(name.startswith(ANNOUNCED_PREFIX) for name in self.kernel.list_anew(self.container)):
-            raise TakenOver(self.name)
 
     @contextmanager
     def _told_if_taken_over(self) -> Iterator[None]:
@@ -260,37 +258,34 @@ class DirectRename:
                 self._kernel.rename_free(source, last, parent, self._name)
 
     def _gated(self, folder: UserFolder, inside: Fd, parent: Fd) -> GatedRename:
-
         return GatedRename(self._kernel, folder.store.volume, inside, parent, self._name)
 
     def _renamed_at(
         self, owned: ExitStack, folder: UserFolder, state: State, container: bytes, fd: Fd
     ) -> tuple[Fd, Fd]:
-        """The container and the parent, between which it is renamed. owned: closes what is opened for that"""
-        mounted = self._open_shown(folder, state, container)
-        if mounted is None or self._mounted is None:
-            return fd, self._parent_fd
-        owned.enter_context(mounted)
-        there, here = self._kernel.fstat(mounted), self._kernel.fstat(fd)
-        if there.st_uid != here.st_uid or not is_shown_as(here, there):
-            raise _stale(container)
-        return mounted, self._mounted
+        """The container and the parent, between which it is renamed: in the mount that shows both, if one does.
 
-    def _open_shown(self, folder: UserFolder, state: State, container: bytes) -> Fd | None:
-        """The container in the mount that shows the parent too; None if there is none to be seen."""
+        owned   closes what is opened for that
+        Raises  OSError: ESTALE if the mount shows another container, or none
+        """
         base, kernel = folder.store.base.mounted, self._kernel
         if base is None or self._mounted is None:
-            return None
+            return fd, self._parent_fd
         try:
             if kernel.fstat(base).st_dev != kernel.fstat(self._mounted).st_dev:
-                return None
-            return patiently(partial(self._open_mounted, base, folder.way_to(state, container)))
+                return fd, self._parent_fd
+            look = partial(self._open_mounted, base, folder.way_to(state, container))
+            mounted = owned.enter_context(patiently(look))
         except FileNotFoundError as error:
             raise _stale(container) from error
         except OSError as error:
             if error.errno not in DAEMON_GONE:
                 raise
-            return None
+            return fd, self._parent_fd
+        there, here = kernel.fstat(mounted), kernel.fstat(fd)
+        if there.st_uid != here.st_uid or not is_shown_as(here, there):
+            raise _stale(container)
+        return mounted, self._mounted
 
     def _open_mounted(self, base: Fd, way: RelPath) -> Fd:
         fd = self._kernel.open_beneath(base, way, DIRECTORY)

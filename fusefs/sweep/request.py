@@ -251,7 +251,7 @@ def _reasons(scope: Scope, *, takes_dirs: bool, is_short: bool) -> Iterator[str]
             yield f"{where} is mounted with relatime, which records a read at most once a day"
     place = scope.place()
     for view in views(scope.mounts, trusted_owners(os.geteuid())):
-        if view.backing.holds(place) or place.holds(view.backing) or view.shown().holds(place):
+        if view.backing.holds(place) or place.holds(view.backing) or view.shown.holds(place):
             yield f"files are read through {printable(view.mount.point)}, a mount of trashd that keeps their pages"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.store.store_maker import XATTR
+from fusefs.store.registry_lines import XATTR
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import assert_silent
 from tests.support.trashd_command import TRASHD, CommandResult, done_well, environment, trashd

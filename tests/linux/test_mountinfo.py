@@ -108,7 +108,7 @@ def test_line_is_read_with_any_number_of_optional_fields(optional: bytes) -> Non
         0,
         b"rw,errors=continue",
     )
-    assert mountinfo._parse_mount(line) == wanted
+    assert mountinfo._parse_mounts(line + b"\n") == (wanted,)
 
 
 def test_a_name_makes_no_fields() -> None:
@@ -117,14 +117,15 @@ def test_a_name_makes_no_fields() -> None:
 
     point, source = b"/mnt\rrw\x0c-\x0bfuse.trashd\r/scratch\rrw,user_id=0", b"x\r-\rfuse.trashd\ry\ruser_id=0"
     line = b"36 35 0:98 / %s rw shared:7 - fuse %s rw,user_id=1000" % (point, source)
-    read = mountinfo._parse_mount(line)
+    (read,) = mountinfo._parse_mounts(line + b"\n")
     assert (read.point, read.source, read.owner, read.is_ours()) == (point, source, 1000, False)
 
 
 def test_a_source_may_have_no_name() -> None:
     from fusefs.linux import mountinfo
 
-    assert mountinfo._parse_mount(b"36 35 0:98 / /mnt rw - tmpfs  rw\n").source == b""
+    (read,) = mountinfo._parse_mounts(b"36 35 0:98 / /mnt rw - tmpfs  rw\n")
+    assert read.source == b""
 
 
 def test_own_table_has_a_root() -> None:
@@ -149,7 +150,7 @@ def test_place_below_a_root_has_one_slash() -> None:
 def test_view_tells_the_backing_place_of_a_mount() -> None:
     [view] = views([ROOT, DISK, served(9, b"/mnt", b"/data/x")], (0,))
     assert view.backing == FilesystemPath(b"8:2", b"/vol/x")
-    assert view.shown() == FilesystemPath(b"0:9", b"/")
+    assert view.shown == FilesystemPath(b"0:9", b"/")
 
 
 def test_view_of_a_bind_mount_of_a_part_is_of_that_part() -> None:
@@ -199,10 +200,10 @@ def test_owner_of_a_mount_of_fuse_is_read(options: bytes, owner: int) -> None:
     from fusefs.linux import mountinfo
 
     line = b"36 35 0:98 / /mnt rw shared:7 - fuse.trashd /scratch\\040x " + options
-    read = mountinfo._parse_mount(line)
+    (read,) = mountinfo._parse_mounts(line + b"\n")
     assert (read.is_ours(), read.source, read.owner) == (True, b"/scratch x", owner)
-    assert mountinfo._parse_mount(line.replace(b"fuse.trashd", b"fuse.sshfs")).owner == owner
-    assert mountinfo._parse_mount(line.replace(b"fuse.trashd", b"fusectl")).owner == 0
+    assert mountinfo._parse_mounts(line.replace(b"fuse.trashd", b"fuse.sshfs") + b"\n")[0].owner == owner
+    assert mountinfo._parse_mounts(line.replace(b"fuse.trashd", b"fusectl") + b"\n")[0].owner == 0
 
 
 @pytest.mark.parametrize(

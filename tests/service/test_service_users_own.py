@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.names import user_store
-from fusefs.store.store_maker import XATTR
+from fusefs.store.registry_lines import XATTR
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume

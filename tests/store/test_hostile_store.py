@@ -13,7 +13,7 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
 from fusefs.service.open_volume import Unproven, open_volume
-from fusefs.store.store_maker import XATTR
+from fusefs.store.registry_lines import XATTR
 from tests.support.group_members import FORGED, LIVE, N_LIVE, TEAM, forge_store, live
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user, called_by
