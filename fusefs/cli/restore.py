@@ -32,8 +32,7 @@ from fusefs.store.orphans import (
     not_looked_at,
     the_one_called,
 )
-from fusefs.store.restore import Restored
-from fusefs.store.restore_by_id import restore_by_id
+from fusefs.store.restore import Restored, restore_by_id
 from fusefs.store.victim import check_operand
 
 _MOST_TOLD = 20

@@ -24,8 +24,8 @@ from fusefs.core.results import Progress, Stops
 from fusefs.linux.disk_usage import known_size, may_share, never_shares, shared_bytes, tells_sharing
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
-from fusefs.store.deep_path import Descent
 from fusefs.store.layout import HOISTED, TREE
+from fusefs.store.walk import Descent
 
 WINDOW = 32_768
 """Subdirectories of one directory that are remembered at a time; twice as many in all."""

@@ -35,8 +35,8 @@ from fusefs.plan.purge_lists import CountedPurges, open_lists
 from fusefs.plan.units import Judged, Unit, Young, judge_units, open_quietly, time_of
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.stage import SwapOptions
-from fusefs.store.user_boundary import SeenDirectories, is_bounded, load_seen
 from fusefs.store.victim import scope_of
+from fusefs.store.walk import SeenDirectories, is_bounded, load_seen
 from fusefs.sweep.actions import rsync_line
 from fusefs.sweep.agenda import SliceCounts
 from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories

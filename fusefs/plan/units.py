@@ -24,7 +24,7 @@ from fusefs.linux.xattrs import restored_ns
 from fusefs.plan.keep_protection import find_lock, why_exempt, why_held, why_kept, why_locked
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.layout import is_stores_own
-from fusefs.store.user_boundary import whose_is
+from fusefs.store.walk import whose_is
 from fusefs.sweep.request import TakingBoundary
 
 MOUNTED = "something is mounted in it"

@@ -35,7 +35,7 @@ from fusefs.reaper.remove_slice import SliceRemover
 from fusefs.store.container import ClaimLost, HeldContainer, claim, dissolve, move, resume, rewrite
 from fusefs.store.layout import HOISTED, TREE, UserFolder
 from fusefs.store.mounted_paths import refuse_mounted
-from fusefs.store.origin import Origin
+from fusefs.store.recover import Origin
 from fusefs.store.reserve import FOR_REAPER, with_room
 from fusefs.store.stage import restock
 

@@ -44,11 +44,11 @@ from fusefs.store.layout import (
 )
 from fusefs.store.make_folder import look_first
 from fusefs.store.mounted_paths import open_shown, refuse_mounted
-from fusefs.store.old_stores import discard_emptied
 from fusefs.store.registry_lines import RegistryLine, way_out
 from fusefs.store.registry_targets import LineOf
 from fusefs.store.standing import NOT_MADE, FolderCensus, is_remembered, is_vouched, open_user, take_census
 from fusefs.store.swap import own_folder
+from fusefs.store.tidy_folder import discard_emptied
 
 _LET_GO = (VolumePhase.ELSEWHERE, VolumePhase.GONE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)

@@ -1,8 +1,4 @@
-"""`swap --for-owner`: root empties a user's directory, and the orphan goes to that user's own folder.
-
-Root swaps into root's folder, where only root can put anything in the fresh directory's place. Only then the old
-tree goes over, by one rename into a container that a process of its owner staged: of what that user could choose
-nothing ever has the name. Until it is handed over, it is root's, which the record says, and is not reaped unasked.
+"""What root does for another user, in a process of that user's: restore, `swap --for-owner`, and `reap --force`.
 
 At the one name that an administrator gave, root renames for that process, on its request. Of what lies in a user's
 container root believes nothing that it has not checked itself, before and after the rename: to the name comes what
@@ -29,6 +25,8 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from msgspec import json
+
 from fusefs.core.container_states import StageAction, State, decide_stage
 from fusefs.core.errors import (
     BY_NAME,
@@ -50,9 +48,9 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, place_of, read_mounts
 from fusefs.store.backing_and_mount import BackingAndMount, Scope, with_mounted
 from fusefs.store.container import ClaimLost, HeldContainer, dissolve, hold, move
+from fusefs.store.find_stores import add_pointer
 from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
 from fusefs.store.make_folder import make_roots
-from fusefs.store.pointers import add_pointer
 from fusefs.store.stage import SwapOptions, TakenContainer, identify_at, restock, stage
 from fusefs.store.standing import open_user
 from fusefs.store.swap import (
@@ -98,7 +96,7 @@ class RenameQuestion(NamedTuple):
 
 
 class RenameAnswer(NamedTuple):
-    """What became of it; `refused` is root's own word, `errno` the kernel's."""
+    """What became of it; `refused` is root's reason, `errno` the kernel's."""
 
     errno: int = 0
     found: tuple[int, int] | None = None
@@ -117,8 +115,6 @@ class RootRename(NamedTuple):
 
     def answer(self, message: bytes) -> bytes:
         """Do what a child asks, if it is a move between the name and a container of that user."""
-        from msgspec import json  # loaded by ask_owner, which alone calls this
-
         try:
             question = json.decode(message, type=RenameQuestion)
             if self.visible is None:
@@ -161,8 +157,8 @@ class RootRename(NamedTuple):
             if visible.has(tree):
                 return
         self._take_away(visible, question.state, name, container)
-        told = "its owner put something else in its place at that moment; it was given back"
-        raise _NotWanted(f"{name.decode()}: {told}")
+        why = "its owner put something else in its place at that moment; it was given back"
+        raise _NotWanted(f"{name.decode()}: {why}")
 
     def _take_away(self, visible: DirectRename, state: State, name: bytes, container: Fd) -> None:
         """Give what got the name wrongly back to its user: to where it was, or beside that if it is taken.
@@ -178,9 +174,9 @@ class RootRename(NamedTuple):
 
 
 def why_other(method: Method, wanted: Identity | None, st: os.stat_result, found: Identity) -> str:
-    """Why a tree is not what its record tells of, as far as root goes by it; empty if it is.
+    """Why a tree is not the one of its record, as far as root goes by that; empty if it is.
 
-    What an identity can't tell is not taken for the same.
+    Where identities prove nothing, it counts as another one.
     method, wanted  of the record: how the victim came, and its identity
     """
     kind = stat.S_IFMT(st.st_mode)
@@ -212,7 +208,7 @@ def as_owner(
     """The result of `body`, run by us if the folder is ours, else (root) in a process of its owner.
 
     body     gets what does the renames at a visible name: ourselves, or root on the child's request
-    kind     the result's type, as msgspec decodes it: the child's word is checked like a user's
+    kind     the result's type, as msgspec decodes it: what the child sends is checked like what a user sends
     visible  the one name that root will change for the child
     Raises   what `body` raises; AuthorityLost; NotPermitted if it is another user's folder and we are not root
     """
@@ -221,9 +217,9 @@ def as_owner(
         return body(visible)
     if uid != 0:
         raise NotPermitted(folder.path())
-    hand = RootRename(folder, visible)
+    root = RootRename(folder, visible)
     return ask_owner(
-        folder.uid, lambda ask: body(None if visible is None else _RenameThroughRoot(ask)), kind, hand.answer
+        folder.uid, lambda ask: body(None if visible is None else _RenameThroughRoot(ask)), kind, root.answer
     )
 
 
@@ -234,7 +230,6 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
     completed or undone.
     Raises  AuthorityLost, or what making it met
     """
-
     if store.is_roots_to_keep():
         with suppress(OSError, NoStore):
             make_roots(store, uid).fd.close()
@@ -252,14 +247,12 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
 
 def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
     """The result of `body`, run in a process of a user's by root, which it may ask something; kind, Raises as above."""
-    from msgspec import json  # late: `swap` and `rm` of one's own need no child
-
     try:
         message = call_as(uid, lambda ask: _run(body, ask), answer)
     except ChildLost as error:
         raise AuthorityLost(user_name(uid)) from error
-    told, _, result = message.partition(b"\n")
-    outcome = json.decode(told, type=_ChildsError)
+    first, _, result = message.partition(b"\n")
+    outcome = json.decode(first, type=_ChildsError)
     if outcome.error == "OSError":
         raise OSError(outcome.errno, os.strerror(outcome.errno), outcome.detail)
     if outcome.error == KernelRefused.__name__:
@@ -272,8 +265,6 @@ def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
 
 def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
     """What a child says: its error in a line, then what it was asked for."""
-    from msgspec import json  # loaded by the parent: a user may not be able to read where it is installed
-
     result, outcome = b"", _ChildsError()
     try:
         result = json.encode(body(ask))
@@ -303,8 +294,6 @@ class _RenameThroughRoot(NamedTuple):
         self._put(RenameQuestion("refresh", held.state, held.name().decode()))
 
     def _put(self, question: RenameQuestion) -> RenameAnswer:
-        from msgspec import json  # as in _run
-
         answer = json.decode(self.ask(json.encode(question)), type=RenameAnswer)
         if answer.refused:
             raise Refused(answer.refused, ITS_OWNERS)
@@ -337,7 +326,7 @@ def give_what_is_left(folder: UserFolder) -> list[str]:
     """Hand over what a killed `swap --for-owner` left in root's folder, once it is recovered; what failed, in words."""
     if folder.uid or os.geteuid():
         return []
-    told: list[str] = []
+    problems: list[str] = []
     for name in folder.list(State.STAGE):
         text = name.decode("ascii", "replace")
         if is_container_id(text):
@@ -346,12 +335,12 @@ def give_what_is_left(folder: UserFolder) -> list[str]:
                 if isinstance(held, HeldContainer):
                     with held:
                         if _is_to_be_given(held):
-                            told += give(held).warnings
+                            problems += give(held).warnings
             except (FileNotFoundError, TrashdError):
-                continue  # recovery has told it
+                continue  # recovery has reported it
             except OSError as error:
-                told.append(from_os(error, folder.path_to(State.STAGE, name)).message())
-    return told
+                problems.append(from_os(error, folder.path_to(State.STAGE, name)).message())
+    return problems
 
 
 def _is_to_be_given(held: HeldContainer) -> bool:
@@ -369,9 +358,9 @@ def give(held: HeldContainer) -> Adopted:
     heir, kernel = held.record.heir, held.folder.store.kernel
     assert heir is not None
     try:
-        with make_folder_of(held.folder.store, heir.uid) as his, kernel.open_beneath(held.fd, TREE) as tree:
-            giver = _RenameToOwner(held, his, tree)
-            take = partial(_take, his, held.record._replace(heir=None, retention_s=heir.retention_s))
+        with make_folder_of(held.folder.store, heir.uid) as theirs, kernel.open_beneath(held.fd, TREE) as tree:
+            giver = _RenameToOwner(held, theirs, tree)
+            take = partial(_take, theirs, held.record._replace(heir=None, retention_s=heir.retention_s))
             try:
                 ask_owner(heir.uid, take, None, giver.answer)
             except (OSError, TrashdError):
@@ -380,27 +369,27 @@ def give(held: HeldContainer) -> Adopted:
     except (OSError, TrashdError) as error:
         why = error.message() if isinstance(error, TrashdError) else str(error.strerror)
         move(held, State.ORPHANS)
-        told = f"{user_name(heir.uid)} did not get it ({why}): it is root's orphan {held.id}, kept until you ask for it"
-        return Adopted(held.id, held.folder.path(), (f"{told}: trashd restore {held.id} --to PATH",))
+        what = f"{user_name(heir.uid)} did not get it ({why}): it is root's orphan {held.id}, kept until you ask for it"
+        return Adopted(held.id, held.folder.path(), (f"{what}: trashd restore {held.id} --to PATH",))
     assert giver.taken is not None
     dissolve(held)
-    return Adopted(giver.taken, his.path())
+    return Adopted(giver.taken, theirs.path())
 
 
-def _take(his: UserFolder, record: Record, ask: Ask) -> None:
+def _take(theirs: UserFolder, record: Record, ask: Ask) -> None:
     """Take a tree from root: a container with its durable record first, then root's rename; to be run as its owner.
 
     Raises  OSError
     """
     name = os.path.basename(record.origin or b"")
-    with stage(his, name, record) as staged:
+    with stage(theirs, name, record) as staged:
         held = staged.held
         number = int(ask(held.id.encode()))
         if number:
             dissolve(held)
             raise OSError(number, os.strerror(number))
         move(held, State.ORPHANS)
-        his.store.kernel.fsync(held.fd)
+        theirs.store.kernel.fsync(held.fd)
 
 
 class _RenameToOwner:
@@ -409,9 +398,9 @@ class _RenameToOwner:
     taken  the container that has the tree; None if none has
     """
 
-    def __init__(self, held: HeldContainer, his: UserFolder, tree: Fd) -> None:
+    def __init__(self, held: HeldContainer, theirs: UserFolder, tree: Fd) -> None:
         self._held = held
-        self._his = his
+        self._theirs = theirs
         self._tree = tree
         self.taken: ContainerId | None = None
 
@@ -427,14 +416,14 @@ class _RenameToOwner:
         return b"0"
 
     def _give(self, container: ContainerId) -> None:
-        kernel, held, his = self._held.folder.store.kernel, self._held, self._his
+        kernel, held, theirs = self._held.folder.store.kernel, self._held, self._theirs
         name = container.encode()
-        with kernel.open_dir(his.fd, join(State.STAGE.value.encode(), name)) as there:
+        with kernel.open_dir(theirs.fd, join(State.STAGE.value.encode(), name)) as there:
             st = kernel.fstat(there)
-            is_his_alone = st.st_uid == his.uid and not st.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-            if not is_his_alone or kernel.fstat(self._tree).st_uid != his.uid:
+            is_private = st.st_uid == theirs.uid and not st.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+            if not is_private or kernel.fstat(self._tree).st_uid != theirs.uid:
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-            with with_mounted(kernel, there, his.store.base.mounted, his.way_to(State.STAGE, name)) as inside:
+            with with_mounted(kernel, there, theirs.store.base.mounted, theirs.way_to(State.STAGE, name)) as inside:
                 DirectRename(kernel, inside, TREE).make(VisibleMove.BACK, held)
             if kernel.is_named(self._tree, held.fd, TREE):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))  # this filesystem says 0 and does nothing
@@ -487,8 +476,8 @@ def seize(
 def _taken(kernel: Kernel, fd: Fd, uid: int) -> TakenContainer:
     """What came into a user's container later than it was made is judged by root's reaper (reaper/removal_stops.py)."""
     st = kernel.fstat(fd)
-    is_his_alone = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
-    return TakenContainer(max(0, kernel.statx(fd, asks=True).btime_ns), uid if is_his_alone else None)
+    is_private = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
+    return TakenContainer(max(0, kernel.statx(fd, asks=True).btime_ns), uid if is_private else None)
 
 
 def _open_to_lock(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:

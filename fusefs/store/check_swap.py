@@ -234,7 +234,7 @@ def _try_rename(staged: Staged, victim: Victim, found: Preflight) -> Preflight:
 
 
 def _refuse_unmovable(kernel: Kernel, victim: Victim) -> None:
-    """Raise NotPermitted if the victim may not be moved: what a look at modes and flags tells; OSError EROFS."""
+    """Raise NotPermitted if the victim may not be moved: as modes and flags show; OSError EROFS."""
     uid, parent_fd = os.geteuid(), victim.parent.sides.fd
     if kernel.is_read_only(victim.fd) or kernel.is_read_only(victim.parent.sides.names()):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

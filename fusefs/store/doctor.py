@@ -18,11 +18,11 @@ from fusefs.core.identity import Likelihood, compare
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.results import Finding
-from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount
 from fusefs.store.container import UNFINISHED_PREFIX, ClaimLost, HeldContainer, hold
+from fusefs.store.find_stores import MOST_READ, pointed
 from fusefs.store.layout import (
     BEGUN,
     FRESH,
@@ -40,7 +40,6 @@ from fusefs.store.layout import (
     open_own_store,
     open_store,
 )
-from fusefs.store.pointers import MOST_READ, pointed
 from fusefs.store.recover import refused
 from fusefs.store.registry_lines import (
     UNNOTED,
@@ -69,33 +68,27 @@ _BY_KILLED_KEEP = bytes(RECORD_NEW)
 """The next work on the orphan drops it; recovery doesn't look into every orphan for it."""
 
 
-def _lacks_note(store: Store) -> bool:
-    """Whether root could note on a store of his that he made it, and nothing is."""
-    is_told = store.is_roots_to_keep() and store.made is StoreMaker.BY_ROOT
-    return is_told and not is_noted(store.kernel, store.fd) and could_be_noted(store.kernel, store.fd)
-
-
 def check_store(store: Store) -> Iterator[Finding]:
     """What is wrong with the store itself; to be run by any user who may look."""
     kernel, init = store.kernel, f"trashd init {shell_word(store.base_path)}"
-    for name in _list(store, store.base.fd):
+    names: list[bytes] = []
+    with suppress(PermissionError), kernel.open_dir(store.base.fd) as readable:
+        names = kernel.list(readable)
+    for name in names:
         if name.startswith(NEW_PREFIX):
             yield Finding(_told(store.base_path, name), "a store that was never finished", f"{init} sees to it")
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
         yield Finding(_told(store.base_path), "probed on another kind of filesystem", init)
     if store.is_unknown():
         yield Finding(_told(store.base_path), NOT_MADE, way_out(store.base_path))
-    elif _lacks_note(store):
+    elif (
+        store.is_roots_to_keep()
+        and store.made is StoreMaker.BY_ROOT
+        and not is_noted(kernel, store.fd)
+        and could_be_noted(kernel, store.fd)
+    ):
         yield Finding(_told(store.base_path), UNNOTED, what_unnoted_means(store.base_path))
     yield from passed_over(store)
-
-
-def _list(store: Store, fd: Fd) -> list[bytes]:
-    try:
-        with store.kernel.open_dir(fd) as readable:
-            return store.kernel.list(readable)
-    except PermissionError:
-        return []
 
 
 def _told(*path: bytes) -> str:
@@ -104,29 +97,29 @@ def _told(*path: bytes) -> str:
 
 def check_folder(folder: UserFolder) -> list[Finding]:
     """What is wrong in one user's folder; to be run as that user."""
-    return list(_check_folder(folder))
-
-
-def _check_folder(folder: UserFolder) -> Iterator[Finding]:
+    problems: list[Finding] = []
     if is_used(folder) and not (is_stocked(folder) and has_spare_space(folder)):
-        yield Finding(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER)
+        problems.append(Finding(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER))
     seen: dict[bytes, State] = {}
     unrecorded: list[tuple[State, bytes]] = []
     for state in State:
         for name in folder.list(state):
             if name in seen:
                 where = printable(folder.path_to(state, name))
-                yield Finding(where, f"also in {seen[name].value}/ (I2)", WAY_OUT)
+                problems.append(Finding(where, f"also in {seen[name].value}/ (I2)", WAY_OUT))
             seen[name] = state
             try:
-                yield from _check_container(folder, state, name)
+                problems += _check_container(folder, state, name)
             except _Unrecorded:
                 unrecorded.append((state, name))
     if unrecorded:
         time.sleep(_MOMENT_S)
     for state, name in unrecorded:
-        yield from check_container(folder, state, name)
-    yield from _check_pointers(folder)
+        try:
+            problems += _check_container(folder, state, name)
+        except _Unrecorded:
+            problems += _check_unrecorded(folder, state, name)
+    return [*problems, *_check_pointers(folder)]
 
 
 class _Unrecorded(Exception):
@@ -148,15 +141,11 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
             yield Finding(where, "no record: left by a killed command", SETTLE)
 
 
-def check_container(folder: UserFolder, state: State, name: bytes) -> list[Finding]:
-    """What is wrong with one thing in the directory of a state; nothing if it is locked, or it went."""
-    try:
-        return list(_check_container(folder, state, name))
-    except _Unrecorded:
-        return list(_check_unrecorded(folder, state, name))
-
-
 def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[Finding]:
+    """What is wrong with one thing in the directory of a state; nothing if it is locked, or it went.
+
+    Raises  _Unrecorded
+    """
     where = printable(folder.path_to(state, name))
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
@@ -175,17 +164,13 @@ def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[
             yield refused(folder, where, error)
     else:
         if isinstance(held, ClaimLost):
-            if held is ClaimLost.GONE and _is_no_directory(folder, state, name):
-                yield Finding(where, "not a container of trashd, but no directory", WAY_OUT)
+            if held is ClaimLost.GONE:
+                with folder.open(state) as state_fd, suppress(FileNotFoundError):
+                    if not stat.S_ISDIR(folder.store.kernel.stat(state_fd, name).st_mode):
+                        yield Finding(where, "not a container of trashd, but no directory", WAY_OUT)
             return  # else it is locked, or it moved on
         with held:
             yield from _check_held(held, where)
-
-
-def _is_no_directory(folder: UserFolder, state: State, name: bytes) -> bool:
-    with folder.open(state) as state_fd, suppress(FileNotFoundError):
-        return not stat.S_ISDIR(folder.store.kernel.stat(state_fd, name).st_mode)
-    return False
 
 
 def _check_held(held: HeldContainer, where: str) -> Iterator[Finding]:
@@ -255,10 +240,10 @@ def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
     if unread is not None:
         where, why = unread
         yield Finding(printable(where), f"the registry of stores is not used: {why}", _UNREAD)
-    words = [LineOf(os.geteuid(), line) for line in registered() if is_inside(line.path, directory)]
-    for word, lead in follow(kernel, words, read_mounts()):
+    entries = [LineOf(os.geteuid(), line) for line in registered() if is_inside(line.path, directory)]
+    for entry, lead in follow(kernel, entries, read_mounts()):
         if lead is RegistryTarget.GONE:
-            where = word.line.store()
+            where = entry.line.store()
             yield Finding(printable(where), "the registry of stores names it, and it is gone", _GONE)
 
 

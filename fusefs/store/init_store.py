@@ -144,24 +144,24 @@ def initialise(
     """Make the caller's store in a directory, or check and repair the one that is there; takes over that directory.
 
     What another user could change, or could have made of root's directories, is refused; or replaced if root says so:
-    then it is set aside as it is, in a new store. Which user moved what into it, or moved it as a whole, can't be told.
+    then it is set aside as it is, in a new store. Which user moved what into it, or moved it as a whole, nobody knows.
     Each owner's next command takes their own folder out of it.
     is_known  root says that it made the store which is there, where nothing shows that (another machine's, a copy)
     replaces  root says that what has the name of root's store, and is none, is to be replaced
     Raises    NoStore if `.trashd` is something else than a directory; Untrusted; NotPermitted; Busy if another command
               mends it; UnknownFormat
     """
-    repaired: list[str] = []
     with closed_on_error(base):
         if replaces and not makes_common():
             raise NotPermitted(base_path, "root replaces what has the name .trashd, outside of containers")
         name = _name_of(kernel, base, base_path, is_known=is_known)
-        done = _see_to_it(kernel, base, base_path, name, repaired, is_known=is_known, replaces=replaces)
+        done = _see_to_it(kernel, base, base_path, name, is_known=is_known, replaces=replaces)
     store = open_store(kernel, base, base_path, name)
     if store is None:
         raise Untrusted(os.path.join(base_path, name))
     store = vouched(store, done.identity)
     with closed_on_error(store):
+        repaired = done.repaired
         _recover_abandoned(store)
         for _area, fd in store.areas.all():
             discard_dead(kernel, fd, os.geteuid() or None)
@@ -176,10 +176,11 @@ def initialise(
 
 
 class _InitStep(NamedTuple):
-    """identity: of what is root's word from now on; None if it was so before, or is none of root's."""
+    """identity: of a store for which root vouches from now on; None if root did before, or it is none of root's."""
 
     is_new: bool
     identity: Identity | None
+    repaired: list[str]
 
 
 def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_known: bool) -> Name:
@@ -234,39 +235,43 @@ def _see_to_it(
     base: BackingAndMount,
     base_path: bytes,
     name: Name,
-    repaired: list[str],
     *,
     is_known: bool,
     replaces: bool,
 ) -> _InitStep:
-    """See to it that there is a store of ours. repaired: gets what was"""
+    """See to it that there is a store of ours."""
     _end_checks(kernel, base)
-    repaired += discard_abandoned(kernel, base)
+    repaired = discard_abandoned(kernel, base)
     where = os.path.join(base_path, name)
     fd = _open_anyones(kernel, base, where, name, replaces=replaces)
     if fd is None:
         if is_being_replaced(kernel, base):
             raise Busy(where)
-        return _InitStep(True, build_store(kernel, base, name))
+        return _InitStep(True, build_store(kernel, base, name), repaired)
     with fd, ExitStack() as owned:
         places = {base_path, os.readlink(base.fd.path())}
         if stat.S_ISDIR(kernel.fstat(fd).st_mode):
             old = _read_anyones(kernel, fd, where)
             identifier = _noted_id(kernel, fd, places) if old is None else old.id
-            why = _why_not_kept(kernel, fd, places, is_known=is_known) if name == STORE else ""
+            why = ""
+            if name == STORE and os.geteuid() == 0:  # users mend their own
+                if _may_be_changed(kernel, fd):
+                    why = "which others could change"
+                elif not is_known and who_made(kernel, fd, places) is StoreMaker.UNKNOWN:
+                    why = "which others may have made of root's directories"
         else:
             identifier, why = None, "which is no directory"
         if not why:
             if not take_store(kernel, fd, owned):
                 raise Busy(where)
-            _mend(kernel, fd, base_path, name, identifier, repaired)
-            return _InitStep(False, kernel.identify(fd))
+            repaired += _mend(kernel, fd, base_path, name, identifier)
+            return _InitStep(False, kernel.identify(fd), repaired)
         if not replaces:
             refuse_squashed(kernel, fd, base_path)  # to whom it can't be shown who made it, nor would --known help
             raise Untrusted(f"{printable(where)}, {why}", way_out(base_path))
         made = build_store(kernel, base, name, identifier, replaces=fd)
     repaired.append(f"set the old store aside, {why}: its owners' next commands empty it")
-    return _InitStep(True, made)
+    return _InitStep(True, made, repaired)
 
 
 def _noted_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | None:
@@ -291,17 +296,6 @@ def _open_anyones(kernel: Kernel, base: BackingAndMount, where: bytes, name: Nam
             return kernel.open_beneath(base.fd, name)
         hint = f"trashd init --replace {shell_word(os.path.dirname(where))} sets it aside in a new store"
         raise NoStore(f"{printable(where)}: it is no directory", hint) from error
-
-
-def _why_not_kept(kernel: Kernel, fd: Fd, places: set[bytes], *, is_known: bool) -> str:
-    """Why root can't go on with the store of an opened `.trashd`; empty if it can. Users mend their own."""
-    if os.geteuid() != 0:
-        return ""
-    if _may_be_changed(kernel, fd):
-        return "which others could change"
-    if is_known or who_made(kernel, fd, places) is not StoreMaker.UNKNOWN:
-        return ""
-    return "which others may have made of root's directories"
 
 
 def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
@@ -330,17 +324,16 @@ def _is_roots(st: os.stat_result, *, sticky: bool) -> bool:
     return st.st_uid == 0 and not shared
 
 
-def _mend(
-    kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None, repaired: list[str]
-) -> None:
-    """Make a store that no other user could change what it should be."""
+def _mend(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:
+    """Make a store that no other user could change what it should be; what was repaired."""
+    repaired: list[str] = []
     if not kernel.is_read_only(fd):
         discard_trials(kernel, fd)
     if os.geteuid() == 0 and name == STORE:
         if is_wrong(kernel, fd, STORE_MODE):
             own(kernel, fd, STORE_MODE)
             repaired.append("took back .trashd")
-        _make_way(kernel, fd, repaired)
+        repaired += _make_way(kernel, fd)
         names = kernel.list(fd)
         for area_name, mode in AREA_MODES.items():
             if area_name not in names:
@@ -351,32 +344,29 @@ def _mend(
                 if is_wrong(kernel, area, mode):
                     own(kernel, area, mode)
                     repaired.append(f"took back .trashd/{area_name.decode()}")
-    repaired += _renew_volume(kernel, fd, base_path, name, identifier)
+    return repaired + _renew_volume(kernel, fd, base_path, name, identifier)
 
 
 def _name_rightly(kernel: Kernel, area_fd: Fd) -> list[str]:
     """Give what others have put to a user's name that of its owner. It is moved, and not changed."""
-    told = []
+    moved = []
     for name in kernel.list_anew(area_fd):
         if owner_of(kernel, area_fd, name) is None:
             continue  # its user mounted something there; the kernel would not let us move it either
         with suppress_errno(*ABSENT, errno.EBUSY):  # another init has moved it, or its user did something to it
-            told += _name_as_owned(kernel, area_fd, name)
-    return told
+            st = kernel.stat(area_fd, name)
+            is_directory = stat.S_ISDIR(st.st_mode)
+            if not name.isdigit() or whose(name) is None or (is_directory and name == b"%d" % st.st_uid):
+                continue
+            aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else PLANTED[:-1]))
+            kernel.rename_free(area_fd, name, area_fd, aside)
+            moved.append(f"moved new/{name.decode()}, which belongs to uid {st.st_uid}, to new/{aside.decode()}")
+    return moved
 
 
-def _name_as_owned(kernel: Kernel, area_fd: Fd, name: bytes) -> list[str]:
-    st = kernel.stat(area_fd, name)
-    is_directory = stat.S_ISDIR(st.st_mode)
-    if not name.isdigit() or whose(name) is None or (is_directory and name == b"%d" % st.st_uid):
-        return []
-    aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else PLANTED[:-1]))
-    kernel.rename_free(area_fd, name, area_fd, aside)
-    return [f"moved new/{name.decode()}, which belongs to uid {st.st_uid}, to new/{aside.decode()}"]
-
-
-def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
+def _make_way(kernel: Kernel, fd: Fd) -> list[str]:
     """See to it that all but the areas, nodes and old stores is files of root's, so that nothing is in our way."""
+    moved = []
     for name in kernel.list_anew(fd):
         if name in AREA_MODES or name.startswith(OLD):
             continue
@@ -386,7 +376,8 @@ def _make_way(kernel: Kernel, fd: Fd, repaired: list[str]) -> None:
         if not (stat.S_ISREG(st.st_mode) and st.st_uid == 0) and PLANTED not in name:
             aside = name[:_KEPT_OF_NAME] + PLANTED + os.urandom(6).hex().encode()
             kernel.rename_free(fd, name, fd, aside)
-            repaired.append(f"moved {printable(name)} to {printable(aside)}")
+            moved.append(f"moved {printable(name)} to {printable(aside)}")
+    return moved
 
 
 def _read_anyones(kernel: Kernel, fd: Fd, where: bytes) -> Volume | None:

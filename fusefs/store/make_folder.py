@@ -228,7 +228,7 @@ def abandoned_folders(store: Store) -> Iterator[UserFolder]:
 def discard_dead(kernel: Kernel, u_fd: Fd, only: int | None, *, but: Name | None = None) -> bool:
     """Remove what killed makers of a user, or of all, left; whether others are at it now.
 
-    Where locks tell nothing (network filesystems) those of other hosts are not waited for.
+    Where locks prove nothing (network filesystems) those of other hosts are not waited for.
     """
     has_rivals = False
     for name in kernel.list_anew(u_fd):
@@ -309,7 +309,10 @@ def _register_new(store: Store, registry_fd: Fd, resting: Collection[int], faile
             except OSError as error:
                 unread.append((name, why_unread(error)))
                 continue
-            before, entry = entry, _look_at(store, registry_fd, entry, name, unread)
+            before = entry
+            entry, why = _look_at(store, registry_fd, entry, name)
+            if why:
+                unread.append((name, why))
             if entry is not before:
                 n_left -= 1
                 if entry.name:
@@ -334,47 +337,43 @@ def _has_folder(store: Store, entry: RegisteredFolder) -> bool:
     return False
 
 
-def _look_at(
-    store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name, unread: list[tuple[Name, str]]
-) -> RegisteredFolder:
+def _look_at(store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name) -> tuple[RegisteredFolder, str]:
     """What root knows of a user after a look at one of that user's names: `entry` itself if there is nothing new.
 
-    unread  gets the name, and why, if it can't be read now
-    Raises  OSError of root's own directories
+    Returns  and why the name can't be read now; empty if it can
+    Raises   OSError of root's own directories
     """
     kernel, (_area, new_fd) = store.kernel, store.areas.for_new()
     with ExitStack() as owned:
         try:
             fd = owned.enter_context(kernel.open_beneath(new_fd, name, DIRECTORY))
         except OSError:
-            return entry  # anybody can have put it there: the census says what it is
+            return entry, ""  # anybody can have put it there: the census says what it is
         if kernel.fstat(fd).st_uid != entry.uid:
-            return entry  # this uid could not have made it; and its maker can make thousands
+            return entry, ""  # this uid could not have made it; and its maker can make thousands
         try:
             found = kernel.identify(fd)
             is_registered, why = entry.is_same(found), ""
             if not is_registered:
                 if entry.has_refused(found):
-                    return entry
+                    return entry, ""
                 why = why_not_deep(kernel, fd, entry.uid, store.areas.dev)
         except (FileNotFoundError, PermissionError):
-            return entry  # it has gone; root of another host
+            return entry, ""  # it has gone; root of another host
         except OSError as error:
-            unread.append((name, why_unread(error)))
-            return entry
+            return entry, why_unread(error)
         if why.endswith(MOUNTED):
-            unread.append((name, why))  # what lies below it can't be seen now
-            return entry
+            return entry, why  # what lies below it can't be seen now
         if why:
             entry = entry._replace(refused=(*entry.refused, found))
             write_registered(kernel, registry_fd, entry)
-            return entry
-        return _register(store, registry_fd, entry, name, fd, unread)
+            return entry, ""
+        return _register(store, registry_fd, entry, name, fd)
 
 
 def _register(
-    store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name, fd: Fd, unread: list[tuple[Name, str]]
-) -> RegisteredFolder:
+    store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name, fd: Fd
+) -> tuple[RegisteredFolder, str]:
     """Note a folder, then move it to where only root makes names. Arguments, Returns, Raises as for `_look_at`"""
     kernel, u_fd, (_area, new_fd) = store.kernel, store.areas.u_fd, store.areas.for_new()
     place = free_name(kernel, u_fd, entry.uid)
@@ -383,7 +382,7 @@ def _register(
     try:
         kernel.rename_free(new_fd, name, u_fd, place)
         if kernel.is_named(fd, u_fd, place):
-            return moved
+            return moved, ""
         # Its owner put something else there at that moment: it is not what is registered, and goes back.
         kernel.rename_free(u_fd, place, new_fd, _another_name(entry.uid))
     except FileNotFoundError:
@@ -392,8 +391,8 @@ def _register(
         if error.errno in FULL:
             raise
         # Its owner mounted something on it, or gave it another project.
-        unread.append((name, f"root can't move it to u/: {error.strerror}"))
-    return entry
+        return entry, f"root can't move it to u/: {error.strerror}"
+    return entry, ""
 
 
 def register_again(store: Store) -> list[str]:
@@ -405,7 +404,7 @@ def register_again(store: Store) -> list[str]:
     kernel, areas = store.kernel, store.areas
     if areas.new_fd is None or kernel.is_read_only(store.fd):
         return []
-    told: list[str] = []
+    done: list[str] = []
     with ExitStack() as owned:
         registry_fd = take_registry(store, owned)
         if registry_fd is None:
@@ -422,5 +421,5 @@ def register_again(store: Store) -> list[str]:
                     if not why_not_deep(kernel, fd, uid, areas.dev):
                         entry = entry._replace(name=name, identity=kernel.identify(fd))
                         write_registered(kernel, registry_fd, entry)
-                        told.append(f"registered u/{name.decode()}, which root or a copy of the store put there")
-    return told
+                        done.append(f"registered u/{name.decode()}, which root or a copy of the store put there")
+    return done

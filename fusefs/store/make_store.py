@@ -203,15 +203,14 @@ def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
 
 @contextmanager
 def unfinished(
-    kernel: Kernel, base: BackingAndMount, name: Name, new: Name | None = None, identifier: VolumeId | None = None
+    kernel: Kernel, base: BackingAndMount, name: Name, new: Name, identifier: VolumeId | None = None
 ) -> Iterator[Fd]:
     """A whole store under a name that is never looked for, locked; gone again unless the block gives it another one, or
     moves an old one into it.
 
-    name    that it is to have
+    name    that it is to have; `new`, that it has meanwhile
     Raises  OSError; FileNotFoundError if an init was faster than the lock
     """
-    new = new or Name(NEW_PREFIX + os.urandom(6).hex().encode())
     if kernel.is_read_only(base.names()):  # where a mount of ours is, what is made below it could not be removed
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     kernel.mkdir(base.fd, new)
@@ -224,7 +223,7 @@ def unfinished(
             _fill(kernel, fd, name, identifier or VolumeId(os.urandom(16).hex()))
             yield fd
         finally:
-            # Not what it was exchanged with. Whose it is tells nothing: a server may have made it another user's.
+            # Not what it was exchanged with. Its owner proves nothing: a server may have made it another user's.
             if (fd is None or kernel.is_named(fd, base.fd, new)) and not _has_taken_in(kernel, base, new):
                 discard_unfinished(kernel, base, new)
 
@@ -330,9 +329,9 @@ def _has_taken_in(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
 
 
 def is_being_replaced(kernel: Kernel, base: BackingAndMount) -> bool:
-    """Whether an init has a store in hand that has no name just now; those of killed ones are finished. Raises  OSError
+    """Whether an init works on a store that has no name just now; those of killed ones are finished. Raises  OSError
 
-    On a network filesystem a killed one can't be told.
+    On a network filesystem nothing shows that one was killed.
     """
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         new = [Name(one) for one in kernel.list(readable) if one.startswith(NEW_PREFIX)]
@@ -359,13 +358,13 @@ def _finish(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
 
 def discard_abandoned(kernel: Kernel, base: BackingAndMount) -> list[str]:
     """Remove what killed makers of ours left; one with a running maker is locked, or may be another host's."""
-    told = []
+    done = []
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
             if name.startswith(SWAP_PREFIX) and makes_common():
                 with suppress_errno(*OUT_OF_REACH):
                     if not _is_new(kernel, base, Name(name)):
-                        told += _finish_exchange(kernel, base, Name(name))
+                        done += _finish_exchange(kernel, base, Name(name))
                         continue
             if not name.startswith(NEW_PREFIX) or owner_of(kernel, base.fd, name) != os.geteuid():
                 continue
@@ -376,8 +375,8 @@ def discard_abandoned(kernel: Kernel, base: BackingAndMount) -> list[str]:
                     if _finish(kernel, base, Name(name), fd):
                         continue
                     if discard_unfinished(kernel, base, Name(name)):
-                        told.append(f"removed {name.decode()}, which was never finished")
-    return told
+                        done.append(f"removed {name.decode()}, which was never finished")
+    return done
 
 
 def _is_emptied(kernel: Kernel, fd: Fd) -> bool:

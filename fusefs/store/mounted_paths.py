@@ -122,7 +122,8 @@ def find_mounted(
             assert sides.mounted is not None
             if not is_shown_as(kernel.fstat(sides.fd), kernel.fstat(sides.mounted)):
                 raise _no_backing(mount, "it shows another directory there than its source has")
-            if not _is_same(kernel, sides, wanted):
+            st = kernel.fstat(wanted)  # a mount's fds are all of one superblock
+            if not any(os.path.samestat(st, kernel.fstat(fd)) for fd in (sides.fd, sides.mounted)):
                 raise NotFound(path, "its directory was moved meanwhile")
             on, place = _place_of_root(kernel, root, root_path, mounts)
         except (OSError, NoBacking):
@@ -131,13 +132,6 @@ def find_mounted(
             return None
         owned.pop_all()
     return Scope(root, root_path, place, relative, sides, on, tuple(mounts))
-
-
-def _is_same(kernel: Kernel, directory: BackingAndMount, wanted: Fd) -> bool:
-    """Whether an fd holds one of the two sides; a mount's fds are all of one superblock."""
-    st = kernel.fstat(wanted)
-    assert directory.mounted is not None
-    return any(os.path.samestat(st, kernel.fstat(fd)) for fd in (directory.fd, directory.mounted))
 
 
 def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndMount:
@@ -161,7 +155,7 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndM
             try:
                 backing = knock(door, mounted)
             except OSError as error:
-                kernel.fstat(mounted)  # of a dead daemon it says so, and raises what tells how to bring it back
+                kernel.fstat(mounted)  # of a dead daemon it raises that, with the hint that brings it back
                 raise _no_backing(mount, f"its daemon does not give it ({error.strerror})") from error
         owned.pop_all()
         return BackingAndMount(backing, mounted)

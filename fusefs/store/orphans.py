@@ -43,17 +43,15 @@ from fusefs.linux.file_locks import flock_holders
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import moment
 from fusefs.linux.mountinfo import Mount, below, is_inside, read_mounts
-from fusefs.store.as_owner import as_owner
+from fusefs.store.as_owner import as_owner, give_what_is_left
 from fusefs.store.container import ClaimLost, HeldContainer, hold_soon, move, open_record, rewrite, touch
-from fusefs.store.find_stores import discover, folders, with_lower
+from fusefs.store.find_stores import discover, folders, lower_stores, with_lower
 from fusefs.store.layout import POINTERS, TREE, USERS, Store, UserFolder, open_store
 from fusefs.store.mounted_paths import open_shown
-from fusefs.store.old_stores import waiting
-from fusefs.store.pointers import lower_stores
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.standing import FolderCensus, is_vouched
 from fusefs.store.take_over import Waits, take_over
-from fusefs.store.tidy_folder import not_proven, prepare, tell, tend, told
+from fusefs.store.tidy_folder import not_proven, prepare, tell, tend, told, waiting
 from fusefs.store.victim_rename import DirectRename, VisibleRename, take_back
 
 
@@ -69,7 +67,7 @@ class ListedContainer(NamedTuple):
     expires_ns, clock_set_ns  as the wall clock runs now, which was set forward by so much since it came
     is_proven   whether its folder is: only its user reaps it otherwise
     is_vouched  whether its store is vouched for, so that it is no copy: only by its ID it is reaped otherwise
-    invocation  the command that took it away; None: not told
+    invocation  the command that took it away; None: unknown
     size        what it takes, as far as that is known; None once a reaper has begun on it
     """
 
@@ -117,11 +115,6 @@ class ListedContainer(NamedTuple):
 def entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
     """The containers of one user in all states, oldest first; to be run as that user."""
     vouched = is_vouched(folder.store)
-    for entry in _entries(folder, now):
-        yield entry._replace(is_vouched=vouched)
-
-
-def _entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
     for state in State:
         names = folder.list(state)
         if not names:
@@ -130,7 +123,7 @@ def _entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
             for name in names:
                 entry = _look(folder, state, state_fd, name, now)
                 if entry is not None:
-                    yield entry
+                    yield entry._replace(is_vouched=vouched)
 
 
 def entries_in_no_order(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
@@ -161,18 +154,15 @@ def _look(folder: UserFolder, state: State, state_fd: Fd, name: bytes, now: Now)
     try:
         with kernel.open_dir(state_fd, name) as fd, open_record(kernel, fd, folder.uid) as record_fd:
             record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
-            is_stopped = state is State.REAPING and _is_left(kernel, record_fd)
+            is_stopped = state is State.REAPING and kernel.is_local(record_fd)
+            # Whether a process holds the record, without taking its lock even for a moment.
+            is_stopped = is_stopped and not flock_holders(kernel.fstat(record_fd))
         return _entry(folder, state, ContainerId(text), record, now)._replace(is_stopped=is_stopped)
     except FileNotFoundError:
         return None  # moved meanwhile, or being made
     except (BadRecord, OSError) as error:
-        told = error.message() if isinstance(error, BadRecord) else str(error.strerror)
-        return unreadable(folder, state, name, told)
-
-
-def _is_left(kernel: Kernel, record_fd: Fd) -> bool:
-    """Whether no process holds a record, without taking it even for a moment."""
-    return kernel.is_local(record_fd) and not flock_holders(kernel.fstat(record_fd))
+        problem = error.message() if isinstance(error, BadRecord) else str(error.strerror)
+        return unreadable(folder, state, name, problem)
 
 
 def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record, now: Now) -> ListedContainer:
@@ -388,7 +378,7 @@ def tend_all(
     def act(folder: UserFolder) -> list[str]:
         if not _is_tended(folder, asker):
             return []  # below one that is
-        return [*tend(folder, ended, waits), *_given(folder)]
+        return [*tend(folder, ended, waits), *give_what_is_left(folder)]
 
     settled = [
         line
@@ -400,22 +390,13 @@ def tend_all(
     return [*settled, *errors, *map(told, refused), *passed_over]
 
 
-def _given(folder: UserFolder) -> list[str]:
-    """See give_what_is_left; there is hardly ever anything."""
-    if folder.uid or os.geteuid() or not folder.list(State.STAGE):
-        return []
-    from fusefs.store.as_owner import give_what_is_left
-
-    return give_what_is_left(folder)
-
-
 def _prepared(store: Store, lost: list[TrashdError]) -> Store:
     """A store after `prepare`, and so those that pointers of its folders lead to, as far as the caller may see them.
 
     lost  gets the errors: one user must not keep root from looking at what others made
     """
     prepare(store, lost)
-    with suppress(OSError):  # the next look at the folders tells it
+    with suppress(OSError):  # the next command that reads the folders reports it
         for folder in folders(store):
             with folder:
                 try:
@@ -452,11 +433,9 @@ def _is_tended(folder: UserFolder, asker: int) -> bool:
     return is_in_u or folder.is_served_by(asker)
 
 
-def find_container(
-    kernel: Kernel, volumes: Sequence[bytes], identifier: str, clocks: tuple[Clock, ...] = ()
-) -> ListedContainer:
-    """The one container with that id; arguments and errors as for `find_containers`."""
-    return find_containers(kernel, volumes, [identifier], clocks)[0]
+def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> ListedContainer:
+    """The one container with that id; errors as for `find_containers`."""
+    return find_containers(kernel, volumes, [identifier])[0]
 
 
 def find_containers(
@@ -498,14 +477,14 @@ def the_one_called(
 
 
 def not_looked_at(silent: Sequence[bytes]) -> str:
-    """A hint for who does not find what he looks for, if some mount points did not answer."""
+    """A hint for a user who does not find an orphan, if some mount points did not answer."""
     return f"it may be on {', '.join(map(printable, silent))}, which does not answer" if silent else ""
 
 
 def _the_one_in(volumes: Sequence[bytes], found: Sequence[ListedContainer]) -> ListedContainer:
     """Of containers with one id, in copies of a volume, the one in the volume that was named, and not in a store below.
 
-    Raises  UsageError if that does not tell them apart
+    Raises  UsageError if that leaves more than one
     """
     named = [os.path.realpath(volume) for volume in volumes]
     there = [entry for entry in found if any(is_inside(one, entry.base_path()) for one in named)]
@@ -720,7 +699,7 @@ Term = UsualTerm | KeepFor
 
 
 def keep_by_id(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, term: Term) -> PinnedOrphan:
-    """Give what a list entry tells of another term, in a process of its owner.
+    """Give the orphan of a list entry another term, in a process of its owner.
 
     Raises  TrashdError; its record is as before then
     """
@@ -750,7 +729,7 @@ def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan
             _keep_anew(held, retention_s)
         elif record != held.record:
             with_room(folder, FOR_USER, partial(rewrite, held, record))
-            touch(folder.store.kernel, held.fd)  # the reaper's watch of orphans/ tells it
+            touch(folder.store.kernel, held.fd)  # the reaper watches orphans/
             folder.store.kernel.fsync(held.fd)  # the name too: the pin has to last through a power failure
         return PinnedOrphan(container, retention_s, record.expires_ns(now))
 

@@ -1,17 +1,20 @@
-"""Recovery: what a killed command left in stage/ and restoring/ is completed, undone, or kept and told.
+"""Recovery: what a killed command left in stage/ and restoring/ is completed, undone, or kept and reported.
 
 It decides by the record and by identities (core.container_states), never by a name or an age; what is locked it
 leaves alone; and it removes by rmdir, which refuses where the reasoning was wrong. What somebody wrote into a container
 whose tree is back becomes an orphan of its own.
+
+`Origin` is where a tree came from: its old name, reached beneath the store's base, and what recovery and restore do
+there.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection
-from contextlib import ExitStack, suppress
-from typing import assert_never
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Self, assert_never
 
 from fusefs.core.container_states import (
     DEFAULT_RETENTION_S,
@@ -22,14 +25,21 @@ from fusefs.core.container_states import (
     decide_stage,
 )
 from fusefs.core.errors import ELSEWHERE, WAY_OUT, TrashdError, from_os
-from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join
+from fusefs.core.identity import Identity, Likelihood, compare, is_marked
+from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join, split
 from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import Method, Record
 from fusefs.core.results import Finding
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
+from fusefs.store.backing_and_mount import (
+    DIRECTORY,
+    OUT_OF_REACH,
+    both_sides,
+    suppress_errno,
+    with_mounted,
+)
 from fusefs.store.container import (
     ClaimLost,
     HeldContainer,
@@ -44,10 +54,24 @@ from fusefs.store.container import (
 from fusefs.store.gate import late_name
 from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import DROP, FRESH, HOISTED, LATE_PREFIX, RECORD, RECORD_NEW, TREE, UserFolder
-from fusefs.store.origin import Origin
 from fusefs.store.stage import drop_stand_in, identify_at, record_now, stage_new, unmake
 from fusefs.store.take_over import Waits, end_old, left_to_wait_s, take_over
-from fusefs.store.victim_rename import VisibleMove, lend, loan, take_back
+from fusefs.store.victim_rename import DirectRename, VisibleMove, lend, loan, take_back
+from fusefs.store.walk import may_give
+
+_NOWHERE = (errno.ENAMETOOLONG, *OUT_OF_REACH)
+_MOVED = {VisibleMove.PLACE: FRESH, VisibleMove.BACK: TREE}
+_BOOT = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+RESCUED_RETENTION_S = 7 * 24 * 3600
+"""How long what a restore found in its way can be restored: it was not asked for, and need not stay for ever."""
+
+
+class KeptContainer(Exception):
+    """Why a container was left as it is."""
+
+    def __init__(self, what: str, hint: str = WAY_OUT) -> None:
+        super().__init__(what)
+        self.hint = hint
 
 
 def refused(folder: UserFolder, where: str, error: OSError) -> Finding:
@@ -56,74 +80,11 @@ def refused(folder: UserFolder, where: str, error: OSError) -> Finding:
     return Finding(where, from_os(error, where).message(), hint)
 
 
-def take_in(
-    folder: UserFolder,
-    dir_fd: Fd,
-    name: Name,
-    *,
-    origin: RelPath | None,
-    retention_s: int | None,
-    note: str,
-    lent: int | None = None,
-) -> ContainerId:
-    """Make an orphan of what has a name in a directory of the same user: record first, then one rename.
-
-    lent    its mode before a loan that was made already; this ends it
-    Raises  OSError; the thing is where it was then
-    """
-    kernel = folder.store.kernel
-    with ExitStack() as owned:
-        fd = owned.enter_context(kernel.open_beneath(dir_fd, name))
-        lent = loan(kernel.fstat(fd)) if lent is None else lent
-        method = Method.DROPPED if origin is None else Method.REMOVED
-        victim = identify_at(kernel, dir_fd, name)
-        record = record_now(folder, method, origin, victim)
-        record = record._replace(retention_s=retention_s, note=note, lent_mode=lent)
-        called = name if origin is None else os.path.basename(origin)
-        held = owned.enter_context(stage_new(folder, called, record)).held
-        try:
-            lend(held, fd, lent)
-            kernel.rename(dir_fd, name, held.fd, TREE)
-        except (OSError, TrashdError):
-            take_back(held, fd, lent)
-            dissolve(held)
-            raise
-        take_back(held, fd, lent)
-        if origin is not None:
-            # Else btrfs may write the move that follows, not this rename; what was dropped is just dropped again.
-            kernel.fsync(dir_fd)
-        move(held, State.ORPHANS)
-    return held.id
-
-
-def adopt_dropped(folder: UserFolder) -> tuple[list[ContainerId], list[Finding]]:
-    """Make orphans of all that lies in `drop/`; what can't be taken stays there and is told."""
-    adopted: list[ContainerId] = []
-    problems: list[Finding] = []
-    names = folder.list(DROP)
-    if not names:
-        return [], []
-    with folder.open(DROP) as drop:
-        for name in names:
-            where = printable(os.path.join(folder.path(), DROP, name))
-            try:
-                adopted.append(take_in(folder, drop, Name(name), origin=None, retention_s=DEFAULT_RETENTION_S, note=""))
-            except FileNotFoundError:
-                continue  # its user took it back, or another command was faster
-            except (OSError, TrashdError) as error:
-                told = from_os(error, where)
-                problems.append(Finding(where, told.message(), told.hint))
-    return adopted, problems
-
-
-_BOOT = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-
-
 def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> list[Finding]:
     """Settle the unlocked containers in one user's stage/ and restoring/; to be run as that user. What it kept.
 
     ended  ids of boots in which, says a person, no process works on anything any more
-    waits  called to wait until what other nodes left has been watched for long enough. Without it that is told, and
+    waits  called to wait until what other nodes left has been watched for long enough. Without it that is reported, and
            any later recovery goes on with the watch
 
     In reaping/ only what has no record any more is swept: the end of a reap that was killed. In orphans/ only what
@@ -134,34 +95,22 @@ def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None
         watched: list[float] = []
         problems: list[Finding] = []
         for state in (State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS):
-            _recover_state(folder, state, ended, watched, problems, asks=waits is not None)
+            names = folder.list(state)
+            if names and state is State.ORPHANS:
+                with folder.open(state) as orphans:
+                    names = [name for name in names if not _is_whole(folder.store.kernel, orphans, name)]
+            for name in names:
+                where = printable(folder.path_to(state, name))
+                try:
+                    _settle(folder, state, name, ended, watched, asks=waits is not None)
+                except KeptContainer as kept:
+                    problems.append(Finding(where, str(kept), kept.hint))
+                except TrashdError as error:
+                    problems.append(Finding(where, error.message(), error.hint))
+                except OSError as error:
+                    problems.append(refused(folder, where, error))
         if waits is None or not watched or not waits(min(watched)):
             return problems
-
-
-def _recover_state(
-    folder: UserFolder,
-    state: State,
-    ended: Collection[str],
-    watched: list[float],
-    problems: list[Finding],
-    *,
-    asks: bool,
-) -> None:
-    names = folder.list(state)
-    if names and state is State.ORPHANS:
-        with folder.open(state) as orphans:
-            names = [name for name in names if not _is_whole(folder.store.kernel, orphans, name)]
-    for name in names:
-        where = printable(os.path.join(folder.path(), state.value.encode(), name))
-        try:
-            _settle(folder, state, name, ended, watched, asks=asks)
-        except KeptContainer as kept:
-            problems.append(Finding(where, str(kept), kept.hint))
-        except TrashdError as error:
-            problems.append(Finding(where, error.message(), error.hint))
-        except OSError as error:
-            problems.append(refused(folder, where, error))
 
 
 def _is_whole(kernel: Kernel, orphans: Fd, name: bytes) -> bool:
@@ -177,21 +126,13 @@ def _is_whole(kernel: Kernel, orphans: Fd, name: bytes) -> bool:
     return True
 
 
-class KeptContainer(Exception):
-    """Why a container was left as it is."""
-
-    def __init__(self, what: str, hint: str = WAY_OUT) -> None:
-        super().__init__(what)
-        self.hint = hint
-
-
 def _settle(
     folder: UserFolder, state: State, name: bytes, ended: Collection[str], watched: list[float], *, asks: bool
 ) -> None:
     """Settle one container, unless there is nothing to do or it is not ours to touch now.
 
     watched  gets the seconds for which it must be silent still, if another node may work on it
-    asks     what another boot has locked is watched and told of, too
+    asks     what another boot has locked is watched and reported, too
     """
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
@@ -214,18 +155,16 @@ def _settle(
                 folder.store.kernel.unlink(held.fd, RECORD_NEW)
         if state is State.REAPING:
             return  # whole or half, the next reap goes on with it
-        if alive is None:
+        has_ended = held.record.boot in ended
+        if alive is None or (has_ended and state is State.ORPHANS):
             _settle_held(held)
             return
-        if held.record.boot not in ended:
+        if not has_ended:
             if state is State.ORPHANS:
                 raise alive
             if left_s := left_to_wait_s(folder.store, held.fd):
                 watched.append(left_s)
                 raise alive
-        elif state is State.ORPHANS:
-            _settle_held(held)
-            return
         taken = take_over(held, state)
     if isinstance(taken, HeldContainer):
         with taken:
@@ -310,7 +249,7 @@ def _may_be_alive(held: HeldContainer) -> KeptContainer | None:
 
 def _way_out_of(record: Record, volume: bytes, *first: str) -> str:
     """The hint that names a boot; first: what else helps"""
-    import re  # there is seldom anything to tell
+    import re  # there is seldom anything to report
 
     if not re.fullmatch(_BOOT, record.boot):
         return WAY_OUT  # no id of a boot, and not to be typed into a shell
@@ -318,21 +257,22 @@ def _way_out_of(record: Record, volume: bytes, *first: str) -> str:
     return " ".join((*first, ends))
 
 
-def _gather(held: HeldContainer) -> None:
-    """Off local filesystems, have all that lies in older containers, and in gates, where it belongs. Raises  OSError"""
+def _gather(held: HeldContainer) -> tuple[Identity | None, Identity | None]:
+    """Off local filesystems, have all that lies in older containers, and in gates, where it belongs.
+
+    Returns  what lies under `tree` then, and under `fresh`
+    Raises   OSError
+    """
     if held.folder.store.is_shared():
         end_old(held)
         settle_late(held)
-
-
-def _found(held: HeldContainer, name: Name) -> Identity | None:
-    return identify_at(held.folder.store.kernel, held.fd, name)
+    kernel = held.folder.store.kernel
+    return identify_at(kernel, held.fd, TREE), identify_at(kernel, held.fd, FRESH)
 
 
 def _settle_staged(held: HeldContainer, origin: Origin) -> None:
-    _gather(held)
     record = held.record
-    action = decide_stage(record, _found(held, TREE), _found(held, FRESH), origin.identity())
+    action = decide_stage(record, *_gather(held), origin.identity())
     match action:
         case StageAction.KEEP:
             raise KeptContainer("what lies under `tree` is neither the old nor the fresh directory of its record")
@@ -354,7 +294,7 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> None:
             _remove_prepared(held, FRESH)
             _take_back_tree(held)
             origin.take_back(record.lent_mode, record.fresh)
-            # Root's next command hands an heir's over; recovery never needs another user's folder.
+            # Root's next command gives an heir's away; recovery never needs another user's folder.
             if record.heir is None or held.folder.uid:
                 move(held, State.ORPHANS)
         case StageAction.GATHERED:
@@ -382,7 +322,7 @@ def _remove_prepared(held: HeldContainer, name: Name) -> None:
 
 
 def _settle_empty(held: HeldContainer, origin: Origin) -> None:
-    """Remove an orphan without a tree, if that is where it came from; otherwise the checker tells that it is gone.
+    """Remove an orphan without a tree, if that is where it came from; otherwise the checker reports that it is gone.
 
     Where something dropped came from is not known: it lies in `drop/`, or the user's own mv did not happen either.
     """
@@ -423,9 +363,8 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
     back_to  the state that it goes back to if it had not happened
     Raises   OSError; Kept if what is found is not understood
     """
-    _gather(held)
     record = held.record
-    action = decide_restoring(record, _found(held, TREE), _found(held, FRESH), origin.identity())
+    action = decide_restoring(record, *_gather(held), origin.identity())
     if action is not RestoringAction.KEEP:
         drop_prepared(held)
     match action:
@@ -454,11 +393,6 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
                 move(held, back_to)
         case _:
             assert_never(action)
-
-
-RESCUED_RETENTION_S = 7 * 24 * 3600
-
-"""How long what a restore found in its way can be restored: it was not asked for, and need not stay for ever."""
 
 
 def retire_restored(held: HeldContainer) -> ContainerId | None:
@@ -507,10 +441,10 @@ def settle_late(held: HeldContainer) -> None:
 
 
 def keep_hoisted(held: HeldContainer) -> list[str]:
-    """Keep what a reaper had moved up from deep inside; what is told of it, if there was any. Raises  OSError"""
+    """Keep what a reaper had moved up from deep inside; a warning, if there was any. Raises  OSError"""
     deep = rescue_hoisted(held)
-    told = f"what the reaper had moved up from deep down lost its structure; it is kept as {deep}"
-    return [] if deep is None else [told]
+    what = f"what the reaper had moved up from deep down lost its structure; it is kept as {deep}"
+    return [] if deep is None else [what]
 
 
 def keep_as_orphan(
@@ -527,3 +461,157 @@ def keep_as_orphan(
     else:
         return None
     return take_in(held.folder, held.fd, name, origin=origin, retention_s=RESCUED_RETENTION_S, note=note, lent=lent)
+
+
+def take_in(
+    folder: UserFolder,
+    dir_fd: Fd,
+    name: Name,
+    *,
+    origin: RelPath | None,
+    retention_s: int | None,
+    note: str,
+    lent: int | None = None,
+) -> ContainerId:
+    """Make an orphan of what has a name in a directory of the same user: record first, then one rename.
+
+    lent    its mode before a loan that was made already; this ends it
+    Raises  OSError; the thing is where it was then
+    """
+    kernel = folder.store.kernel
+    with ExitStack() as owned:
+        fd = owned.enter_context(kernel.open_beneath(dir_fd, name))
+        lent = loan(kernel.fstat(fd)) if lent is None else lent
+        method = Method.DROPPED if origin is None else Method.REMOVED
+        victim = identify_at(kernel, dir_fd, name)
+        record = record_now(folder, method, origin, victim)
+        record = record._replace(retention_s=retention_s, note=note, lent_mode=lent)
+        called = name if origin is None else os.path.basename(origin)
+        held = owned.enter_context(stage_new(folder, called, record)).held
+        try:
+            lend(held, fd, lent)
+            kernel.rename(dir_fd, name, held.fd, TREE)
+        except (OSError, TrashdError):
+            take_back(held, fd, lent)
+            dissolve(held)
+            raise
+        take_back(held, fd, lent)
+        if origin is not None:
+            # Else btrfs may write the move that follows, not this rename; what was dropped is just dropped again.
+            kernel.fsync(dir_fd)
+        move(held, State.ORPHANS)
+    return held.id
+
+
+def adopt_dropped(folder: UserFolder) -> list[Finding]:
+    """Make orphans of all that lies in `drop/`; what can't be taken stays there, and why."""
+    problems: list[Finding] = []
+    names = folder.list(DROP)
+    if not names:
+        return problems
+    with folder.open(DROP) as drop:
+        for name in names:
+            where = printable(os.path.join(folder.path(), DROP, name))
+            try:
+                take_in(folder, drop, Name(name), origin=None, retention_s=DEFAULT_RETENTION_S, note="")
+            except FileNotFoundError:
+                continue  # its user took it back, or another command was faster
+            except (OSError, TrashdError) as error:
+                why = from_os(error, where)
+                problems.append(Finding(where, why.message(), why.hint))
+    return problems
+
+
+class Origin:
+    """The directory and name that a tree came from, if they can still be reached beneath the store's base."""
+
+    def __init__(self, held: HeldContainer, path: RelPath | None = None) -> None:
+        """path: another one than the record's origin. Users write records, so the way there goes through no link."""
+        self._held = held
+        self._kernel = held.folder.store.kernel
+        self._upper = RelPath(b"")
+        self.parent_fd: Fd | None = None
+        self.name = Name(b"")
+        if path is None and held.record.method is not Method.SWEEP:  # as that tree never had a name there
+            path = held.record.origin
+        if path is not None:
+            *parents, self.name = split(path)
+            self._upper = join(*parents)
+            with suppress_errno(*_NOWHERE):
+                self.parent_fd = self._kernel.open_beneath(held.folder.store.base.fd, self._upper or b".", DIRECTORY)
+
+    def __enter__(self) -> Self:
+        """Own its fd for the block."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close it."""
+        if self.parent_fd is not None:
+            self.parent_fd.close()
+
+    def identity(self) -> Identity | None:
+        """What has the name now; None if nothing has, or the directory can't be reached."""
+        return None if self.parent_fd is None else identify_at(self._kernel, self.parent_fd, self.name)
+
+    @contextmanager
+    def visible(self) -> Iterator[DirectRename]:
+        """What changes the name, in the mount that shows it if there is one; only if the directory can be reached."""
+        assert self.parent_fd is not None
+        # Not opened before it is needed: to look at what needs no repair there, no mount's daemon is waited for.
+        above = self._held.folder.store.base.mounted
+        with with_mounted(self._kernel, self.parent_fd, above, self._upper) as sides:
+            yield DirectRename(self._kernel, sides, self.name)
+
+    def take_back(self, mode: int | None, lent_to: Identity | None) -> None:
+        """End a loan at the name, if what has it is what the loan was for."""
+        if mode is None or self.parent_fd is None:
+            return
+        with suppress(FileNotFoundError), self._kernel.open_beneath(self.parent_fd, self.name) as fd:
+            if compare(self._kernel.identify(fd), lent_to) is Likelihood.SAME:
+                with self.visible() as visible:
+                    take_back(self._held, fd, mode, visible)
+
+    def unmark(self) -> None:
+        """Take the mark off our fresh directory, if that has the name still: it is not asked for any more."""
+        fresh = self._held.record.fresh
+        if is_marked(fresh) and self.parent_fd is not None:
+            with suppress(OSError), self._kernel.open_beneath(self.parent_fd, self.name, DIRECTORY) as fd:
+                if compare(self._kernel.identify(fd), fresh) is Likelihood.SAME:
+                    self._kernel.unmark(fd)
+
+    def place(self, move_to_it: VisibleMove) -> bool:
+        """Move something of the container to the name and end its loan; whether it could: see `may_give`."""
+        if self.parent_fd is None:
+            return False
+        with self._kernel.open_beneath(self._held.fd, _MOVED[move_to_it]) as fd, self.visible() as visible:
+            if move_to_it is VisibleMove.BACK:
+                owner, recorded = self._kernel.fstat(fd).st_uid, self._held.record.parent
+                if not may_give(self._kernel, self.parent_fd, owner, None, recorded):
+                    return False
+            try:
+                visible.make(move_to_it, self._held)
+            except FileExistsError:
+                return False
+            self.settle_kept()
+            take_back(self._held, fd, self._held.record.lent_mode, visible)
+        return True
+
+    def settle_kept(self) -> list[str]:
+        """Settle what `swap --keep`, or a restore of a part, has in view, while a loan lasts.
+
+        Returns  what did not come, in words
+        Raises   OSError
+        """
+        if self._held.record.kept is None and not self._held.record.parts:
+            return []
+        if self.parent_fd is None:
+            return settle_kept(self._held, None)
+        try:
+            fd = self._kernel.open_beneath(self.parent_fd, self.name, DIRECTORY)
+        except OSError as error:
+            if error.errno not in _NOWHERE:
+                raise
+            return settle_kept(self._held, None)
+        above = self._held.folder.store.base.mounted
+        with both_sides(self._kernel, fd, above, join(self._upper, self.name)) as here:
+            return settle_kept(self._held, here)

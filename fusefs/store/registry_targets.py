@@ -67,25 +67,29 @@ class LineOf(NamedTuple):
     line: RegistryLine
 
 
-def follow(kernel: Kernel, words: Sequence[LineOf], mounts: Sequence[Mount]) -> Iterator[tuple[LineOf, RegistryTarget]]:
+def follow(
+    kernel: Kernel, entries: Sequence[LineOf], mounts: Sequence[Mount]
+) -> Iterator[tuple[LineOf, RegistryTarget]]:
     """Each line, and where it leads; looked at by a child, as a mount may never answer."""
     uid = os.geteuid()
     trusted = trusted_owners(uid)
     silent = kernel.silent
-    if any(word.uid != uid for word in words):
+    if any(entry.uid != uid for entry in entries):
         silent = set(silent)
 
-    def ask(word: LineOf) -> bytes:
-        return look(kernel, word.line, mounts, trusted).value.encode()
+    def ask(entry: LineOf) -> bytes:
+        return look(kernel, entry.line, mounts, trusted).value.encode()
 
-    def where(word: LineOf) -> Hashable:
-        mount = covering(word.line.path, mounts)
+    def where(entry: LineOf) -> Hashable:
+        mount = covering(entry.line.path, mounts)
         # What one user's path leads to by a link may be silent, where others' paths are not.
-        return mount if word.uid == uid or mount in kernel.silent else (word.uid, mount)
+        return mount if entry.uid == uid or mount in kernel.silent else (entry.uid, mount)
 
-    for word, answer in ask_each(words, ask, silent, where):
-        told = None if answer is None else answer.decode() or RegistryTarget.ABSENT.value
-        yield word, RegistryTarget.SILENT if told is None else RegistryTarget(told)
+    for entry, answer in ask_each(entries, ask, silent, where):
+        if answer is None:
+            yield entry, RegistryTarget.SILENT
+        else:
+            yield entry, RegistryTarget(answer.decode() or RegistryTarget.ABSENT.value)
 
 
 def look(kernel: Kernel, one: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> RegistryTarget:
@@ -126,13 +130,13 @@ def _is_on(fd: Fd, one: RegistryLine) -> bool:
     return one.filesystem != 0 and os.fstatvfs(fd).f_fsid & (1 << 64) - 1 == one.filesystem
 
 
-def open_registered(kernel: Kernel, word: LineOf, mounts: list[Mount]) -> Store | None:
+def open_registered(kernel: Kernel, entry: LineOf, mounts: list[Mount]) -> Store | None:
     """The store that a line names; None if it does not lead to just that one. May take for ever: ask `follow` before.
 
     Of another's registry it must be that user's own store, and root opens it for that user alone.
     Raises  BrokenStore, of the caller's own registry
     """
-    line, of = word.line, None if word.uid == os.geteuid() else word.uid
+    line, of = entry.line, None if entry.uid == os.geteuid() else entry.uid
     try:
         base = open_way(kernel, line.path, mounts, trusted_owners(os.geteuid()))
         shown = shown_of(kernel, base, mounts)
@@ -190,8 +194,8 @@ def _lock(path: bytes) -> Fd | None:
 
 def _still_needed(kernel: Kernel, lines: Sequence[RegistryLine], one: RegistryLine) -> list[RegistryLine]:
     """The lines that stay beside a new one; if there are too many, none that leads nowhere at the moment."""
-    words = [LineOf(os.geteuid(), line) for line in lines]
-    followed = [(word.line, lead) for word, lead in follow(kernel, words, read_mounts())]
+    entries = [LineOf(os.geteuid(), line) for line in lines]
+    followed = [(entry.line, lead) for entry, lead in follow(kernel, entries, read_mounts())]
     kept = [
         (line, lead) for line, lead in followed if lead is not RegistryTarget.GONE and not _replaces(one, line, lead)
     ]
@@ -228,8 +232,8 @@ def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int]
     No child is waited for beyond a few seconds: a user who keeps it from answering is passed over.
     """
     homes = _homes(kernel, uids)
-    words = [word for home in _with_registry(kernel, homes, mounts) for word in _words_of(kernel, home, mounts)]
-    yield from (word for word, lead in follow(kernel, words, mounts) if lead is RegistryTarget.THERE)
+    entries = [entry for home in _with_registry(kernel, homes, mounts) for entry in _entries_of(kernel, home, mounts)]
+    yield from (entry for entry, lead in follow(kernel, entries, mounts) if lead is RegistryTarget.THERE)
 
 
 def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mount]) -> Iterator[LineOf]:
@@ -316,7 +320,7 @@ def _with_registry(kernel: Kernel, homes: Sequence[_RegistryHome], mounts: Seque
     return [home for home, answer in asked if answer == _FOUND]
 
 
-def _words_of(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> list[LineOf]:
+def _entries_of(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> list[LineOf]:
     """What a user's registry says, read as that user."""
 
     def ask(_home: _RegistryHome) -> bytes:

@@ -1,9 +1,16 @@
-"""Restore: the tree back at its name by one exchange or rename, or elsewhere, whole or in part."""
+"""Restore, from an id to the result: the tree back at its name by one exchange or rename, or elsewhere; or a part.
+
+What a sweep took goes back into the directory that it came from, entry by entry. A directory that is missing there
+comes whole, one that is there is descended into. What has its name taken stays where it is, and is reported; nothing
+is ever replaced.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import NamedTuple, Self
@@ -11,46 +18,69 @@ from typing import NamedTuple, Self
 from fusefs.core.container_states import State
 from fusefs.core.errors import (
     SETTLE,
+    AcrossUsers,
     Busy,
     NotFound,
     NotPermitted,
     Occupied,
+    OtherFilesystem,
     Refused,
     TakenOver,
     TrashdError,
+    UsageError,
+    from_os,
 )
 from fusefs.core.identity import Identity, Likelihood, compare
 from fusefs.core.names import ContainerId, Name, RelPath, join, split
 from fusefs.core.printable_names import printable
-from fusefs.core.record import Failure, Method
+from fusefs.core.record import MAX_FAILURES, Failure, Method
+from fusefs.core.results import NOT_GIVEN
 from fusefs.linux.directory_metadata import make_like, read_likeness
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.mountinfo import below, is_inside, read_mounts
 from fusefs.linux.syscalls import NO_EXCHANGE
+from fusefs.linux.untrusted_path import open_way
 from fusefs.linux.xattrs import mark_restored
 from fusefs.store.as_owner import ITS_OWNERS, why_other
-from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, between, is_taken, refresh, with_mounted
+from fusefs.store.backing_and_mount import (
+    ABSENT,
+    DIRECTORY,
+    BackingAndMount,
+    between,
+    is_same,
+    is_taken,
+    refresh,
+    wholly_beneath,
+    with_mounted,
+)
 from fusefs.store.container import (
     ClaimLost,
     HeldContainer,
+    drop_empty_tree,
     drop_prepared,
+    flush,
     flush_directory,
+    forget_size,
     hold,
     hold_soon,
     is_taken_over,
     look_at_record,
     move,
+    open_inside,
     rewrite,
     unfinished_name,
 )
 from fusefs.store.keep_entries import missing, note_part
-from fusefs.store.layout import FRESH, TREE, UserFolder
-from fusefs.store.origin import Origin
-from fusefs.store.recover import KeptContainer, keep_hoisted, retire_restored, settle_restoring
+from fusefs.store.layout import FRESH, TREE, UserFolder, is_stores_own, trusted_owners
+from fusefs.store.mounted_paths import open_shown
+from fusefs.store.orphans import ListedContainer, act_on
+from fusefs.store.recover import KeptContainer, Origin, keep_hoisted, retire_restored, settle_restoring
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.take_over import take_over
-from fusefs.store.user_boundary import check_giving
+from fusefs.store.victim import check_operand
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, loan, take_back
+from fusefs.store.walk import DeepOpener, check_giving, is_bounded, may_give, walk_inwards
 
 _WITHOUT_RETURN = {
     State.REAPING: "it may work on another host, which nothing stops for sure: nothing of it is taken back on this "
@@ -60,6 +90,7 @@ _WITHOUT_RETURN = {
 }
 """Why it does not come back off local filesystems: a reaper has directories of the tree itself open."""
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
+_IN_BOTH = errno.EISDIR
 
 
 class Restored(NamedTuple):
@@ -112,7 +143,6 @@ class RestoreDestination(NamedTuple):
     target     path relative to the store's base; None for the origin, where our fresh directory may make way,
                and for what does not lie below the base
     at_origin  whether it is the origin
-    by_root    whether root renames for the tree's owner, which then needs no loan
     """
 
     visible: VisibleRename
@@ -121,11 +151,120 @@ class RestoreDestination(NamedTuple):
     name: Name
     target: RelPath | None
     at_origin: bool
-    by_root: bool
+
+    def by_root(self) -> bool:
+        """Whether root renames for the tree's owner, which then needs no loan."""
+        return not isinstance(self.visible, DirectRename)
+
+
+def restore_by_id(
+    kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, inside: bytes | None, to: bytes | None
+) -> Restored:
+    """Restore the orphan of a list entry, whole or a part, to its origin or elsewhere.
+
+    Raises  TrashdError; it is an orphan then as before
+    """
+    try:
+        within = None if inside is None else join(*split(inside))
+    except ValueError as error:
+        raise UsageError(inside or b"", "PATH-INSIDE is relative to the tree, without `..`") from error
+    with ExitStack() as owned:
+        if to is None:
+            if entry.origin is not None and any(map(is_stores_own, entry.origin.split(b"/"))):
+                # Only staging makes containers; one that root took to delete it may have lost its record by now (I3).
+                raise Refused(entry.origin, "it was taken out of a trash store: restore it with --to PATH")
+            body, visible = partial(_back_home, entry, within), None
+        else:
+            if within is not None and entry.uid != os.geteuid():
+                raise UsageError("PATH-INSIDE with --to on another user's orphan", "restore it whole, or as that user")
+            parent, name = os.path.split(to.rstrip(b"/"))
+            check_operand(to)
+            if not name:
+                raise Refused(to or "--to with an empty path", "--to takes the new name of what is restored")
+            try:
+                above = owned.enter_context(open_shown(kernel, parent or b"."))
+            except OSError as error:
+                raise from_os(error, to) from error
+            if is_bounded():
+                _check_destination(kernel, entry, parent or b".", above)
+            body = partial(_elsewhere, entry, within, to, above.fd)
+            visible = DirectRename(kernel, above, Name(name))
+        try:
+            return act_on(kernel, volumes, entry, body, Restored, visible)
+        except OSError as error:
+            if error.errno == errno.EXDEV and to is not None:
+                base = printable(entry.base_path())
+                hint = f"restore it --to a path on its own filesystem, somewhere below {base}, and mv it from there"
+                raise OtherFilesystem(to, hint) from error
+            raise from_os(error, entry.origin or entry.id) from error
+
+
+def _check_destination(kernel: Kernel, entry: ListedContainer, path: bytes, above: BackingAndMount) -> None:
+    """Let no other user choose where root puts something: by a link on the way, or a directory of that user's.
+
+    Raises  AcrossUsers
+    """
+    there = printable(path)
+    try:
+        absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
+        with open_way(kernel, absolute, read_mounts(), trusted_owners(os.geteuid())) as found:
+            is_it = any(side is not None and is_same(kernel, found, side) for side in above)
+    except OSError as error:
+        if error.errno not in ABSENT:
+            raise from_os(error, path) from error
+        is_it = False
+    if not is_it:
+        raise AcrossUsers(f"{there}: another user chose where that leads", "name the directory itself")
+    if entry.uid:
+        check_giving(kernel, above.fd, path, entry.uid)
+
+
+def _back_home(
+    entry: ListedContainer, inside: RelPath | None, folder: UserFolder, _visible: VisibleRename | None
+) -> Restored:
+    claim = claim_for_restore(folder, entry.id)
+    held = claim.held
+    if held.record.method is Method.SWEEP:
+        return merge_back(claim, inside)
+    if inside is not None:
+        return restore_inside(claim, inside, None)
+    with claim, ExitStack() as owned:
+        try:
+            origin = owned.enter_context(Origin(held))
+        except OSError:
+            settle(claim)
+            raise
+        if origin.parent_fd is None:
+            settle(claim)
+            raise NotFound(entry.origin or entry.id, "its directory is gone, or it was dropped: use --to PATH")
+        visible = owned.enter_context(origin.visible())
+        path = os.path.join(folder.store.base_path, held.record.origin or b"")
+        return restore(claim, RestoreDestination(visible, path, origin.parent_fd, origin.name, None, at_origin=True))
+
+
+def _elsewhere(
+    entry: ListedContainer,
+    inside: RelPath | None,
+    to: bytes,
+    parent_fd: Fd,
+    folder: UserFolder,
+    visible: VisibleRename | None,
+) -> Restored:
+    assert visible is not None
+    name = Name(os.path.basename(to.rstrip(b"/")))
+    base, parent = (os.readlink(b"/proc/self/fd/%d" % fd) for fd in (folder.store.base.fd, parent_fd))
+    target = join(below(parent, base), name) if is_inside(parent, base) else None
+    destination = RestoreDestination(visible, to, parent_fd, name, target, at_origin=False)
+    if destination.by_root():
+        check_for_root(folder, entry.id)
+    claim = claim_for_restore(folder, entry.id)
+    if inside is not None:
+        return restore_inside(claim, inside, destination)
+    return restore(claim, destination)
 
 
 def check_for_root(folder: UserFolder, container: ContainerId) -> None:
-    """Refuse what root's hand would refuse, while it still lies where it is listed.
+    """Refuse what root's rename would refuse, while it still lies where it is listed.
 
     Raises  Refused; BadRecord; OSError
     """
@@ -160,7 +299,11 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
                 if record != held.record:
                     held = with_room(folder, FOR_USER, partial(rewrite, held, record))
                 if is_shared:
-                    held = _taken_over(held)
+                    # No call finds it in there that its swap, or an earlier restore, sent.
+                    taken = with_room(folder, FOR_USER, partial(take_over, held, State.RESTORING))
+                    if isinstance(taken, ClaimLost):
+                        raise Busy(container)
+                    held = taken
                     with closed_on_error(held):
                         tree = _open_tree(held)
                 else:
@@ -169,18 +312,10 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
             if held.record.partial:
                 _let_forget(held)
             return RestoreClaim(held, source, tree)
-    raise _elsewhere(folder, container)
+    raise _explain_unclaimed(folder, container)
 
 
-def _taken_over(held: HeldContainer) -> HeldContainer:
-    """It in restoring/, where no call finds it that its swap, or an earlier restore, sent. Raises  Busy; OSError"""
-    taken = with_room(held.folder, FOR_USER, partial(take_over, held, State.RESTORING))
-    if isinstance(taken, ClaimLost):
-        raise Busy(held.id)
-    return taken
-
-
-def _elsewhere(folder: UserFolder, container: ContainerId) -> NotFound | Busy | Refused:
+def _explain_unclaimed(folder: UserFolder, container: ContainerId) -> NotFound | Busy | Refused:
     """Why there is nothing to claim."""
     for state in (State.STAGE, State.RESTORING):
         if container.encode() in folder.list(state):
@@ -224,7 +359,9 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
     kernel = held.folder.store.kernel
     with claim:
         try:
-            tree = claim.tree or held.owned.enter_context(kernel.open_beneath(held.fd, TREE))
+            tree = claim.tree
+            if tree is None:
+                tree = held.owned.enter_context(kernel.open_beneath(held.fd, TREE))
             _check_giving(kernel, held, destination, kernel.fstat(tree).st_uid)
             held = _with_loan(kernel, held, tree, destination)
             held = _put(kernel, held, destination)
@@ -264,14 +401,14 @@ def _take_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination) -
 
     Returns  what is not back, in words
     """
-    told = []
+    warnings = []
     if destination.at_origin:
         with Origin(held) as origin:
-            told = [f"not taken back: {one}" for one in origin.settle_kept()]
+            warnings = [f"not taken back: {one}" for one in origin.settle_kept()]
     absent = missing(held, tree)
     if absent:
-        told.append(f"the swap kept {', '.join(absent)} in view, and it was not there to be taken back")
-    return told
+        warnings.append(f"the swap kept {', '.join(absent)} in view, and it was not there to be taken back")
+    return warnings
 
 
 def _with_loan(kernel: Kernel, held: HeldContainer, tree: Fd, destination: RestoreDestination) -> HeldContainer:
@@ -279,7 +416,7 @@ def _with_loan(kernel: Kernel, held: HeldContainer, tree: Fd, destination: Resto
 
     Raises  NotPermitted if recovery could not find the tree to end the loan
     """
-    lent = None if destination.by_root else loan(kernel.fstat(tree))
+    lent = None if destination.by_root() else loan(kernel.fstat(tree))
     if lent is None and held.folder.store.is_shared():
         lent = held.record.lent_mode  # it was taken over by that loan
     if lent is not None and destination.target is None and not destination.at_origin:
@@ -294,7 +431,7 @@ def _with_loan(kernel: Kernel, held: HeldContainer, tree: Fd, destination: Resto
 def settle(claim: RestoreClaim) -> None:
     """Do what recovery would with a claimed container: back where it was claimed, or finished if its tree got through.
 
-    An error in the middle of a restore doesn't tell how far it came; what is found does. Recovery goes by identities
+    An error in the middle of a restore doesn't show how far it came; what is found does. Recovery goes by identities
     alone, which a copy of a volume has others of; we have its tree open since the claim. What fails now, the next
     recovery does.
     """
@@ -305,16 +442,13 @@ def settle(claim: RestoreClaim) -> None:
             with Origin(held) as origin:
                 settle_restoring(held, origin, back_to)
         except KeptContainer:
-            if claim.tree is not None and _is_untouched(held, claim.tree):
+            kernel = held.folder.store.kernel
+            # Nothing was moved, or all is back: the tree is in its place, and no fresh directory beside it.
+            tree = claim.tree
+            if tree is not None and kernel.is_named(tree, held.fd, TREE) and FRESH not in kernel.list(held.fd):
                 drop_prepared(held)
-                take_back(held, claim.tree, held.record.lent_mode)
+                take_back(held, tree, held.record.lent_mode)
                 move(held, back_to)
-
-
-def _is_untouched(held: HeldContainer, tree: Fd) -> bool:
-    """Whether nothing was moved, or all is back: the tree is in its place, and no fresh directory beside it."""
-    kernel = held.folder.store.kernel
-    return kernel.is_named(tree, held.fd, TREE) and FRESH not in kernel.list(held.fd)
 
 
 def _put(kernel: Kernel, held: HeldContainer, destination: RestoreDestination) -> HeldContainer:
@@ -447,7 +581,7 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
 
 
 def closed(held: HeldContainer) -> int | None:
-    """The uid that the directories may have that a reaper had entered; how many, only a walk of the tree could tell."""
+    """The uid that the directories may have that a reaper had entered; how many, only a walk of the tree could show."""
     return held.folder.uid if held.record.partial else None
 
 
@@ -479,17 +613,10 @@ def way_back(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name])
             with closed_on_error(here):
                 check_giving(kernel, here.fd, held.folder.store.base_path, kernel.fstat(like).st_uid, like, recorded)
     for parent in parents:
-        here, like = _descend(kernel, held, here, like, parent)
+        with here, like, closed_on_error(kernel.open_beneath(like, parent, DIRECTORY)) as model:
+            here, like = _enter(kernel, held, here, parent, model), model
     like.close()
     return here
-
-
-def _descend(
-    kernel: Kernel, held: HeldContainer, here: BackingAndMount, like: Fd, name: Name
-) -> tuple[BackingAndMount, Fd]:
-    """One level down on both sides; closes the two that it starts from."""
-    with here, like, closed_on_error(kernel.open_beneath(like, name, DIRECTORY)) as model:
-        return _enter(kernel, held, here, name, model), model
 
 
 def _enter(
@@ -523,3 +650,217 @@ def _enter(
     with closed_on_error(there):
         check_giving(kernel, there.fd, name, kernel.fstat(like).st_uid, like, None)
     return there
+
+
+class Unmoved(NamedTuple):
+    """What stays where it is: the first by name, all counted. n_unmarked: of what moved, not marked as restored"""
+
+    failures: tuple[Failure, ...] = ()
+    n: int = 0
+    n_unmarked: int = 0
+
+    def plus(self, path: bytes, number: int, call: str = "renameat2") -> Unmoved:
+        """One more."""
+        return self.and_also(Unmoved((Failure(path, number, call),), 1))
+
+    def and_also(self, other: Unmoved) -> Unmoved:
+        """Both together."""
+        failures = (*self.failures, *other.failures)[:MAX_FAILURES]
+        return Unmoved(failures, self.n + other.n, self.n_unmarked + other.n_unmarked)
+
+
+def merge_back(claim: RestoreClaim, inside: RelPath | None) -> Restored:
+    """Put what a sweep took back, all of it or what has a path in its tree. Takes over `claim`.
+
+    What can't be moved is an orphan still, and reported: the same again, later, brings the rest.
+    Raises  NotFound, Occupied, or OSError as the kernel refused: what is not back by then is an orphan again
+    """
+    claim = claim._replace(held=forget_size(claim.held))
+    held = claim.held
+    kernel, origin = held.folder.store.kernel, held.record.origin
+    assert origin is not None
+    base, way = held.folder.store.base_path, join(origin, inside or b"")
+    path = os.path.join(base, way) if way else base
+    with claim, ExitStack() as owned:
+        try:
+            gone = _gone(held, origin, path, owned) if inside is None and origin else None
+            left = Unmoved()
+            if gone is None:
+                with open_inside(held, TREE) as tree:
+                    if inside is None:
+                        left = _merge_all(kernel, held, tree, origin, path)
+                    else:
+                        left = _merge_part(kernel, held, tree, inside)
+        except (OSError, TrashdError) as error:
+            settle(claim)
+            if isinstance(error, FileNotFoundError):
+                hint = "nothing of the orphan belongs there, or the directory above it is gone"
+                raise NotFound(path, hint) from error
+            raise
+        if gone is not None:
+            return restore(claim, gone)  # which settles it by itself
+        warnings = _end(held)
+    is_spared = not left.n_unmarked
+    return Restored(
+        held.id, path, None, held.record.partial, warnings, left.failures, left.n, closed(held), is_spared=is_spared
+    )
+
+
+def _gone(held: HeldContainer, origin: RelPath, path: bytes, owned: ExitStack) -> RestoreDestination | None:
+    """The place of the directory that was swept, for the tree to take, if that is gone; None if it is there."""
+    there = owned.enter_context(Origin(held, origin))
+    if there.parent_fd is None:
+        raise NotFound(path, "the directory above it is gone: use --to PATH")
+    if there.identity() is not None:
+        return None
+    visible = owned.enter_context(there.visible())
+    return RestoreDestination(visible, path, there.parent_fd, there.name, origin, at_origin=True)
+
+
+def _merge_all(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, origin: RelPath, path: bytes) -> Unmoved:
+    try:
+        target = held.folder.store.base.beneath(kernel, origin)
+    except NotADirectoryError as error:
+        raise Occupied(path) from error
+    with target:
+        return merge(kernel, tree, target, RelPath(b""), held.record.parent)
+
+
+def _merge_part(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, inside: RelPath) -> Unmoved:
+    *parents, name = split(inside)
+    above = join(*parents)
+    with wholly_beneath(kernel, tree, above) as source:
+        kernel.stat(source.fd, name)  # before anything is made for it
+        with way_back(kernel, held, tree.fd, parents) as target:
+            left = bring(kernel, source, target, name, above)
+    with suppress(OSError), DeepOpener(kernel, tree) as opener:
+        while above:  # directories that had nothing else in them
+            opener.remove(above)
+            above = RelPath(os.path.dirname(above))
+    return left
+
+
+def _end(held: HeldContainer) -> tuple[str, ...]:
+    """The container goes, or is an orphan again with what is left; with what could not be finished."""
+    try:
+        if not drop_empty_tree(held):
+            flush(move(held, State.ORPHANS))
+            return ()
+        flush(held)
+        warnings = tuple(keep_hoisted(held))
+        retire_restored(held)
+    except OSError as error:
+        return (f"{error.strerror} after it was back; the next trashd command completes it",)
+    return warnings
+
+
+def bring(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name: Name, above: RelPath) -> Unmoved:
+    """Move one entry of a directory into another one; what of it stays.
+
+    above  what its path begins with, for people
+    """
+    number = _move(kernel, source, target, name)
+    if number == _IN_BOTH:
+        left = merge(kernel, source, target, RelPath(name))
+        return left._replace(failures=tuple(one._replace(name=join(above, one.name)) for one in left.failures))
+    return Unmoved().plus(join(above, name), number) if number else _marked(kernel, target, name)
+
+
+def merge(
+    kernel: Kernel, source: BackingAndMount, target: BackingAndMount, start: RelPath, recorded: Identity | None = None
+) -> Unmoved:
+    """Move what is in a directory into the one that has the same path on the other side; what of it stays.
+
+    start  that path; empty for the two themselves. The directory goes when it is empty, unless it is that; one that
+           stays is reported, if nothing that stays in it is.
+    recorded  what the target was when the source's entries were taken from it
+    """
+    left = Unmoved()
+    with DeepOpener(kernel, source) as sources, DeepOpener(kernel, target) as targets:
+        for path, names in walk_inwards(start):
+            if names is None:
+                if not path:
+                    continue  # there is always the one that all are in
+                try:
+                    sources.remove(path)
+                except FileNotFoundError:
+                    pass  # another process took it
+                except OSError as error:
+                    if not left.n:  # otherwise it may be for what stays in it
+                        left = left.plus(path, error.errno or errno.EIO, "unlinkat")
+                continue
+            try:
+                with sources.wholly(path) as here, targets.wholly(path) as there:
+                    if may_give(kernel, there.fd, kernel.fstat(here.fd).st_uid, here.fd, None if path else recorded):
+                        both, stays = _move_all(kernel, here, there, path)
+                    else:
+                        both, stays = [], Unmoved().plus(path, errno.EPERM, NOT_GIVEN)
+            except OSError as error:
+                left = left.plus(path, error.errno or errno.EIO, "openat2")
+                continue
+            names += both
+            left = left.and_also(stays)
+    return left
+
+
+def _move_all(
+    kernel: Kernel, here: BackingAndMount, there: BackingAndMount, upper: RelPath
+) -> tuple[list[Name], Unmoved]:
+    """The directories that both have, and what stays. Read again until nothing moves: servers skip entries."""
+    unmarked = Unmoved()
+    with kernel.open_dir(here.fd) as readable:
+        while True:
+            n_moved = 0
+            both: list[Name] = []
+            stays = Unmoved()
+            with kernel.scan(readable) as entries:
+                for entry in entries:
+                    name = Name(os.fsencode(entry.name))
+                    # The kernel would say that as well, after going all the way up from both: deep down that is long.
+                    if entry.is_dir(follow_symlinks=False) and _are_dirs(kernel, here, there, name):
+                        both.append(name)
+                        continue
+                    number = _move(kernel, here, there, name)
+                    if number == 0:
+                        n_moved += 1
+                        unmarked = unmarked.and_also(_marked(kernel, there, name))
+                    elif number == _IN_BOTH:
+                        both.append(name)
+                    else:
+                        stays = stays.plus(join(upper, name), number)
+            if not n_moved:
+                return both, stays.and_also(unmarked)
+
+
+def _marked(kernel: Kernel, there: BackingAndMount, name: Name) -> Unmoved:
+    """Mark what was moved."""
+    with suppress(OSError), kernel.open_beneath(there.fd, name) as fd:
+        if mark_restored(kernel, fd):
+            return Unmoved()
+    return Unmoved(n_unmarked=1)
+
+
+def _move(kernel: Kernel, here: BackingAndMount, there: BackingAndMount, name: Name) -> int:
+    """Why an entry stays: 0 if it doesn't, EISDIR if it is a directory that both have."""
+    source, target = between(here, there)
+    try:
+        kernel.rename_free(source, name, target, name)
+    except FileExistsError:
+        return _IN_BOTH if _are_dirs(kernel, here, there, name) else errno.EEXIST
+    except FileNotFoundError:
+        return errno.ENOENT if _mode(kernel, here, name) else 0  # else another process took it
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
+def _are_dirs(kernel: Kernel, here: BackingAndMount, there: BackingAndMount, name: Name) -> bool:
+    return all(stat.S_ISDIR(_mode(kernel, side, name)) for side in (here, there))
+
+
+def _mode(kernel: Kernel, directory: BackingAndMount, name: Name) -> int:
+    """What has a name; 0 if nothing has it now, or something is mounted on it."""
+    try:
+        return kernel.stat(directory.fd, name).st_mode
+    except OSError:
+        return 0

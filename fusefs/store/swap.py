@@ -472,7 +472,7 @@ def _first_folder(store: Store) -> UserFolder:
         make_roots,
         make_user,
     )
-    from fusefs.store.old_stores import take_own
+    from fusefs.store.tidy_folder import take_own
 
     uid = os.geteuid()
     for abandoned in abandoned_folders(store):
@@ -489,7 +489,7 @@ def point_own(scope: Scope, store: Store) -> None:
     """Leave a pointer to a store in the caller's own folder of the one above it, if there is one; before it is used."""
     upper = store_above(scope, store)
     if upper is not None:
-        from fusefs.store.pointers import add_pointer
+        from fusefs.store.find_stores import add_pointer
 
         with upper, own_folder(upper) as folder:
             add_pointer(folder, RelPath(below(store.base_path, upper.base_path)))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.core.names import ContainerId, Name, RelPath
-from fusefs.core.record import Method, Record, TreeSize
+from fusefs.core.record import Method, TreeSize
 from fusefs.linux.directory_metadata import DirectoryMetadata, apply_likeness, make_like, read_likeness
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -34,12 +34,12 @@ from fusefs.store.container import (
     open_inside,
     unfinished_name,
 )
-from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing, walk_inwards
 from fusefs.store.layout import RECORD_NEW, TREE, UserFolder
 from fusefs.store.reserve import FOR_USER, with_room
-from fusefs.store.stage import Staged, SwapOptions, record_now, stage
+from fusefs.store.stage import SwapOptions, record_now, stage
 from fusefs.store.swap import own_folder, point_own, shows_another, volume_to_tell
 from fusefs.store.victim import Offered, stores_for
+from fusefs.store.walk import DeepOpener, DeepOpeners, make_missing, walk_inwards
 
 
 class SweepContainer(NamedTuple):
@@ -47,7 +47,7 @@ class SweepContainer(NamedTuple):
 
     scope   the directory that is swept
     tree    its `tree`, on both sides if the directory is
-    volume  the directory that holds the store, if that is not the root of the mount: commands need to be told
+    volume  the directory that holds the store, if that is not the root of the mount: commands need to name it
     offered  the store: it goes again if nothing was taken and it was made for this
     """
 
@@ -138,40 +138,31 @@ def _open_first(kernel: Kernel, scope: Scope, options: SwapOptions, owned: ExitS
 def _open(
     kernel: Kernel, scope: Scope, folder: UserFolder, offered: Offered, options: SwapOptions, owned: ExitStack
 ) -> SweepContainer:
-    """The container in one store. Raises  OSError with EXDEV if nothing can be renamed into it from there"""
-    staged = owned.enter_context(stage(folder, os.path.basename(scope.path()), _record(folder, scope, options)))
+    """The container in one store; its tree on both sides if the directory that is swept is.
+
+    Raises  OSError with EXDEV if nothing can be renamed into it from there, ESTALE if the mount can't show its tree
+    """
+    origin = RelPath(below(scope.path(), folder.store.base_path))
+    record = record_now(folder, Method.SWEEP, origin, None, kernel.identify(scope.sides.fd))
+    record = record._replace(retention_s=options.retention_s, note=options.note, invocation=options.invocation)
+    staged = owned.enter_context(stage(folder, os.path.basename(scope.path()), record))
     assert staged.fresh is not None
     try:
         wanted = _likeness_of(kernel, scope.sides.fd)
         if wanted is not None:
             apply_likeness(kernel, staged.fresh, wanted)
         _try_way(kernel, scope, staged.held)
-        tree = owned.enter_context(_tree_of(kernel, staged, scope))
+        if scope.sides.mounted is None:
+            tree = BackingAndMount(kernel.open_beneath(staged.held.fd, TREE, DIRECTORY))
+        else:
+            tree = check_wholly(scope.sides, open_inside(staged.held, TREE), scope.path())
+        owned.enter_context(tree)
     except (OSError, TrashdError):
-        _discard(staged)
+        with suppress(OSError):  # then something is in there, which recovery adopts
+            kernel.rmdir(staged.held.fd, TREE)
+            dissolve(staged.held)
         raise
     return SweepContainer(scope, staged.held, tree, options, volume_to_tell(folder.store, scope.mounts), offered)
-
-
-def _record(folder: UserFolder, scope: Scope, options: SwapOptions) -> Record:
-    """The record of a sweep, but for what its container adds."""
-    origin = RelPath(below(scope.path(), folder.store.base_path))
-    record = record_now(folder, Method.SWEEP, origin, None, folder.store.kernel.identify(scope.sides.fd))
-    return record._replace(retention_s=options.retention_s, note=options.note, invocation=options.invocation)
-
-
-def _discard(staged: Staged) -> None:
-    """Undo a staging; an error says that something is in there, which recovery then adopts."""
-    with suppress(OSError):
-        staged.held.folder.store.kernel.rmdir(staged.held.fd, TREE)
-        dissolve(staged.held)
-
-
-def _tree_of(kernel: Kernel, staged: Staged, scope: Scope) -> BackingAndMount:
-    """The container's tree, on both sides if the directory that is swept is. Raises  OSError ESTALE if it can't be"""
-    if scope.sides.mounted is None:
-        return BackingAndMount(kernel.open_beneath(staged.held.fd, TREE, DIRECTORY))
-    return check_wholly(scope.sides, open_inside(staged.held, TREE), scope.path())
 
 
 def _likeness_of(kernel: Kernel, model: Fd) -> DirectoryMetadata | None:
@@ -194,7 +185,7 @@ def _try_way(kernel: Kernel, scope: Scope, held: HeldContainer) -> None:
 
     A file that is made there without a name is linked into the container for a moment: the kernel asks the same of
     a link as of a rename (project, subvolume, encryption). Its name here is one that recovery knows to remove.
-    Where that can't be tried, the first renames will tell.
+    Where that can't be tried, the first renames show it.
     Raises  OSError with EXDEV if it can't
     """
     try:
@@ -209,15 +200,12 @@ def _try_way(kernel: Kernel, scope: Scope, held: HeldContainer) -> None:
 def _prune(kernel: Kernel, tree: BackingAndMount) -> None:
     """Remove the directories below one, as far as there is nothing in them but directories."""
     with DeepOpener(kernel, tree) as opener:
-
-        def dirs_in(upper: RelPath) -> list[Name]:
-            with opener.beneath(upper, flags=READABLE) as here:
-                names = map(Name, kernel.list(here.fd))
-                return [name for name in names if stat.S_ISDIR(kernel.stat(here.fd, name).st_mode)]
-
-        def remove(path: RelPath) -> None:
-            with suppress(OSError):
-                if path:
+        for path, names in walk_inwards(RelPath(b"")):
+            if names is not None:
+                with opener.beneath(path, flags=READABLE) as here:
+                    for name in map(Name, kernel.list(here.fd)):
+                        if stat.S_ISDIR(kernel.stat(here.fd, name).st_mode):
+                            names.append(name)
+            elif path:
+                with suppress(OSError):
                     opener.remove(path)
-
-        walk_inwards(RelPath(b""), dirs_in, remove)

@@ -5,7 +5,7 @@ before: they find nothing (docs/decisions/0042-shared-filesystems.md). A restore
 keeps an orphan what is kept, since a late call may be on its way to that as well.
 
 Whether another node still works on a container is watched for long, by our own clock. What was seen, and when, is noted
-beside the record, so that any later command of this boot goes on with the watch. It only tells who may be alive: what
+beside the record, so that any later command of this boot goes on with the watch. It only shows who may be alive: what
 keeps live files, should a silent one wake after all, is how it is taken over.
 """
 
@@ -61,7 +61,9 @@ def take_over(
     Raises  OSError: what was not done is done by who takes over the new one
     """
     kernel, folder = old.folder.store.kernel, old.folder
-    lent = _loan_of(kernel, old)
+    lent = None
+    with suppress(FileNotFoundError), kernel.open_beneath(old.fd, TREE) as tree:
+        lent = loan(kernel.fstat(tree))  # to move it changes it, as its `..` changes
     new = _made(old, to, _ours(kernel, old.fd, change(old.record), lent))
     with closed_on_error(new):
         with folder.open(old.state) as source:
@@ -80,13 +82,6 @@ def take_over(
         old.owned.close()  # NFS and libfuse keep a record that is open
         end_old(new)
     return new
-
-
-def _loan_of(kernel: Kernel, old: HeldContainer) -> int | None:
-    """The mode that its tree has to be given back: to move it changes it, as its `..` changes."""
-    with suppress(FileNotFoundError), kernel.open_beneath(old.fd, TREE) as tree:
-        return loan(kernel.fstat(tree))
-    return None
 
 
 def _ours(kernel: Kernel, fd: Fd, record: Record, lent: int | None) -> Record:
@@ -159,7 +154,7 @@ _KNOWN_S = {
 """By the type of the filesystem: the nodes of these saw each other's changes within seconds (docs/performance.md)."""
 _CACHE_TIMES = 3
 _ANNOUNCED_PART = 1 / 3
-"""Of that time: so long nothing is said of it, or whoever looks would stop every swap; and so long it is announced."""
+"""Of that time: so long nothing is said of it, or every check would stop every swap; and so long it is announced."""
 _NOTE_MAX_BYTES = 200
 _NS = 1_000_000_000
 
@@ -214,7 +209,8 @@ def left_to_wait_s(store: Store, fd: Fd) -> float:
     watched = _noted(kernel, fd, WATCHED_PREFIX)
     if watched is None or watched.sight != sight:
         _note(kernel, fd, WATCHED_PREFIX, _Note(now_s, sight))
-        _forget(kernel, fd, ANNOUNCED_PREFIX)
+        with suppress(FileNotFoundError):
+            kernel.unlink(fd, _name(ANNOUNCED_PREFIX))
         return announced_s
     silent_s = now_s - watched.at_s
     if silent_s < announced_s:
@@ -226,7 +222,7 @@ def left_to_wait_s(store: Store, fd: Fd) -> float:
 
 
 def _name(prefix: bytes) -> Name:
-    """Each boot has a note of its own: another's clock tells us nothing."""
+    """Each boot has a note of its own: another's clock proves nothing."""
     return Name(prefix + boot_id().encode())
 
 
@@ -254,8 +250,3 @@ def _noted(kernel: Kernel, fd: Fd, prefix: bytes) -> _Note | None:
 def _note(kernel: Kernel, fd: Fd, prefix: bytes, note: _Note) -> None:
     text = f"{note.at_s} {note.sight}".encode()
     write_small(kernel, fd, _name(prefix), text, new=prefix + os.urandom(6).hex().encode())
-
-
-def _forget(kernel: Kernel, fd: Fd, prefix: bytes) -> None:
-    with suppress(FileNotFoundError):
-        kernel.unlink(fd, _name(prefix))

@@ -662,7 +662,7 @@ def _pointed_from(kernel: Kernel, base_fd: Fd) -> Iterator[_Noted]:
                     n_asked += 1
                     if n_asked > _MOST_ASKED:
                         break
-                    from fusefs.store.pointers import read_pointers  # hardly any user has one
+                    from fusefs.store.find_stores import read_pointers  # hardly any user has one
 
                     for lower in read_pointers(kernel, pointers, uid):
                         yield uid, lower

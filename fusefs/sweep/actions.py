@@ -32,13 +32,12 @@ from fusefs.linux.kernel import Kernel, RefusedNames
 from fusefs.linux.mountinfo import below, is_inside
 from fusefs.linux.runtime_directories import PrivateDirectory
 from fusefs.store.backing_and_mount import FULL, BackingAndMount, Scope, between, is_same
-from fusefs.store.deep_path import DeepOpener, DeepOpeners, make_missing
 from fusefs.store.layout import COPY_PREFIX, NEW_PREFIX
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.stage import SwapOptions
 from fusefs.store.sweep_container import SweepContainer, open_basket
-from fusefs.store.user_boundary import check_giving, is_bounded
 from fusefs.store.victim import find_scope, held_store, stores_below
+from fusefs.store.walk import DeepOpener, DeepOpeners, check_giving, is_bounded, make_missing
 from fusefs.sweep.open_directories import found_directory
 from fusefs.sweep.request import (
     Action,
@@ -373,7 +372,7 @@ class _TrashAction(Action):
         """What is left of an error; 0 if the name could be taken all the same."""
         if number == errno.EEXIST and here.are_dirs:
             # Something was taken from it before, so that there is one of its name: the rest joins that.
-            from fusefs.store.merge import bring  # it has all of a restore with it
+            from fusefs.store.restore import bring  # it has all of a restore with it
 
             self._has_joined[0] = 1
             left = bring(here.kernel, here.sides, into, name, RelPath(b""))

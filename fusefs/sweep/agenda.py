@@ -47,7 +47,7 @@ class Job(NamedTuple):
     packed  more of them, as long as they are not needed: as a list they take ten times the memory
     fd      its listing, where that goes on
     inode   the directory that the names were found in
-    whose   what is in that, to root (store.user_boundary)
+    whose   what is in that, to root (store.walk)
     strips  what is in there goes with a directory that was chosen, whatever it is
     is_chosen  the names are of such directories themselves
     again   a worker was lost with it: part of it may be done

@@ -19,7 +19,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.untrusted_path import is_trusted_link, link_target
 from fusefs.store.layout import is_stores_own
-from fusefs.store.user_boundary import SeenDirectories, whose_is
+from fusefs.store.walk import SeenDirectories, whose_is
 
 _LINKS_MAX = 40
 _WILD = frozenset(b"*?[\\")
@@ -30,7 +30,7 @@ class MeantDirectory(NamedTuple):
 
     path   absolute, links resolved
     fd     itself (O_PATH): as long as it is open, nothing else has its inode number
-    whose  to root who came to it (store.user_boundary); None: the way led from one user's directory into another's
+    whose  to root who came to it (store.walk); None: the way led from one user's directory into another's
     """
 
     path: bytes

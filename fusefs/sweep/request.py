@@ -17,10 +17,9 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, RefusedNames
 from fusefs.linux.mountinfo import Mount, is_inside, views
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
-from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.layout import trusted_owners
 from fusefs.store.stage import SwapOptions
-from fusefs.store.user_boundary import SeenDirectories
+from fusefs.store.walk import DeepOpeners, SeenDirectories
 
 Identified = tuple[int, int]
 """st_dev and st_ino of a directory that is open as long as this is used."""
@@ -87,7 +86,7 @@ class ToCount(NamedTuple):
 
 
 class TakingBoundary(NamedTuple):
-    """Where root stops that takes things (store.user_boundary).
+    """Where root stops that takes things (store.walk).
 
     whose      what is in the sweep's directory
     seen       of another user's directory in a user's: those that were there before; None: none was
@@ -150,7 +149,7 @@ class SweepRoot(NamedTuple):
     path    absolute, links resolved
     sides   itself (O_PATH) on the backing filesystem, and as a mount of ours shows it
     mounts  paths relative to it on which something is mounted
-    whose   to root who was told its path (store.user_boundary); None: that leads from one user's into another's
+    whose   to root who was told its path (store.walk); None: that leads from one user's into another's
     """
 
     path: bytes

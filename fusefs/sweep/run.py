@@ -23,8 +23,8 @@ from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, 
 from fusefs.linux.pressure import DeviceQueue
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.layout import trusted_owners
-from fusefs.store.user_boundary import is_bounded
 from fusefs.store.victim import find_scope
+from fusefs.store.walk import is_bounded
 from fusefs.sweep.actions import CountMatches, DeleteMatches, PrintMatches, Untellable
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.matcher import Dirs, SweepStrategy

@@ -24,8 +24,7 @@ from fusefs.linux.batched_calls import FileSizes, look_at_all
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
-from fusefs.store.deep_path import DeepOpeners
-from fusefs.store.user_boundary import is_parent, may_take_whole, whose_is
+from fusefs.store.walk import DeepOpeners, is_parent, may_take_whole, whose_is
 from fusefs.sweep.actions import DeleteMatches
 from fusefs.sweep.agenda import Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.matcher import (

@@ -18,7 +18,7 @@ from fusefs.engine import count_tree as module
 from fusefs.engine.count_tree import survey
 from fusefs.engine.pace import PacedLooks
 from fusefs.linux.kernel import CallHook, Kernel
-from fusefs.store import deep_path
+from fusefs.store import walk
 from tests.cli.test_reap_paced import fsyncing
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Dir, File, HardLink, Spec, SpecialFile, Symlink, deep_chain, make_tree, weird_names
@@ -56,7 +56,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, window: int, n_fds: int = 64) -> Iter
     """Limits so low that small trees meet them."""
     with monkeypatch.context() as patch:
         patch.setattr(module, "WINDOW", window)
-        patch.setattr(deep_path, "_FDS_MAX", n_fds)
+        patch.setattr(walk, "_FDS_MAX", n_fds)
         yield
 
 

@@ -17,7 +17,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.plan.keep_protection import KEPT, LOCKED, Locking, why_locked, why_spared
 from fusefs.plan.units import MOUNTED, Judged, Unit, Young, judge_units
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.deep_path import DeepOpeners
+from fusefs.store.walk import DeepOpeners
 from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories
 from fusefs.sweep.request import Action, ActionPlace, ActionResult
 from tests.support.real_filesystems import tmpfs_over

@@ -14,7 +14,7 @@ import pytest
 from fusefs.core.names import RelPath, make_id
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
-from fusefs.store.pointers import add_pointer
+from fusefs.store.find_stores import add_pointer
 from fusefs.store.stage import SwapOptions
 from tests.support.fuse_eio import broken_volume
 from tests.support.fuse_silent import silent_fuse

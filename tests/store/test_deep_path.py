@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.deep_path import DeepOpener, DeepOpeners
+from fusefs.store.walk import DeepOpener, DeepOpeners
 from tests.support.make_trees import deep_chain, remove_tree_hard
 from tests.support.nested_directories import CountedPathBytes
 

@@ -306,7 +306,7 @@ def entries_of_others(volume: Path) -> list[ListedContainer]:
 def restore_as_found(volume: Path, identifier: str, kernel: Kernel) -> object:
     """Restore what an undisturbed list told of, so that the first child that is disturbed is the restore's."""
     from fusefs.store.orphans import find_container
-    from fusefs.store.restore_by_id import restore_by_id
+    from fusefs.store.restore import restore_by_id
 
     entry = find_container(Kernel(), [raw(volume)], identifier)
     return restore_by_id(kernel, [raw(volume)], entry, None, None)

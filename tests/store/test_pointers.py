@@ -13,9 +13,9 @@ import pytest
 from fusefs.core.errors import Exit, NotFound, TrashdError
 from fusefs.linux.kernel import Kernel
 from fusefs.store import doctor as check_module
+from fusefs.store import find_stores as pointers_module
 from fusefs.store import orphans
-from fusefs.store import pointers as pointers_module
-from fusefs.store.pointers import lower_stores
+from fusefs.store.find_stores import lower_stores
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume

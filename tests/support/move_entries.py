@@ -11,8 +11,8 @@ from pathlib import Path
 from fusefs.core.results import SweepSums, Swept
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount, open_shown_as
-from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.victim import find_scope
+from fusefs.store.walk import DeepOpeners
 from fusefs.sweep.actions import open_move
 from fusefs.sweep.request import Action, ActionPlace, IfExists, SweepRoot, ToMove
 

@@ -11,8 +11,8 @@ from fusefs.core.names import RelPath
 from fusefs.core.results import Reaped
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes, reap
+from fusefs.store.find_stores import add_pointer
 from fusefs.store.orphans import act_on, find_container
-from fusefs.store.pointers import add_pointer
 from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import Spec, make_tree
 from tests.support.small_orphans import orphan_in

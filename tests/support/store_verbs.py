@@ -23,8 +23,7 @@ from fusefs.store.init_store import initialise
 from fusefs.store.layout import Store, UserFolder, open_own_store, open_store
 from fusefs.store.orphans import ListedContainer, act_on, all_entries, each_folder, find_container, tend_all
 from fusefs.store.registry_lines import makes_common
-from fusefs.store.restore import Restored
-from fusefs.store.restore_by_id import restore_by_id
+from fusefs.store.restore import Restored, restore_by_id
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped, own_folder, remove_path, swap_path
 from tests.support.asked_directly import asked_directly

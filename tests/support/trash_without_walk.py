@@ -15,9 +15,9 @@ from fusefs.core.names import ContainerId
 from fusefs.core.results import SweepSums, Swept
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import Scope
-from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.stage import SwapOptions
 from fusefs.store.victim import find_scope
+from fusefs.store.walk import DeepOpeners
 from fusefs.sweep.actions import open_trash
 from fusefs.sweep.request import Action, ActionPlace, SweepRoot, ToTrash
 from tests.support.store_verbs import raw

@@ -10,8 +10,8 @@ import pytest
 
 from fusefs.core.results import SweepSums, Swept
 from fusefs.linux.kernel import Kernel
-from fusefs.store.deep_path import DeepOpeners
 from fusefs.store.victim import find_scope
+from fusefs.store.walk import DeepOpeners
 from fusefs.sweep.actions import open_move
 from fusefs.sweep.request import ActionPlace, IfExists, SweepRoot, ToMove
 from tests.support.store_verbs import init, place, raw

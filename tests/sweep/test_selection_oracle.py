@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from fusefs.core.selection import KINDS, Field, Selection, SizeBound, TimeBound
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.user_boundary import SeenDirectories
+from fusefs.store.walk import SeenDirectories
 from fusefs.sweep.request import Request, TakingBoundary, ToDelete
 from fusefs.sweep.run import run
 from tests.support.run_sweep import printed
