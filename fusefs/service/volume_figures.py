@@ -95,6 +95,16 @@ class WorkTotals:
         seconds = max(ended_s - began_s, 0.001)
         return (last[0] - first[0]) / seconds, (last[1] - first[1]) / seconds
 
+    def eta_s(self, n_due: int, n_removed: int) -> float | None:
+        """Until all that is due is gone, as long as orphans are as large as those before were; they are not counted.
+
+        n_removed  entries of the one that is being reaped
+        """
+        entries_per_s, _ = self.rates()
+        if not n_due or entries_per_s <= 0 or n_removed > 2 * self.usual_entries or not self.n_reaped:
+            return None
+        return max(n_due * self.usual_entries - n_removed, 0.0) / entries_per_s
+
     def rest(self) -> None:
         """Nothing is done now."""
         self._lately.clear()

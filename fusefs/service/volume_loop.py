@@ -18,7 +18,7 @@ from fusefs.core.names import whose
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.printable_names import printable
 from fusefs.core.record import quote
-from fusefs.core.service_status import PassedOver, VolumePhase, VolumeStatus
+from fusefs.core.service_status import CurrentReap, HeldByUser, PassedOver, VolumePhase, VolumeStatus
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import RulePath
 from fusefs.service import timers
@@ -44,7 +44,6 @@ from fusefs.service.shared_context import ServiceContext, boot_s, in_thread, in_
 from fusefs.service.state_files import Pause
 from fusefs.service.user_state import UnreadUsers, UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals
-from fusefs.service.volume_status import status_of
 from fusefs.service.work_session import WorkSession
 from fusefs.store.layout import Store
 from fusefs.store.registry_targets import LineOf
@@ -58,6 +57,9 @@ _UNSERVED = (VolumePhase.GONE, VolumePhase.BROKEN, VolumePhase.ELSEWHERE, Volume
 _GONE_FOR_GOOD = 3
 """Looks in vain, at least ten minutes apart, after which a volume that was not named is forgotten."""
 _NEVER_S = 10 * 365 * 86_400.0
+_MOST_CURRENT = 5
+"""Orphans being reaped that a status names, each by so many last characters of its id:"""
+_ID_END = 12
 
 
 class OwnStore(NamedTuple):
@@ -167,17 +169,65 @@ class VolumeLoop:
 
     def status(self) -> VolumeStatus:
         """What is known of it now; costs no system call."""
-        kept = VolumeStatus(
+        now_s, now_ns = boot_s(), time.time_ns()
+        session, tally, space = self.session, self._tally, self._room.space
+        users = list(self.users.values())
+        parts = [part for user in users for part in user.parts.values()]
+        entries_per_s, bytes_per_s = tally.rates()
+        n_due = sum(user.n_due(now_s) for user in users)
+        due_at_s = min((user.due_at_s() for user in users), default=math.inf)
+        next_at_s = min([due_at_s, *(user.tend_at_s for user in users if user.tend_at_s)])
+        phase, why = (self.phase, self._why) if session is None else self._mood(session)
+        pressure = None if session is None else session.pressure()
+        reaped = [] if session is None else session.current()[:_MOST_CURRENT]
+        return VolumeStatus(
             path=quote(self._told_path),
             owner=self.owner,
             id=self._volume_id,
             filesystem=self._filesystem,
-            phase=self.phase,
-            why=self._why,
+            phase=phase,
+            why=why,
+            is_known=bool(self._volume_id),
+            n_unread=sum(len(part.fresh) for part in parts),
+            n_users=len(users),
+            n_orphans=sum(part.n_orphans for part in parts),
+            n_due=n_due,
+            n_quarantined=sum(part.n_quarantined for part in parts),
+            entries_per_s=round(entries_per_s, 1),
+            bytes_per_s=round(bytes_per_s, 1),
+            tempo_entries_per_s=None if session is None else session.tempo.entries_per_s,
+            io=pressure and pressure.io,
+            memory=pressure and pressure.memory,
+            cpu=pressure and pressure.cpu,
+            probe_ms=pressure and pressure.probe_ms,
+            unlink_us=pressure and pressure.unlink_us,
+            eta_s=tally.eta_s(n_due, max((user.n_removed for user in users), default=0)),
+            oldest_overdue_s=max(now_s - due_at_s, 0.0) if n_due else None,
+            next_due_ns=None if next_at_s == math.inf else now_ns + int(max(next_at_s - now_s, 0.0) * 1e9),
+            free_bytes=space and space.free_bytes,
+            total_bytes=space and space.total_bytes,
+            free_inodes=space and space.free_inodes,
+            total_inodes=space and space.total_inodes,
+            free_trend_bytes_per_s=self._room.trend_bytes_per_s,
+            removed_entries=tally.n_entries,
+            freed_bytes=tally.n_bytes,
+            n_reaped=tally.n_reaped,
+            current=tuple(CurrentReap(one.uid, (one.current or "")[-_ID_END:], one.n_removed) for one in reaped),
+            held=tuple(HeldByUser(user.uid, *user.held()) for user in users if any(user.held())),
             refused=self._refused,
             nodes=self._nodes.told(),
+            faults=tuple(tally.faults),
         )
-        return status_of(kept, list(self.users.values()), self.session, self._tally, self._room)
+
+    def _mood(self, session: WorkSession) -> tuple[VolumePhase, str]:
+        """What a session does, and a sentence about it."""
+        if not session.current():
+            now_s = boot_s()
+            is_looking = any(user.is_urgent(now_s) for user in self.users.values()) or not self.users
+            return (VolumePhase.LOOKING, "finding out what is due") if is_looking else (VolumePhase.IDLE, "")
+        if self._room.hurries:
+            return VolumePhase.HURRYING, session.why()
+        return (VolumePhase.REAPING if session.tempo.is_alone else VolumePhase.YIELDING), session.why()
 
     def renew(self, own: OwnStore) -> None:
         """Its owner's registry says something else of it, or it is shown by another mount."""

@@ -35,8 +35,7 @@ from fusefs.service.child_answers import ChildAnswers, ForRoot
 from fusefs.service.forker import ChildGone, ChildHandle, ForkerLost
 from fusefs.service.known_volumes import Grace
 from fusefs.service.messages import Heartbeat, Measure, Order, ReadRecords, Reap, Tend
-from fusefs.service.node_files import own_name
-from fusefs.service.open_volume import OpenVolume, VolumeSpace
+from fusefs.service.open_volume import OpenVolume, VolumeSpace, own_name
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import SpaceTrend, WorkTotals

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from fusefs.core.names import VolumeId
-from fusefs.core.orphan_age import started
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
@@ -21,7 +20,6 @@ from fusefs.linux.kernel import Kernel
 from fusefs.service.child_answers import ChildAnswers
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
-from fusefs.service.known_volumes import KnownVolumes
 from fusefs.service.messages import (
     Answer,
     DueContainer,
@@ -65,12 +63,9 @@ def new_intake() -> ChildAnswers:
     nowhere = Fd(-1)
     areas, volume = Areas(nowhere), Volume(VolumeId("0" * 32), True, 0)
     store = Store(Kernel(), BackingAndMount(nowhere), BASE, nowhere, areas, volume, 0, 0)
-    nobody, clock = cast(Forker, None), started(time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     with InotifyWatches() as watcher:
-        context = ServiceContext(
-            Kernel(), nobody, watcher, read_config([]), clock, 0, lambda _: None, lambda: None, lambda _: None, "0",
-            KnownVolumes(b"/nowhere"),
-        )  # fmt: skip
+        nobody, config = cast(Forker, None), read_config([])
+        context = ServiceContext(nobody, watcher, config, b"/nowhere", lambda _: None, lambda: None)
     opened = OpenVolume(store, "", nowhere, ExitStack())
     outer = VolumePolicy(BASE), WorkTotals(), SpaceTrend()
     return ChildAnswers(context, opened, *outer, lambda: None, lambda uid: uid, is_local=True)
