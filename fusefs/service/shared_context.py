@@ -17,40 +17,14 @@ from fusefs.core.events import Event, EventKind
 from fusefs.core.orphan_age import Clock, jumped
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import clocks_ns
-from fusefs.linux.user_ids import read_subordinates
+from fusefs.service.event_outlets import EventLimit
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.known_volumes import KnownVolumes
 from fusefs.service.state_files import load_clock, save_clock
 
 _LOG = logging.getLogger(__name__)
-_SPAN_S = 10.0
-_MOST = 1000
-"""Events of one user in such a span: a hundred a second are more than people and their scripts throw away."""
 T = TypeVar("T")
-
-
-class EventLimit:
-    """A rate limit on events: one user may rename containers all day, and each rename would be reported.
-
-    Counts events by user, who has those of their subordinate uids; what is beyond is counted, and told as a number.
-    """
-
-    def __init__(self) -> None:
-        self._since_s = 0.0
-        self._holder_of = read_subordinates().holder_of
-        self._counts: dict[int, int] = {}
-
-    def lets_pass(self, uid: int, now_s: float) -> bool:
-        """Whether one more event of a user is to be told now."""
-        if now_s >= self._since_s + _SPAN_S:
-            for one, count in self._counts.items():
-                if count > _MOST:
-                    _LOG.warning("%d more events and faults of uid %d were not told", count - _MOST, one)
-            self._since_s, self._counts = now_s, {}
-        holder = self._holder_of(uid)
-        self._counts[holder] = self._counts.get(holder, 0) + 1
-        return self._counts[holder] <= _MOST
 
 
 class ServiceContext:
