@@ -238,6 +238,27 @@ class _SmallSlices:
         return self._due_s - now_s
 
 
+class DeviceQueue:
+    """Whether the device of a volume has anything to do; opened when that is first asked."""
+
+    def __init__(self, volume_fd: int) -> None:
+        self._volume_fd = volume_fd
+        self._is_open = False
+        self._device: DeviceCounters | None = None
+
+    def is_busy(self) -> bool:
+        """Right now; False where no device is seen."""
+        if not self._is_open:
+            self._device = DeviceCounters.of(self._volume_fd)
+            self._is_open = True
+        return self._device is not None and self._device.is_busy()
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._device is not None:
+            self._device.close()
+
+
 def _changed(allowance: TokenBucket | None, per_s: int | None, now_s: float, slice_s: float) -> TokenBucket | None:
     if per_s is None:
         return None
@@ -349,14 +370,12 @@ class PressurePacer:
         look, late_s = self._look(), now_s - until_s
         is_ours = self._is_probing or self._probe_ended_s >= self._last.at_s
         is_whole = is_rest is not None and late_s <= (_EARLY_S if is_rest else _LATE_S)
-        if self._has_rests() and is_whole and not is_ours:
+        has_rests = self._tempo.rests or self._state.others is OtherUsers.UNKNOWN
+        if has_rests and is_whole and not is_ours:
             self._state = pacing.hear(self._state, _sample(self._last, look, is_rest=bool(is_rest)))
         elif self._state.others is OtherUsers.UNKNOWN and look.at_s >= self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S:
             self._began_s = look.at_s  # nobody asked when the first look was to end: it begins again
         self._last = look
-
-    def _has_rests(self) -> bool:
-        return self._tempo.rests or self._state.others is OtherUsers.UNKNOWN
 
     def _span(self, at_s: float) -> tuple[bool | None, float]:
         """Whether a moment is in a rest (True), between two (False), or at the edge of one; and how long that stays."""
@@ -386,16 +405,14 @@ class PressurePacer:
         if not (listens_by_probes or pacing.needs_probes(self._state)):
             # For those who look at it alone; never in a rest, where it would be taken for another's load.
             return is_rest is False and now_s - self._probed_s >= _PROBE_EVERY_S
-        has_time = until_s - now_s >= 2 * self._expected_s(in_rest=is_rest is True)
+        if self._is_remote and is_rest:  # that may be less than at work, and is to be found out
+            expected_s = min(self._state.rest_probes, default=0.0)
+        else:
+            expected_s = self._probes[-1] if self._probes else 0.0
+        has_time = until_s - now_s >= 2 * expected_s
         if listens_by_probes and is_rest != (len(self._state.rest_probes) <= len(self._state.work_probes)):
             return False
         return is_rest is not None and has_time and now_s - self._probed_s >= _OFTEN_S
-
-    def _expected_s(self, *, in_rest: bool) -> float:
-        """How long a probe will take; of a server in a rest that may be less than at work, and is to be found out."""
-        if self._is_remote and in_rest:
-            return min(self._state.rest_probes, default=0.0)
-        return self._probes[-1] if self._probes else 0.0
 
     def probe(self) -> None:
         """Write a little, and wait until it is durable. Blocks; nothing is learnt where that is impossible."""

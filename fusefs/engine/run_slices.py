@@ -191,10 +191,8 @@ class WorkerProcesses(Generic[Work, Done]):
     def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
         """See SlicePool."""
         heard = [fd for fd, _events in self._heard.poll(most_s * 1000)]
-        return [self._end_slice(fd) for fd in heard or self._stopped()]
-
-    def _stopped(self) -> list[int]:
-        return [fd for fd, (child, _work, _budget) in self._running.items() if is_stopped(child.pid)]
+        stopped = (fd for fd, (child, _work, _budget) in self._running.items() if is_stopped(child.pid))
+        return [self._end_slice(fd) for fd in heard or list(stopped)]
 
     def _end_slice(self, fd: int) -> EndedSlice[Work, Done]:
         child, work, budget = self._running.pop(fd)

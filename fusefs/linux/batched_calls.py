@@ -141,22 +141,12 @@ def read_window(kernel: Kernel, fd: int, most: int, most_bytes: int, *, by_inode
     return DirectoryWindow(*_bulk.window(fd, most, most_bytes, by_inode))
 
 
-def unlink_all(kernel: Kernel, dir_fd: int, names: Sequence[str]) -> RefusedNames:
-    """unlinkat of each name, one call a name; those that it refused, with the errno."""
-    return _remove_all(kernel, "unlink", dir_fd, names)
-
-
-def rmdir_all(kernel: Kernel, dir_fd: int, names: Sequence[str]) -> RefusedNames:
-    """`rmdir` of each name, one call a name; those that it refused, with the errno."""
-    return _remove_all(kernel, "rmdir", dir_fd, names)
-
-
-def _remove_all(kernel: Kernel, call: str, dir_fd: int, names: Sequence[str]) -> RefusedNames:
-    is_dir = call == "rmdir"
+def remove_all(kernel: Kernel, dir_fd: int, names: Sequence[str], *, are_dirs: bool = False) -> RefusedNames:
+    """unlinkat of each name (of directories rmdir), one call a name; those that it refused, with the errno."""
     if _bulk is not None and not kernel.is_watched:
-        refused: RefusedNames = _bulk.unlink(dir_fd, list(names), syscalls.AT_REMOVEDIR if is_dir else 0)
+        refused: RefusedNames = _bulk.unlink(dir_fd, list(names), syscalls.AT_REMOVEDIR if are_dirs else 0)
         return refused
-    remove: Callable[..., None] = os.rmdir if is_dir else os.unlink
+    call, remove = ("rmdir", os.rmdir) if are_dirs else ("unlink", os.unlink)
     reach = kernel.reach
     refused = []
     for name in names:

@@ -109,27 +109,6 @@ class DeviceCounters:
         self._fd.close()
 
 
-class DeviceQueue:
-    """Whether the device of a volume has anything to do; opened when that is first asked."""
-
-    def __init__(self, volume_fd: int) -> None:
-        self._volume_fd = volume_fd
-        self._is_open = False
-        self._device: DeviceCounters | None = None
-
-    def is_busy(self) -> bool:
-        """Right now; False where no device is seen."""
-        if not self._is_open:
-            self._device = DeviceCounters.of(self._volume_fd)
-            self._is_open = True
-        return self._device is not None and self._device.is_busy()
-
-    def close(self) -> None:
-        """Let go of it."""
-        if self._device is not None:
-            self._device.close()
-
-
 def _open(path: str) -> Fd | None:
     with suppress(OSError):
         return Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC))

@@ -55,7 +55,11 @@ def why_spared(
         return restored
     mark = find_lock(kernel, sides.fd, holds=holds)
     if mark is None and sides.mounted is not None:
-        mark = _find_mounted_lock(kernel, sides.mounted)
+        try:  # whether a process has a lock through a mount of ours
+            with kernel.reopen(sides.mounted, _READING) as fd:
+                mark = find_lock(kernel, fd, holds=False)
+        except OSError as error:
+            mark = _unsure(error)
     return mark or kept
 
 
@@ -97,15 +101,6 @@ def find_lock(kernel: Kernel, directory: Fd, *, holds: bool) -> str | ReportedMa
         return LOCKED
     is_seen = bool(holders) and all(holders)
     return ReportedMark(LOCKED_BY_OTHERS, is_left=False) if is_seen else ReportedMark(LOCKED_BY_UNKNOWN, is_left=True)
-
-
-def _find_mounted_lock(kernel: Kernel, mounted: Fd) -> str | ReportedMark | None:
-    """Whether a process has a lock on a directory through a mount of ours; as `find_lock`."""
-    try:
-        with kernel.reopen(mounted, _READING) as fd:
-            return find_lock(kernel, fd, holds=False)
-    except OSError as error:
-        return _unsure(error)
 
 
 def _has_say(uid: int, directory: os.stat_result) -> bool:

@@ -99,7 +99,9 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
         for rule in rules:
             listed = CountedPurges() if rule.purge is None else lists[rule.purge.directory]
             for told in _carry_out(kernel, rule, how, pacers, listed, ways, seen):
-                if rule.purge is not None and isinstance(told, RuleNotDone) and _hides_something(told):
+                # A directory that is gone has nothing any more; of others there may be something that was not seen.
+                is_failed = isinstance(told, RuleNotDone) and not isinstance(told.error, NotFound | None)
+                if rule.purge is not None and is_failed:
                     listed.lack()
                 yield told
             if how.wishes.stops():
@@ -109,11 +111,6 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
         if seen is not None and how.runs:
             with errors_about("which directories this run saw can't be remembered"):
                 seen.save()
-
-
-def _hides_something(told: RuleNotDone) -> bool:
-    """Whether there may be something to list that was not seen. A directory that is gone has nothing any more."""
-    return told.error is not None and not isinstance(told.error, NotFound)
 
 
 def _publish(path: bytes, lists: CountedPurges) -> PurgeListed:
@@ -260,7 +257,7 @@ class _RuleRun:
                 return Swept(self._scope.path(), SweepSums(n_spared=1), spared=(Spared(b"", why),))
             sieve = _UnitSorter(self._scope.path(), age.before_ns, self._due_ns, self._lists)
             if why is not None:
-                sieve.fail(b"", errno.EPERM, why.why)
+                sieve.tally.fail(b"", errno.EPERM, why.why)
                 if why.is_left:
                     return sieve.told(Swept(self._scope.path(), SweepSums()))
             soon = age._replace(before_ns=age.before_ns + self._ahead_ns)
@@ -272,7 +269,9 @@ class _RuleRun:
 
     def _take(self, sieve: _UnitSorter, judged: Iterator[Judged]) -> Swept:
         wraps = self._locking(is_guarded=False)
-        request = self._request._replace(selection=_ALL, names=sieve.due(judged), late=True, wraps=wraps)
+        request = self._request._replace(
+            selection=_ALL, names=(unit.name for unit in sieve.due(judged)), late=True, wraps=wraps
+        )
         return sieve.told(run(self._kernel, request, self._how.wishes))
 
     def _locking(self, *, is_guarded: bool) -> Callable[[Action], Action]:
@@ -336,17 +335,14 @@ class _UnitSorter:
         self._before_ns = before_ns
         self._due_ns = due_ns
         self._lists = lists
-        self._tally = SliceCounts(None)
+        self.tally = SliceCounts(None)
 
-    def due(self, judged: Iterator[Judged]) -> Iterator[bytes]:
-        """The names of those that are due."""
-        return (unit.name for unit in self._due(judged))
-
-    def _due(self, judged: Iterator[Judged]) -> Iterator[Unit]:
+    def due(self, judged: Iterator[Judged]) -> Iterator[Unit]:
+        """Those that are due."""
         for one in judged:
             match one:
                 case Unit() if one.newest_ns < self._before_ns:
-                    self._tally.count(SweepSums(n_bytes=one.n_bytes))
+                    self.tally.count(SweepSums(n_bytes=one.n_bytes))
                     yield one
                 case Unit():
                     path = os.path.join(self._directory, one.name)
@@ -354,22 +350,18 @@ class _UnitSorter:
                 case Young():
                     pass
                 case Spared(name, why):
-                    self._tally.spare(name, why)
+                    self.tally.spare(name, why)
                 case Failure(name, number, call):
                     self._lists.lack()
-                    self.fail(name, number, call)
-
-    def fail(self, name: bytes, number: int, call: str) -> None:
-        """Report what could not be done."""
-        self._tally.fail(name, number, call)
+                    self.tally.fail(name, number, call)
 
     def told(self, swept: Swept) -> Swept:
         """What a sweep of the due ones did, with what it was not given."""
         vanished = swept.sums.n_vanished + swept.sums.n_missing  # each was there when it was judged
         return swept._replace(
-            sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0, n_unmatched=0).plus(self._tally.sums),
-            failures=(*self._tally.failures, *swept.failures)[:MAX_FAILURES],
-            spared=(*self._tally.spared, *swept.spared)[:MAX_FAILURES],
+            sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0, n_unmatched=0).plus(self.tally.sums),
+            failures=(*self.tally.failures, *swept.failures)[:MAX_FAILURES],
+            spared=(*self.tally.spared, *swept.spared)[:MAX_FAILURES],
             looks=True,
         )
 
@@ -378,7 +370,7 @@ class _UnitSorter:
         largest, oldest = list[Match](), list[Match]()
         n_matched = n_bytes = 0
         is_stopped = is_limited = False
-        for unit in self._due(judged):
+        for unit in self.due(judged):
             is_stopped, is_limited = stops(), n_matched == most
             if is_stopped or is_limited:
                 break

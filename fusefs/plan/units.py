@@ -90,25 +90,11 @@ def judge_units(
             if is_stores_own(os.fsencode(entry.name)) or (is_pruned is not None and is_pruned(entry.name)):
                 continue
             if is_unit is None or is_unit(entry.name):
-                judged = _judge(_UnitLook(kernel, top, matcher, age, stops, boundary, Name(os.fsencode(entry.name))))
+                judged = _UnitLook(kernel, top, matcher, age, stops, boundary, Name(os.fsencode(entry.name))).judge()
                 if stops():
                     return
                 if judged is not None:
                     yield judged
-
-
-def _judge(look: _UnitLook) -> Judged | None:
-    """What an entry is; None if it is no unit, or gone."""
-    try:
-        return look.judge()
-    except OSError as error:
-        match error.errno:
-            case errno.ENOENT:
-                return None
-            case errno.EXDEV:
-                return Spared(look.name, MOUNTED)
-            case number:
-                return Failure(look.name, number or errno.EIO, "open")
 
 
 def open_quietly(kernel: Kernel, top: Fd, path: bytes) -> Fd:
@@ -157,17 +143,22 @@ class _UnitLook:
         """Directories, and whose that is which each is in."""
 
     def judge(self) -> Judged | None:
-        """What it is; None: no unit. Raises  OSError"""
-        with self._kernel.open_beneath(self._top.fd, self.name) as found:
-            st = self._kernel.fstat(found)
-        if letter_of(st.st_mode) not in self._matcher.types or not self._matcher.takes(st, None):
-            return None
+        """What it is; None if it is no unit, or gone."""
         try:
+            with self._kernel.open_beneath(self._top.fd, self.name) as found:
+                st = self._kernel.fstat(found)
+            if letter_of(st.st_mode) not in self._matcher.types or not self._matcher.takes(st, None):
+                return None
             self._look(self.name, self._top.fd, self.name, 0 if self._boundary is None else self._boundary.whose)
             while self._ahead and not self._stops():
                 self._list(*self._ahead.pop())
         except _Decided as decided:
             return decided.judged
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return None
+            is_mounted = error.errno == errno.EXDEV
+            return Spared(self.name, MOUNTED) if is_mounted else Failure(self.name, error.errno or errno.EIO, "open")
         if self._is_across:
             return Failure(self.name, errno.EPERM, NOT_TAKEN)
         if self._newest_ns is None:  # all that was in it went meanwhile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fusefs.core.container_states import State
@@ -16,12 +16,11 @@ from fusefs.core.pacing import NamesPerLook, SliceBudget
 from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote
 from fusefs.core.results import Progress, Reaped, Report, Stops, ours_first
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
-from fusefs.engine.pace import FULL_SPEED, SetsSpeed, SlicePace
+from fusefs.engine.pace import FULL_SPEED, DeviceQueue, SetsSpeed, SlicePace
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.strategy import AllocationGroups, choose
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.pressure import DeviceQueue
 from fusefs.reaper.removal_stops import (
     CUT_OFF,
     InnerStores,
@@ -98,156 +97,6 @@ class RemovalWishes(NamedTuple):
 NOTHING_SPECIAL = RemovalWishes()
 
 
-def remove_contents(
-    kernel: Kernel,
-    container: Fd,
-    given: LateArrivals,
-    wishes: RemovalWishes = NOTHING_SPECIAL,
-    outage: ServerOutage | None = None,
-    crew: Crew | None = None,
-) -> tuple[Report, tuple[Entered, ...]]:
-    """Remove `tree` and `hoisted` of a container, as far as that was given, going on after failures.
-
-    outage   of the reap that this is a part of
-    crew     of the job that shares it
-    Returns  what was done; and what `given` has to be told of the next time
-    Raises  nothing for an entry: its failure is in the report. What is created meanwhile is removed too.
-            ServerWasAway: it is to be called again, with the container opened anew; ServerAway, OSError
-            Refused: a rank can't find the container
-    """
-    with ExitStack() as owned:
-        outage = outage or ServerOutage(kernel, wishes.outage, wishes.ends)
-        return _Removal(kernel, container, given, wishes, outage, crew, owned).run()
-
-
-class _Removal:
-    """One removal under way."""
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        container: Fd,
-        given: LateArrivals,
-        wishes: RemovalWishes,
-        outage: ServerOutage,
-        crew: Crew | None,
-        owned: ExitStack,
-    ) -> None:
-        self._kernel = kernel
-        self._container = container
-        self._given = given
-        self._wishes = wishes
-        self._outage = outage
-        self._away = 0
-        self._owned = owned
-        self._ranks: RankCrew[Slice, RemovalSliceResult] | None = None
-        self._run_slice: Callable[[Slice, SliceBudget], RemovalSliceResult]
-        if crew is None:
-            self._strategy = strategy = choose(kernel, container, wishes.n_workers)
-            self._run_slice = self._remover_here().run
-        else:
-            self._ranks = ranks = owned.enter_context(crew)
-            self._strategy = strategy = ranks.ours.strategy._replace(n_workers=ranks.n_workers)
-            self._run_slice = ranks.ours.run
-        self._plan = SlicePlan(
-            strategy.n_workers,
-            splits_names=strategy.splits,
-            least_share=strategy.least_share,
-            n_machines=0 if self._ranks is None else self._ranks.n_ranks,
-        )
-        queue = DeviceQueue(container)
-        self._pace = SlicePace(wishes.pace, queue.is_busy, strategy.afterwork)
-        owned.callback(queue.close)
-        self._hoisted: int | None = None
-        owned.callback(self._close)
-
-    def _remover_here(self) -> SliceRemover:
-        kernel, container, wishes = self._kernel, self._container, self._wishes
-        groups = self._owned.enter_context(AllocationGroups(kernel, self._strategy.group_shift))
-        inner_stores = InnerStores(kernel, container, with_stores=wishes.with_stores)
-        return SliceRemover(
-            kernel,
-            container,
-            self._strategy,
-            groups,
-            self._given,
-            inner_stores,
-            NamesPerLook(),
-            wishes.by_force,
-            has_server=may_be_away(kernel, container),
-        )
-
-    def run(self) -> tuple[Report, tuple[Entered, ...]]:
-        names = [TREE.decode()]
-        try:
-            self._open_hoisted()
-        except OSError:
-            names.append(HOISTED.decode())  # something else has its name
-        self._plan.add(self._container, b"", SliceWork(names=names))
-        slices = SliceRunner(
-            self._plan, self._run_slice, self._strategy, self._pace, self._is_stopped, self._done, self._ranks
-        )
-        slices.run()
-        stopped = not self._plan.is_dry()
-        doubts = frozenset() if stopped else self._plan.doubts
-        number = self._away or min(doubts & CUT_OFF, default=0)
-        if number or doubts:
-            goes_on = self._outage.wait(number, self._container) if number else self._outage.wait_in_doubt()
-            if goes_on:
-                raise ServerWasAway(*self._end(stopped=True))
-            stopped = number != 0 or self._wishes.ends()
-        if self._hoisted is not None and not stopped:
-            with suppress(OSError):  # what failed in there is told already
-                self._kernel.rmdir(self._container, HOISTED)
-                self._plan.count(1)
-        return self._end(stopped=stopped)
-
-    def _end(self, *, stopped: bool) -> tuple[Report, tuple[Entered, ...]]:
-        report = self._plan.report(paced=self._pace.was_always_limited, stopped=stopped)
-        self._note(self._plan.fds())
-        return report, self._plan.entered()
-
-    def _note(self, fds: list[int]) -> None:
-        """Remember directories that the next reap comes to again."""
-        with suppress(OSError):
-            self._plan.note(self._given.note(fds))
-
-    def _open_hoisted(self) -> None:
-        """Make what is too deep part of the plan, what a killed reaper left there too."""
-        if self._hoisted is None:
-            with suppress(FileNotFoundError):
-                fd = self._owned.enter_context(self._kernel.open_dir(self._container, HOISTED))
-                if not self._given.takes(fd, HOISTED):
-                    raise OSError(errno.EPERM, os.strerror(errno.EPERM))  # put there while it was moved up
-                work = SliceWork(is_listed=False)
-                self._hoisted = self._plan.add(fd, HOISTED, work, is_hoisted=True, is_whole=True)
-
-    def _is_stopped(self) -> bool:
-        """Whether it is to end here."""
-        return self._away != 0 or self._wishes.stops() or (self._wishes.parks() and not self._plan.is_cutting())
-
-    def _done(self, work: Slice, outcome: RemovalSliceResult) -> None:
-        for fd, has_failed in self._plan.done(work, outcome):
-            if fd < 0:
-                continue  # by paths: what has to be noted was brought to its end in a slice
-            if has_failed:
-                self._note([fd])
-            Fd(fd).close()
-        if outcome.hoisted or outcome.made_hoisted:
-            with suppress(OSError):  # taken away: whatever is left will be found when the container is removed
-                self._open_hoisted()
-            if self._hoisted is not None:
-                self._plan.push(self._hoisted, outcome.hoisted)
-        if outcome.removed:
-            self._outage.has_gone_on()
-        self._away = self._away or outcome.away
-        self._wishes.progress(outcome.removed, outcome.n_bytes)
-
-    def _close(self) -> None:
-        for fd in self._plan.fds():
-            Fd(fd).close()
-
-
 _NAME_MAX_BYTES = 4000
 _NAMES_MAX_BYTES = 16_000
 _NOTHING = Report(0, (), 0)
@@ -272,11 +121,7 @@ class _ReapRun:
     """One reap: as many claims as it takes, one after each time that the server was away."""
 
     def __init__(
-        self,
-        folder: UserFolder,
-        container: ContainerId,
-        wishes: RemovalWishes,
-        is_meant: Callable[[Record], bool],
+        self, folder: UserFolder, container: ContainerId, wishes: RemovalWishes, is_meant: Callable[[Record], bool]
     ) -> None:
         self._folder = folder
         self._kernel = folder.store.kernel
@@ -320,9 +165,8 @@ class _ReapRun:
             wishes.job.look(folder)
         held = self._hold()
         if isinstance(held, ClaimLost):
-            if held is ClaimLost.GONE and self._is_emptied:
-                return Reaped(self._container, None, _NOTHING, self._seen)
-            return Reaped(self._container, held.value, _NOTHING, self._seen)
+            lost = None if held is ClaimLost.GONE and self._is_emptied else held.value
+            return Reaped(self._container, lost, _NOTHING, self._seen)
         with held:
             crew = None if wishes.job is None else wishes.job.crew(held, wishes)
             held = held._replace(record=_with_entered(held.record, self._entered))
@@ -445,3 +289,152 @@ def _set_aside(held: HeldContainer, report: Report, entered: tuple[Entered, ...]
         noted = _with_entered(held.record, entered)
         held = rewrite(held, noted._replace(failures=failures, partial=True, size=None))
     move(held, State.QUARANTINE)
+
+
+def remove_contents(
+    kernel: Kernel,
+    container: Fd,
+    given: LateArrivals,
+    wishes: RemovalWishes = NOTHING_SPECIAL,
+    outage: ServerOutage | None = None,
+    crew: Crew | None = None,
+) -> tuple[Report, tuple[Entered, ...]]:
+    """Remove `tree` and `hoisted` of a container, as far as that was given, going on after failures.
+
+    outage   of the reap that this is a part of
+    crew     of the job that shares it
+    Returns  what was done; and what `given` has to be told of the next time
+    Raises  nothing for an entry: its failure is in the report. What is created meanwhile is removed too.
+            ServerWasAway: it is to be called again, with the container opened anew; ServerAway, OSError
+            Refused: a rank can't find the container
+    """
+    with ExitStack() as owned:
+        outage = outage or ServerOutage(kernel, wishes.outage, wishes.ends)
+        return _Removal(kernel, container, given, wishes, outage, crew, owned).run()
+
+
+class _Removal:
+    """One removal under way."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        container: Fd,
+        given: LateArrivals,
+        wishes: RemovalWishes,
+        outage: ServerOutage,
+        crew: Crew | None,
+        owned: ExitStack,
+    ) -> None:
+        self._kernel = kernel
+        self._container = container
+        self._given = given
+        self._wishes = wishes
+        self._outage = outage
+        self._away = 0
+        self._owned = owned
+        self._ranks: RankCrew[Slice, RemovalSliceResult] | None = None
+        self._run_slice: Callable[[Slice, SliceBudget], RemovalSliceResult]
+        if crew is None:
+            self._strategy = strategy = choose(kernel, container, wishes.n_workers)
+            self._run_slice = self._remover_here().run
+        else:
+            self._ranks = ranks = owned.enter_context(crew)
+            self._strategy = strategy = ranks.ours.strategy._replace(n_workers=ranks.n_workers)
+            self._run_slice = ranks.ours.run
+        self._plan = SlicePlan(
+            strategy.n_workers,
+            splits_names=strategy.splits,
+            least_share=strategy.least_share,
+            n_machines=0 if self._ranks is None else self._ranks.n_ranks,
+        )
+        queue = owned.enter_context(closing(DeviceQueue(container)))
+        self._pace = SlicePace(wishes.pace, queue.is_busy, strategy.afterwork)
+        self._hoisted: int | None = None
+        owned.callback(self._close)
+
+    def _remover_here(self) -> SliceRemover:
+        kernel, container, wishes = self._kernel, self._container, self._wishes
+        groups = self._owned.enter_context(AllocationGroups(kernel, self._strategy.group_shift))
+        inner_stores = InnerStores(kernel, container, with_stores=wishes.with_stores)
+        return SliceRemover(
+            kernel,
+            container,
+            self._strategy,
+            groups,
+            self._given,
+            inner_stores,
+            NamesPerLook(),
+            wishes.by_force,
+            has_server=may_be_away(kernel, container),
+        )
+
+    def run(self) -> tuple[Report, tuple[Entered, ...]]:
+        names = [TREE.decode()]
+        try:
+            self._open_hoisted()
+        except OSError:
+            names.append(HOISTED.decode())  # something else has its name
+        self._plan.add(self._container, b"", SliceWork(names=names))
+        slices = SliceRunner(
+            self._plan, self._run_slice, self._strategy, self._pace, self._is_stopped, self._done, self._ranks
+        )
+        slices.run()
+        stopped = not self._plan.is_dry()
+        doubts = frozenset() if stopped else self._plan.doubts
+        number = self._away or min(doubts & CUT_OFF, default=0)
+        if number or doubts:
+            goes_on = self._outage.wait(number, self._container) if number else self._outage.wait_in_doubt()
+            if goes_on:
+                raise ServerWasAway(*self._end(stopped=True))
+            stopped = number != 0 or self._wishes.ends()
+        if self._hoisted is not None and not stopped:
+            with suppress(OSError):  # what failed in there is told already
+                self._kernel.rmdir(self._container, HOISTED)
+                self._plan.count(1)
+        return self._end(stopped=stopped)
+
+    def _end(self, *, stopped: bool) -> tuple[Report, tuple[Entered, ...]]:
+        report = self._plan.report(paced=self._pace.was_always_limited, stopped=stopped)
+        self._note(self._plan.fds())
+        return report, self._plan.entered()
+
+    def _note(self, fds: list[int]) -> None:
+        """Remember directories that the next reap comes to again."""
+        with suppress(OSError):
+            self._plan.note(self._given.note(fds))
+
+    def _open_hoisted(self) -> None:
+        """Make what is too deep part of the plan, what a killed reaper left there too."""
+        if self._hoisted is None:
+            with suppress(FileNotFoundError):
+                fd = self._owned.enter_context(self._kernel.open_dir(self._container, HOISTED))
+                if not self._given.takes(fd, HOISTED):
+                    raise OSError(errno.EPERM, os.strerror(errno.EPERM))  # put there while it was moved up
+                work = SliceWork(is_listed=False)
+                self._hoisted = self._plan.add(fd, HOISTED, work, is_hoisted=True, is_whole=True)
+
+    def _is_stopped(self) -> bool:
+        """Whether it is to end here."""
+        return self._away != 0 or self._wishes.stops() or (self._wishes.parks() and not self._plan.is_cutting())
+
+    def _done(self, work: Slice, outcome: RemovalSliceResult) -> None:
+        for fd, has_failed in self._plan.done(work, outcome):
+            if fd < 0:
+                continue  # by paths: what has to be noted was brought to its end in a slice
+            if has_failed:
+                self._note([fd])
+            Fd(fd).close()
+        if outcome.hoisted or outcome.made_hoisted:
+            with suppress(OSError):  # taken away: whatever is left will be found when the container is removed
+                self._open_hoisted()
+            if self._hoisted is not None:
+                self._plan.push(self._hoisted, outcome.hoisted)
+        if outcome.removed:
+            self._outage.has_gone_on()
+        self._away = self._away or outcome.away
+        self._wishes.progress(outcome.removed, outcome.n_bytes)
+
+    def _close(self) -> None:
+        for fd in self._plan.fds():
+            Fd(fd).close()

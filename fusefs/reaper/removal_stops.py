@@ -325,7 +325,9 @@ class ServerOutage:
                 self._wishes.tells(number)
         while True:
             if time.monotonic() - self._since_s >= self._wishes.limit_s:
-                raise _away(number, self._wishes.limit_s)
+                limit_s = round(self._wishes.limit_s)
+                waited = f", for {format_duration(limit_s)}" if self._wishes.limit_s else ""
+                raise ServerAway(f"{os.strerror(number)}{waited}", number=number)
             if not self._rest(self._pause_s):
                 return False
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
@@ -379,8 +381,3 @@ def asked(kernel: Kernel, fd: int) -> int:
     except OSError as error:
         return error.errno if error.errno in CUT_OFF | DOUBTFUL else 0
     return 0
-
-
-def _away(number: int, limit_s: float) -> ServerAway:
-    waited = f", for {format_duration(round(limit_s))}" if limit_s else ""
-    return ServerAway(f"{os.strerror(number)}{waited}", number=number)

@@ -37,7 +37,7 @@ from fusefs.core.slices import (
     unpack,
 )
 from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, in_order
-from fusefs.linux.batched_calls import DirectoryWindow, StatxResult, look_at_all, read_window, unlink_all
+from fusefs.linux.batched_calls import DirectoryWindow, StatxResult, look_at_all, read_window, remove_all
 from fusefs.linux.directory_metadata import thaw
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -189,21 +189,13 @@ class _RemovalRun:
     """One run of one slice."""
 
     def __init__(self, remover: SliceRemover, work: Slice, budget: SliceBudget) -> None:
+        self._remover = remover
         self._kernel = remover.kernel
-        self._container = remover.container
-        self._strategy = remover.strategy
-        self._by_force = remover.by_force
-        self._given = remover.given
-        self._inner_stores = remover.inner_stores
-        self._groups = remover.groups
-        self._has_server = remover.has_server
-        self._by_paths = remover.by_paths
         self._slice = work
         self._large = LargeFiles(remover.kernel, budget) if budget.is_paced() else None
         self._frames = [_Frame("", Fd(work.fd), work.path, work.work, is_listed_by_fd=True)]
-        self._looks_ahead = work.is_shared and self._strategy.looks_ahead and self._large is None
-        self._per_look = remover.per_look
-        self._per_look.begin(budget.seconds)
+        self._looks_ahead = work.is_shared and self._remover.strategy.looks_ahead and self._large is None
+        self._remover.per_look.begin(budget.seconds)
         self._began_at = time.monotonic()
         self._ends_at = self._began_at + budget.seconds
         self._removed = 0
@@ -255,7 +247,9 @@ class _RemovalRun:
             assert self._large is not None
             work.cut_bytes = self._large.cut(frame.fd, work.cut_bytes)
         elif work.emptied:
-            self._rmdir_or_enter(frame, *work.emptied.pop())
+            name, n_passes = work.emptied.pop()
+            if not self._rmdir_unseen(frame, name):  # it should be empty; the kernel doubts it: what came into it?
+                self._enter(frame, name, n_passes)
         elif work.names:
             self._unlink_some(frame)
         elif work.bundles:
@@ -277,21 +271,21 @@ class _RemovalRun:
     def _unlink_some(self, frame: _Frame) -> None:
         """Unlink as many names as may go before the next look at the clock."""
         # From the end, where taking away costs nothing; the listing put the first ones there.
-        n, began_at = self._per_look.n, time.monotonic()
+        n, began_at = self._remover.per_look.n, time.monotonic()
         names = frame.work.names[: -n - 1 : -1]
         del frame.work.names[-n:]
         if self._looks_ahead and len(self._frames) == 1:
             self._kernel.look_up_all(frame.fd, names)
-        with self._groups.alone_in(frame.fd):
+        with self._remover.groups.alone_in(frame.fd):
             self._unlink(frame, names)
-        self._per_look.took(len(names), time.monotonic() - began_at)
+        self._remover.per_look.took(len(names), time.monotonic() - began_at)
 
     def _unlink(self, frame: _Frame, names: list[str]) -> None:
         if self._large is not None:
             n_left = len(names) if frame.is_bound else self._large.n_entries_left(self._removed)
             frame.work.names += names[n_left:][::-1]
             names = self._look_at(frame, names[:n_left])
-        refused = unlink_all(self._kernel, frame.fd, names)
+        refused = remove_all(self._kernel, frame.fd, names)
         n_removed = len(names) - len(refused)
         if refused:
             n_removed += self._refused(frame, refused)
@@ -302,30 +296,26 @@ class _RemovalRun:
         """Deal with what unlink refused; how many went after all."""
         may_again = any(number == errno.EACCES for _name, number in refused) and self._open_up(frame)
         again = [name for name, number in refused if may_again and number == errno.EACCES]
-        final = unlink_all(self._kernel, frame.fd, again)
+        final = remove_all(self._kernel, frame.fd, again)
         n_removed = len(again) - len(final)
         final += [(name, number) for name, number in refused if not (may_again and number == errno.EACCES)]
         for name, number in final:
             if number == errno.EISDIR:
                 frame.work.subdirs.append(name)
-            elif number == errno.EPERM and self._by_force:
-                n_removed += self._unlink_by_force(frame, name)
+            elif number == errno.EPERM and self._remover.by_force:
+                try:
+                    _unlink_flagged(self._kernel, frame.fd, name)
+                    n_removed += 1
+                except OSError as error:
+                    self._fail(frame, name, error.errno or errno.EIO, "unlink")
             elif number != errno.ENOENT:
                 self._fail(frame, name, number, "unlink")
         return n_removed
 
-    def _unlink_by_force(self, frame: _Frame, name: str) -> bool:
-        try:
-            _unlink_flagged(self._kernel, frame.fd, name)
-        except OSError as error:
-            self._fail(frame, name, error.errno or errno.EIO, "unlink")
-            return False
-        return True
-
     def _look_at(self, frame: _Frame, names: list[str]) -> list[str]:
         """Paced: count the bytes of each, and begin with a large one; those that may be unlinked now."""
         assert self._large is not None
-        looked, refused = look_at_all(self._kernel, frame.fd, names, at_once=self._strategy.is_at_once)
+        looked, refused = look_at_all(self._kernel, frame.fd, names, at_once=self._remover.strategy.is_at_once)
         may_go = [name for name, _number in refused]  # the unlink will say what is wrong
         for at, seen in enumerate(looked, 1):
             large = self._large.count(frame.fd, seen)
@@ -336,18 +326,13 @@ class _RemovalRun:
                 frame.work.is_productive = True
                 path = join(frame.path, raw(seen.name))
                 work = SliceWork(cut_bytes=large.n_bytes)
-                self._frames.append(_Frame(seen.name, large.fd, path, work, is_bound=self._by_paths))
+                self._frames.append(_Frame(seen.name, large.fd, path, work, is_bound=self._remover.by_paths))
             if large is not None or self._large.is_spent(self._removed + len(may_go)):
                 frame.work.names += [later.name for later in reversed(looked[at:])]
                 break
         return may_go
 
     # Directories.
-
-    def _rmdir_or_enter(self, frame: _Frame, name: str, n_passes: int) -> None:
-        """Remove a directory that should be empty; if the kernel doubts it, look what came into it."""
-        if not self._rmdir_unseen(frame, name):
-            self._enter(frame, name, n_passes)
 
     def _enter(self, frame: _Frame, name: str, n_passes: int = 0) -> None:
         if self._is_held_store(frame, name):  # before it is renamed up, where its name doesn't tell it
@@ -365,7 +350,12 @@ class _RemovalRun:
             return
         except OSError as error:
             if error.errno in _NOT_A_DIRECTORY:
-                self._swapped(frame, name)
+                # Something else has its name now: unlink that, but don't play this game for ever.
+                frame.work.n_passes += 1
+                if frame.work.n_passes < MAX_PASSES:
+                    frame.work.names.append(name)
+                else:
+                    self._fail(frame, name, errno.ENOTDIR, "open")
             elif error.errno not in _DENIED or not self._rmdir_unseen(frame, name):
                 self._fail(frame, name, error.errno or errno.EIO, "open")
             return
@@ -374,19 +364,19 @@ class _RemovalRun:
             if not self._rmdir_unseen(frame, name):
                 self._fail(frame, name, errno.EPERM, CAME_IN)
             return
-        if frame.work.subdirs and self._groups.is_crowded(fd):
+        if frame.work.subdirs and self._remover.groups.is_crowded(fd):
             frame.work.subdirs.insert(0, name)
             fd.close()
             return
         work = SliceWork(is_listed=False, n_passes=n_passes)
         path = join(frame.path, raw(name))
-        is_bound = frame.is_bound or (self._by_paths and not self._given.is_lasting(fd, path))
+        is_bound = frame.is_bound or (self._remover.by_paths and not self._remover.given.is_lasting(fd, path))
         self._frames.append(_Frame(name, fd, path, work, is_bound=is_bound))
 
     def _is_held_store(self, frame: _Frame, name: str) -> bool:
         """Whether a directory stays as a store that holds something; told, if it does."""
         try:
-            stop = self._inner_stores.stop_at(frame.fd, frame.path, name)
+            stop = self._remover.inner_stores.stop_at(frame.fd, frame.path, name)
         except OSError as error:
             self._fail(frame, name, error.errno or errno.EIO, "open")
             return True
@@ -404,14 +394,6 @@ class _RemovalRun:
         self._removed += 1
         frame.work.is_productive = True
         return True
-
-    def _swapped(self, frame: _Frame, name: str) -> None:
-        """Something else has the name of a directory now: unlink that, but don't play this game for ever."""
-        frame.work.n_passes += 1
-        if frame.work.n_passes < MAX_PASSES:
-            frame.work.names.append(name)
-        else:
-            self._fail(frame, name, errno.ENOTDIR, "open")
 
     def _open(self, frame: _Frame, name: str) -> Fd | None:
         """A directory for reading, None if it is in doubt; its owner adds what its mode forbids."""
@@ -431,7 +413,7 @@ class _RemovalRun:
         """An open directory of that name, the reaper's own now if it was given; None, and closed, if it is in doubt."""
         with ExitStack() as owned:
             owned.enter_context(fd)
-            if not self._given.takes(fd, join(frame.path, raw(name))):
+            if not self._remover.given.takes(fd, join(frame.path, raw(name))):
                 return None
             owned.pop_all()
         return fd
@@ -442,7 +424,7 @@ class _RemovalRun:
         was_productive, work.is_productive = work.is_productive, False
         # Those that are not remembered by name are at the front, as nothing before them is left.
         n_passed = work.n_failed if work.n_failed > MAX_FAILED_NAMES else 0
-        is_remote = self._strategy.workers is Workers.THREADS
+        is_remote = self._remover.strategy.workers is Workers.THREADS
         # Not for ever in parts, where names are told that nothing has.
         until_s = self._ends_at if is_remote and work.n_passes < MAX_PASSES else None
         try:
@@ -452,10 +434,12 @@ class _RemovalRun:
                 fd = owned.enter_context(self._kernel.open_dir(frame.fd)) if again else frame.fd
                 frame.is_listed_by_fd = True
                 is_plain = until_s is None and not work.n_failed
-                found = self._read_at_once(fd) if is_plain else None
+                strategy = self._remover.strategy
+                sizes = strategy.window, strategy.window_chars
+                found = read_window(self._kernel, fd, *sizes, by_inode=strategy.by_inode) if is_plain else None
                 if found is None:
                     entries = islice(owned.enter_context(self._kernel.scan(fd)), n_passed, None)
-                    found = _read_window(entries, work.failed, self._strategy, until_s)
+                    found = _read_window(entries, work.failed, self._remover.strategy, until_s)
         except OSError as error:
             work.is_listed = True
             if error.errno == errno.ENOENT:  # another worker has just removed it: what is hoisted may be found twice
@@ -468,51 +452,46 @@ class _RemovalRun:
         work.n_passes += found.is_all or (until_s is not None and not was_productive)
         work.is_listed = found.is_all
 
-    def _read_at_once(self, fd: Fd) -> DirectoryWindow | None:
-        strategy = self._strategy
-        return read_window(self._kernel, fd, strategy.window, strategy.window_chars, by_inode=strategy.by_inode)
-
     def _leave(self, frame: _Frame) -> None:
         """Nothing is left to do in a directory: rmdir it, unless something in it failed. A file is gone already."""
         if frame.work.cut_bytes is None:
             parent = self._frames[-2]
-            with self._groups.alone_in(frame.fd):
+            with self._remover.groups.alone_in(frame.fd):
                 if not frame.work.n_failed and not self._rmdir(parent, frame):
                     return
             if frame.work.n_failed:
                 parent.work.fail(frame.name)
                 if len(self._entered) < MAX_ENTERED:
                     with suppress(OSError):
-                        self._entered += self._given.note([frame.fd])
+                        self._entered += self._remover.given.note([frame.fd])
         frame.fd.close()
         self._frames.pop()
 
     def _rmdir(self, parent: _Frame, frame: _Frame) -> bool:
         """Remove an empty directory; whether we are done with it, gone or failed."""
         name = raw(frame.name)
-        for is_last in (False, True):
+        try:
             try:
                 self._kernel.rmdir(parent.fd, name)
-            except FileNotFoundError:
-                return True
-            except OSError as error:
-                if error.errno in _NOT_EMPTY and frame.work.n_passes < MAX_PASSES:
-                    frame.work.is_listed = False
-                    return False
-                if not is_last and self._may_rmdir_now(error.errno, parent, frame):
-                    continue
-                self._fail(frame, "", error.errno or errno.EIO, "rmdir")
-                return True
-            else:
-                self._removed += 1
-                parent.work.is_productive = True
-                return True
+            except PermissionError as error:
+                if error.errno == errno.EPERM and self._remover.by_force:
+                    has_changed = _take_flags_off(self._kernel, parent.fd, frame.fd)
+                else:
+                    has_changed = error.errno == errno.EACCES and self._open_up(parent)
+                if not has_changed:
+                    raise
+                self._kernel.rmdir(parent.fd, name)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno in _NOT_EMPTY and frame.work.n_passes < MAX_PASSES:
+                frame.work.is_listed = False
+                return False
+            self._fail(frame, "", error.errno or errno.EIO, "rmdir")
+            return True
+        self._removed += 1
+        parent.work.is_productive = True
         return True
-
-    def _may_rmdir_now(self, number: int | None, parent: _Frame, frame: _Frame) -> bool:
-        if number == errno.EPERM and self._by_force:
-            return _take_flags_off(self._kernel, parent.fd, frame.fd)
-        return number == errno.EACCES and self._open_up(parent)
 
     def _hoist(self, frame: _Frame, name: str) -> bool:
         """Rename a deep directory up into the container; whether it went (a boundary or permission may forbid it).
@@ -525,19 +504,19 @@ class _RemovalRun:
             if deep is None:
                 return False
             with deep:
-                if not self._given.is_own(deep):
+                if not self._remover.given.is_own(deep):
                     return False
         except OSError as error:
             self._is_outage(error.errno)
             return False
         try:
-            with self._kernel.open_dir(self._container, HOISTED) as hoisted:
+            with self._kernel.open_dir(self._remover.container, HOISTED) as hoisted:
                 # By chance, as a number could meet one of an earlier, killed run, or of another worker.
                 new = os.urandom(8).hex()
                 if not self._rename_up(frame, name, hoisted, raw(new)):
                     return False
         except FileNotFoundError:
-            went = self._rename_up(frame, name, self._container, HOISTED)
+            went = self._rename_up(frame, name, self._remover.container, HOISTED)
             self._made_hoisted |= went
             return went
         except OSError:
@@ -580,7 +559,7 @@ class _RemovalRun:
         if self._is_outage(number):
             return
         self._n_failed += 1
-        if self._has_server and number in CUT_OFF | DOUBTFUL:
+        if self._remover.has_server and number in CUT_OFF | DOUBTFUL:
             self._doubts.add(number)
         if name:
             frame.work.fail(name)
@@ -590,9 +569,9 @@ class _RemovalRun:
 
     def _is_outage(self, number: int | None) -> bool:
         """Whether it is the server that does not answer, and not the entry that can't be had."""
-        if self._has_server and number in CUT_OFF | DOUBTFUL and not self._has_asked:
+        if self._remover.has_server and number in CUT_OFF | DOUBTFUL and not self._has_asked:
             self._has_asked = True  # in a slice that is short
-            self._away = asked(self._kernel, self._container)
+            self._away = asked(self._kernel, self._remover.container)
         return self._away != 0
 
 

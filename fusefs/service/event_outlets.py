@@ -7,6 +7,8 @@ Hooks run as a user without rights, in a session of their own, for a limited tim
 to do is logged and changes nothing in the service. Each user's events wait in a queue of their own, and the queues have
 turns: a user with thousands of events delays nobody else's hook by more than one of their own.
 
+Of one user so many events are reported in a span of time, and the number of the others.
+
 Metrics are amounts and their sums, no rates: Prometheus makes those itself, over the time that is asked for. Over HTTP
 they are for a Prometheus on this host: no thread, and no wake-up without a request. prometheus_client has a server of
 its own, which wakes twice a second.
@@ -74,11 +76,7 @@ _GAUGES = (
         "Bytes that orphans take whose size is known.",
         lambda v: sum(one.n_bytes for one in v.held),
     ),
-    _Row(
-        "trashd_unsized_orphans",
-        "Orphans whose size is not known.",
-        lambda v: sum(one.n_unknown for one in v.held),
-    ),
+    _Row("trashd_unsized_orphans", "Orphans whose size is not known.", lambda v: sum(one.n_unknown for one in v.held)),
     _Row(
         "trashd_quarantined_orphans",
         "Orphans of which something could not be removed.",
@@ -164,7 +162,14 @@ class PrometheusMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics with their values of now."""
         if self._status is not None:
-            yield from _of_service(self._status)
+            info = GaugeMetricFamily("trashd_info", "The service that runs.", labels=["version", "host"])
+            info.add_metric([self._status.version, self._status.host], 1)
+            yield info
+            for name, explained, at_ns in (
+                ("trashd_start_time_seconds", "When the service started.", self._status.started_ns),
+                ("trashd_update_time_seconds", "When these values were true.", self._status.updated_ns),
+            ):
+                yield GaugeMetricFamily(name, explained, value=at_ns / 1e9)
             for row in _GAUGES:
                 yield _filled(GaugeMetricFamily(row.name, row.help, labels=["volume"]), row, self._status)
             for row in _COUNTERS:
@@ -185,15 +190,6 @@ def _open_unshared(path: bytes) -> Fd:
         if st.st_uid not in (0, os.geteuid()) or st.st_mode & OTHERS_WRITE:
             raise PermissionError(errno.EACCES, "others can write in its directory: chown it to root, chmod go-w")
         return fd
-
-
-def _of_service(status: Status) -> Iterator[Metric]:
-    info = GaugeMetricFamily("trashd_info", "The service that runs.", labels=["version", "host"])
-    info.add_metric([status.version, status.host], 1)
-    yield info
-    started_s, updated_s = status.started_ns / 1e9, status.updated_ns / 1e9
-    yield GaugeMetricFamily("trashd_start_time_seconds", "When the service started.", value=started_s)
-    yield GaugeMetricFamily("trashd_update_time_seconds", "When these values were true.", value=updated_s)
 
 
 def _shares(status: Status) -> Iterator[Metric]:
@@ -311,13 +307,8 @@ def _respond(registry: CollectorRegistry, head: bytes) -> bytes:
 
 def _response(status: str, body: bytes = b"", *, is_told: bool = True) -> bytes:
     """All that is ever told has the oldest format, which every Prometheus knows: what it accepts needs no reading."""
-    head = (
-        f"HTTP/1.1 {status}",
-        f"Content-Type: {_CONTENT_TYPE}",
-        f"Content-Length: {len(body)}",
-        "Connection: close",
-    )
-    return "\r\n".join([*head, "", ""]).encode("ascii") + (body if is_told else b"")
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {_CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close"
+    return head.encode("ascii") + b"\r\n\r\n" + (body if is_told else b"")
 
 
 _HOOKS_AT_ONCE = 4
@@ -409,17 +400,13 @@ def _argv(hooks: HooksConfig, kind: EventKind) -> tuple[str, ...] | None:
     """The program of a kind of event."""
     if kind in TAKEN:
         return hooks.on_swap
-    match kind:
-        case EventKind.REAPED:
-            return hooks.on_reaped
-        case EventKind.QUARANTINED:
-            return hooks.on_quarantine
-        case EventKind.EXPIRES_SOON:
-            return hooks.on_expires_soon
-        case EventKind.LOW_SPACE:
-            return hooks.on_low_space
-        case _:
-            return None
+    others = {
+        EventKind.REAPED: hooks.on_reaped,
+        EventKind.QUARANTINED: hooks.on_quarantine,
+        EventKind.EXPIRES_SOON: hooks.on_expires_soon,
+        EventKind.LOW_SPACE: hooks.on_low_space,
+    }
+    return others.get(kind)
 
 
 async def _run(argv: tuple[str, ...], event: Event, user: str, timeout_s: float) -> bool:
@@ -547,6 +534,32 @@ def _environment(event: Event, account: _HookAccount) -> Mapping[str, str]:
 
 
 _LOG = logging.getLogger(__name__)
+_SPAN_S = 10.0
+_MOST_TOLD = 1000
+"""Events of one user in such a span: a hundred a second are more than people and their scripts throw away."""
+
+
+class EventLimit:
+    """A rate limit on events: one user may rename containers all day, and each rename would be reported.
+
+    Counts events by user, who has those of their subordinate uids; what is beyond is counted, and told as a number.
+    """
+
+    def __init__(self) -> None:
+        self._since_s = 0.0
+        self._holder_of = read_subordinates().holder_of
+        self._counts: dict[int, int] = {}
+
+    def lets_pass(self, uid: int, now_s: float) -> bool:
+        """Whether one more event of a user is to be told now."""
+        if now_s >= self._since_s + _SPAN_S:
+            for one, count in self._counts.items():
+                if count > _MOST_TOLD:
+                    _LOG.warning("%d more events and faults of uid %d were not told", count - _MOST_TOLD, one)
+            self._since_s, self._counts = now_s, {}
+        holder = self._holder_of(uid)
+        self._counts[holder] = self._counts.get(holder, 0) + 1
+        return self._counts[holder] <= _MOST_TOLD
 
 
 class EventOutlets:
@@ -653,7 +666,9 @@ class Audit:
             return
         if n_written == len(line):
             self._is_cut = False
-            self._tell_lost()
+            if self._n_lost:
+                _LOG.warning("audit log: written again; it lacks %d events that are only in this log", self._n_lost)
+                self._n_lost = 0
         else:
             self._is_cut = n_written != self._is_cut
             self._lose("cut short, there is no space left")
@@ -676,11 +691,6 @@ class Audit:
         self._n_lost += 1
         if self._n_lost == 1:
             _LOG.error("audit log: can't be written, events are only in this log until it can: %s", why)
-
-    def _tell_lost(self) -> None:
-        if self._n_lost:
-            _LOG.warning("audit log: written again; it lacks %d events that are only in this log", self._n_lost)
-            self._n_lost = 0
 
 
 def _open(path: bytes) -> tuple[Fd, bool]:

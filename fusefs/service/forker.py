@@ -185,7 +185,7 @@ class Child:
         """The next page of all containers."""
         if not order.after or self._listing.base != order.base or self._listing.last != order.after:
             self._listing = _list(folder, order)
-        names = self._listing.names
+        names, n_listed = self._listing.names, self._listing.n_listed
         seen: list[SeenContainer] = []
         size, at, last = 0, self._listing.at, ""
         while at < len(names) and len(seen) < PAGE and size < _PAGE_BYTES:
@@ -206,7 +206,7 @@ class Child:
             one for name in told if (one := self._read(folder, name, State.QUARANTINE)) and _size(one) < _LONG
         ]
         # In the end the count is of now: others came while we read.
-        n_orphans = _count(folder) if is_last else names.count(b"\n")
+        n_orphans = _count(folder) if is_last else n_listed
         return Page(order.base, seen, "" if is_last else last, n_orphans, len(in_quarantine), quarantined)
 
     def _read(self, folder: UserFolder, name: str, state: State) -> SeenContainer | None:
@@ -443,43 +443,27 @@ def _size(seen: SeenContainer) -> int:
 class _ContainerListing(NamedTuple):
     """The containers of a store, oldest first, each id followed by a newline: as a list a million takes 100 MiB.
 
-    at    where the next page begins, after the id `last`
+    names     those after the one where the listing began
+    n_listed  those before it too
+    at        where the next page begins, after the id `last`
     """
 
     base: bytes
     names: bytes
     claimed: frozenset[str]
+    n_listed: int
     at: int = 0
     last: str = ""
 
 
-_NOTHING = _ContainerListing(b"", b"", frozenset())
+_NOTHING = _ContainerListing(b"", b"", frozenset(), 0)
 
 
 def _list(folder: UserFolder, order: ReadRecords) -> _ContainerListing:
     claimed = frozenset(_ids(folder, State.REAPING))
     found = [*_ids(folder, State.ORPHANS), *claimed]
-    found.sort()
-    names = b"".join(name.encode() + b"\n" for name in found)
-    return _ContainerListing(order.base, names, claimed, last=order.after)._replace(at=_place(names, order.after))
-
-
-def _place(names: bytes, after: str) -> int:
-    """Where the first id after one begins: they are sorted."""
-    if not after:
-        return 0
-    key = after.encode() + b"\n"
-    low, high = 0, len(names)
-    while low < high:
-        begin = names.rfind(b"\n", 0, (low + high) // 2) + 1
-        if begin < low:
-            begin = low
-        end = names.index(b"\n", begin) + 1
-        if names[begin:end] <= key:
-            low = end
-        else:
-            high = begin
-    return low
+    names = b"".join(name.encode() + b"\n" for name in sorted(found) if name > order.after)
+    return _ContainerListing(order.base, names, claimed, len(found), last=order.after)
 
 
 def _count(folder: UserFolder) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -92,16 +92,6 @@ class OtherNodes:
         """The nodes that were seen to serve it."""
         return self._watch.told(self._own)
 
-    def forget(self) -> None:
-        """It is gone, or another volume: nothing that is known is true any more."""
-        self._is_shared = False
-        self._own = None
-        self._beat_at_s = self._poll_at_s = math.inf
-        self._interval = PollInterval(timers.current.node_poll_pause_s)
-        self._watch = BeatWatch()
-        self._areas = None
-        self._looks.clear()
-
     async def look(
         self, opened: OpenVolume, users: Mapping[int, UserState], phase: str, probe_ms: float | None = None
     ) -> None:
@@ -120,9 +110,11 @@ class OtherNodes:
             phase=phase,
             probe_ms=self._wrote_ms if probe_ms is None else round(probe_ms, 3),
         )
-        parts = _parts_of(users.values()) if polls else None
+        asked = [(user.uid, base, user.most_remembered()) for user in users.values() for base in user.parts]
         forgotten = [name for name in self._watch.forgotten() if name != self._own]
-        looking = partial(_look, opened, beat if beats else None, forgotten, parts, dict(self._looks))
+        looking = partial(
+            _look, opened, beat if beats else None, forgotten, asked if polls else None, dict(self._looks)
+        )
         found = await in_thread(self._limiter, looking)
         took_s, now_s = boot_s() - now_s, boot_s()
         if beats:
@@ -132,18 +124,14 @@ class OtherNodes:
             self._n_beats += 1
             self._wrote_ms = round(found.wrote_s * 1e3, 3)
             self._own = None if opened.beat is None else opened.beat.name
-            self._take_beats(found.beats, users.values())
+            if self._watch.look(found.beats, time.monotonic()) - {self._own}:
+                for user in users.values():
+                    user.look_again()  # what a node that is gone had begun may be ours to go on with
+            self._context.changed()
         if polls:
             changed = self._take_folders(found, users)
             others = self._watch.alive() - {self._own}
             self._poll_at_s = now_s + self._interval.after(took_s, most_s, is_lively=changed or bool(others))
-
-    def _take_beats(self, beats: Mapping[bytes, NodeBeat | None], users: Iterable[UserState]) -> None:
-        gone = self._watch.look(beats, time.monotonic()) - {self._own}
-        if gone:  # what it had begun may be ours to go on with
-            for user in users:
-                user.look_again()
-        self._context.changed()
 
     def _take_folders(self, found: _Seen, users: Mapping[int, UserState]) -> bool:
         """Take in what others did; whether they did anything."""
@@ -181,22 +169,18 @@ class OtherNodes:
                     await in_thread(self._limiter, partial(opened.beat.remove, opened.beat.name))
 
 
-def _parts_of(users: Iterable[UserState]) -> list[AskedPart]:
-    return [AskedPart(user.uid, base, user.most_remembered()) for user in users for base in user.parts]
-
-
 def _look(
     opened: OpenVolume,
     beat: NodeBeat | None,
     forgotten: list[bytes],
-    asked: list[AskedPart] | None,
+    asked: list[tuple[int, bytes, int]] | None,
     before: Mapping[_Key, FolderLook],
 ) -> _Seen:
     """In a thread. What can't be had is left to the long poll, and to the work itself, which says what is wrong.
 
     beat       to be written
     forgotten  beats to be removed
-    asked      None: nobody's folders
+    asked      whose folders, in which stores, and how many names of each may be remembered; None: nobody's
     """
     beats, wrote_s = None, 0.0
     if beat is not None and opened.beat is not None:
@@ -213,10 +197,9 @@ def _look(
     if asked is not None:
         with suppress(OSError):
             areas = tuple(_stamp(fd) for _name, fd in opened.store.areas.all())
-        for part in asked:
+        for uid, base, most in asked:
             with suppress(OSError, TrashdError):
-                key = part.uid, part.base
-                parts[key] = look_at_folder(opened.store, part, before.get(key))
+                parts[uid, base] = look_at_folder(opened.store, uid, base, most, before.get((uid, base)))
     return _Seen(beats, wrote_s, areas, parts)
 
 
@@ -232,17 +215,9 @@ def _take(user: UserState, part: FolderPart, before: FolderLook, now: FolderLook
         for identifier in before.names - now.names:
             part.leaves(identifier)
         for identifier in now.names - before.names:
-            if not user.has_come(identifier):  # inotify told it
+            if identifier not in user.came:  # inotify told it
                 part.look_at(identifier)
     return (now.orphans, now.drop, now.names) != (before.orphans, before.drop, before.names)
-
-
-class AskedPart(NamedTuple):
-    """A user's folder in one store, and how many names of it may be remembered."""
-
-    uid: int
-    base: bytes
-    most: int
 
 
 class FolderLook(NamedTuple):
@@ -261,10 +236,13 @@ class FolderLook(NamedTuple):
     is_settled: bool
 
 
-def look_at_folder(store: Store, asked: AskedPart, before: FolderLook | None) -> FolderLook:
-    """A folder as it is now; the same look if nothing changed. Raises  OSError"""
+def look_at_folder(store: Store, uid: int, base: bytes, most: int, before: FolderLook | None) -> FolderLook:
+    """A user's folder in one store as it is now; the same look if nothing changed. Raises  OSError
+
+    most  so many names may be remembered
+    """
     kernel = store.kernel
-    with open_part(store, asked.base, asked.uid) as folder:
+    with open_part(store, base, uid) as folder:
         orphans = _stamp_of(kernel, folder, _ORPHANS) + _stamp_of(kernel, folder, _REAPING)
         drop = _stamp_of(kernel, folder, DROP)
         is_same = before is not None and (before.orphans, before.drop) == (orphans, drop)
@@ -272,7 +250,7 @@ def look_at_folder(store: Store, asked: AskedPart, before: FolderLook | None) ->
             return before
         n_reaping = len(_ids(kernel, folder, _REAPING))
         names = _ids(kernel, folder, _ORPHANS)
-        known = frozenset(names) if len(names) <= asked.most else None
+        known = frozenset(names) if len(names) <= most else None
         return FolderLook(orphans, drop, known, len(names) + n_reaping, is_same)
 
 

@@ -7,7 +7,7 @@ stores, or with a disk that hangs, delays no other.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -90,28 +90,26 @@ class RegisteredStores:
         self._context = context
         self._watches: dict[int, int] = {}
         self._news = trio.Event()
+        self._read_s = 0.0
 
     def look(self) -> None:
         """Something was mounted, or a user may have registered a store: look soon."""
         self._news.set()
 
-    async def run(self, uids: Callable[[], Iterable[int]], changed: Callable[[], None]) -> None:
-        """Read until cancelled. Raises  ForkerLost. Checkpoint
+    async def news(self) -> None:
+        """Wait until it is time to read again. Checkpoint"""
+        await trio.sleep(max(timers.current.registries_pause_s, timers.current.registries_pauses * self._read_s))
+        with trio.move_on_after(self._context.config.poll_s):
+            await self._news.wait()
 
-        uids     users with a folder in a store that is served, and may be missing in the accounts' list
-        changed  called when `words` has been brought up to date
+    async def read(self, users: Iterable[int]) -> None:
+        """Bring `words` up to date. Raises  ForkerLost. Checkpoint
+
+        users  with a folder in a store that is served, whom the accounts need not list
         """
-        while True:
-            self._news = trio.Event()
-            began_s = boot_s()
-            await self._read([uid for uid in uids() if uid][:_MOST_NAMED])
-            changed()
-            least_s, n_pauses = timers.current.registries_pause_s, timers.current.registries_pauses
-            await trio.sleep(max(least_s, n_pauses * (boot_s() - began_s)))
-            with trio.move_on_after(self._context.config.poll_s):
-                await self._news.wait()
-
-    async def _read(self, uids: list[int]) -> None:
+        self._news = trio.Event()
+        began_s = boot_s()
+        uids = [uid for uid in users if uid][:_MOST_NAMED]
         heard: set[int] = set()
 
         def take(home: UserRegistry, directory: Fd | None) -> None:
@@ -125,10 +123,11 @@ class RegisteredStores:
             is_whole = await self._context.forker.read_registries(uids, take, timers.current.registries_limit_s)
         except OSError as error:
             _LOG.warning("users' registries can't be read: %s", error.strerror)
-            return
+            is_whole = False
         if is_whole:  # a user of whom nothing was heard has no store any more
             for uid in self._n_more.keys() - heard:
                 self._forget(uid)
+        self._read_s = boot_s() - began_s
 
     def _forget(self, uid: int) -> None:
         self.words = {key: word for key, word in self.words.items() if key[0] != uid}

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
 
 import trio
 
@@ -24,7 +23,6 @@ from fusefs.linux.config_files import Loaded
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent as Noticed
 from fusefs.linux.inotify import InotifyMask
-from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
 from fusefs.linux.mountinfo import (
     Mount,
@@ -43,11 +41,10 @@ from fusefs.service import timers
 from fusefs.service.event_outlets import EventOutlets
 from fusefs.service.forker import Forker, ForkerLost
 from fusefs.service.inotify_watches import InotifyWatches
-from fusefs.service.known_volumes import KnownVolumes
 from fusefs.service.open_volume import all_views, find_id, registered_paths, split_place, volume_paths
 from fusefs.service.served_stores import Key, MountPointStores, OwnStoreLimits, RegisteredStores
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
-from fusefs.service.state_files import HeldFiles, Pause, load_clock, pause_dir, read_pauses, save_clock, write_status
+from fusefs.service.state_files import HeldFiles, Pause, pause_dir, read_pauses, write_status
 from fusefs.service.volume_loop import OwnStore, VolumeLoop
 from fusefs.store.registry_lines import STORES, registered
 
@@ -81,34 +78,19 @@ def serve(load: Callable[[], Loaded], volumes: tuple[bytes, ...]) -> None:
         # Forked first: what comes after it would be held open by it and its children.
         forker = owned.enter_context(Forker())
         be_idle()
-        runtime, state = make_dir(runtime_dir()), state_dir()
+        runtime = make_dir(runtime_dir())
         lock = file_locks.take(runtime)
         if lock is None:
             raise AlreadyRunning(runtime)
         owned.enter_context(lock)
         watcher = owned.enter_context(InotifyWatches())
         mounts = owned.enter_context(MountWatch())
-        kernel = Kernel()
-        service = _Service(load, volumes, loaded, kernel, watcher, runtime, state)
-        since_ns, clock = load_clock(state)
-        save_clock(state, clock)  # whatever ends us, the next one knows what this clock was
-        context = ServiceContext(
-            kernel,
-            forker,
-            watcher,
-            loaded.config,
-            clock,
-            since_ns,
-            service.tell,
-            service.changed,
-            partial(save_clock, state),
-            service.version,
-            KnownVolumes(state),
-        )
+        service = _Service(load, volumes, loaded, runtime, forker, watcher)
+        service.context.save_clock()  # whatever ends us, the next one knows what this clock was
         try:
-            trio.run(service.run, context, mounts)
+            trio.run(service.run, mounts)
         finally:
-            save_clock(state, context.clock())
+            service.context.save_clock()
     if service.failed is not None:
         raise service.failed
 
@@ -116,30 +98,28 @@ def serve(load: Callable[[], Loaded], volumes: tuple[bytes, ...]) -> None:
 class _Service:
     """The running service."""
 
+    _nursery: trio.Nursery
+
     def __init__(
         self,
         load: Callable[[], Loaded],
         volumes: tuple[bytes, ...],
         loaded: Loaded,
-        kernel: Kernel,
-        watcher: InotifyWatches,
         runtime: bytes,
-        state: bytes,
+        forker: Forker,
+        watcher: InotifyWatches,
     ) -> None:
+        self.context = ServiceContext(forker, watcher, loaded.config, state_dir(), self.tell, self.changed)
         self.failed: ForkerLost | None = None
         self._load = load
         self._volumes = volumes
         self._loaded = loaded
         self._runtime = runtime
-        self._state = state
         self._held = HeldFiles(runtime)
-        self._watcher = watcher
         self._notifier = SystemdNotifier()
         self._loops: dict[bytes, VolumeLoop] = {}
-        self._finder = MountPointStores(kernel)
+        self._finder = MountPointStores(self.context.kernel)
         self.outlets = EventOutlets(loaded.config)
-        self._started_ns = time.time_ns()
-        self.version = version("trashd")  # of the code that runs: the package may be another one tomorrow
         self._changed = trio.Event()
         self._nudged = trio.Event()
         self._reloads = trio.Lock()
@@ -161,51 +141,51 @@ class _Service:
         """The status is not what it was."""
         self._changed.set()
 
-    async def run(self, context: ServiceContext, mounts: MountWatch) -> None:
+    async def run(self, mounts: MountWatch) -> None:
         """Serve until told to stop."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._obey, context, nursery)
-            nursery.start_soon(self._watcher.run)
-            nursery.start_soon(self._end_with_forker, context, nursery)
-            self.outlets.run(context.config, nursery)
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._obey)
+            self._nursery.start_soon(self.context.watcher.run)
+            self._nursery.start_soon(self._end_with_forker)
+            self.outlets.run(self.context.config, self._nursery)
             _log_warnings(self._loaded)
             self._watch_pauses()
             self._watch_registry()
-            await self._find(context, nursery)
-            nursery.start_soon(self._watch_mounts, context, nursery, mounts)
-            nursery.start_soon(self._obey_nudges, context, nursery)
-            nursery.start_soon(self._tell_status, context)
+            await self._find()
+            self._nursery.start_soon(self._watch_mounts, mounts)
+            self._nursery.start_soon(self._obey_nudges)
+            self._nursery.start_soon(self._tell_status)
             if os.geteuid() == 0 and not self._volumes:
-                nursery.start_soon(self._keep_own_stores, context, nursery)
-            context.tell(EventKind.STARTED, detail=f"trashd {self.version}, {_volumes(len(self._loops))}")
+                self._nursery.start_soon(self._keep_own_stores)
+            self.context.tell(EventKind.STARTED, detail=f"trashd {self.context.version}, {_volumes(len(self._loops))}")
             self._write_status()
             self._notifier.ready(self._summary())
-            nursery.start_soon(self._stay_alive)
-        context.tell(EventKind.STOPPED)
+            self._nursery.start_soon(self._stay_alive)
+        self.context.tell(EventKind.STOPPED)
         self._write_status()
         self.outlets.close()
 
-    async def _end_with_forker(self, context: ServiceContext, nursery: trio.Nursery) -> None:
+    async def _end_with_forker(self) -> None:
         """An idle service too: who starts it again would not know that nothing will be reaped."""
-        await context.forker.until_lost()
-        self._fail(ForkerLost(), nursery)
+        await self.context.forker.until_lost()
+        self._fail(ForkerLost())
 
-    def _fail(self, error: ForkerLost, nursery: trio.Nursery) -> None:
+    def _fail(self, error: ForkerLost) -> None:
         """End it all, for that reason."""
         self.failed = error
-        nursery.cancel_scope.cancel()
+        self._nursery.cancel_scope.cancel()
 
-    async def _obey(self, context: ServiceContext, nursery: trio.Nursery) -> None:
+    async def _obey(self) -> None:
         """Do what signals say: SIGHUP reads the configuration again, SIGTERM and SIGINT end it all."""
         with trio.open_signal_receiver(signal.SIGHUP, signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
-                    nursery.start_soon(self._reload, context, nursery)
+                    self._nursery.start_soon(self._reload)
                 else:
                     self._notifier.stopping()
-                    nursery.cancel_scope.cancel()
+                    self._nursery.cancel_scope.cancel()
 
-    async def _reload(self, context: ServiceContext, nursery: trio.Nursery) -> None:
+    async def _reload(self) -> None:
         """Read the configuration again; one that is wrong is told, and the old one stays in force."""
         async with self._reloads:
             self._notifier.reloading()
@@ -214,23 +194,24 @@ class _Service:
             except BadConfig as error:
                 for problem in error.problems:
                     _LOG.error("configuration: %s", problem)
-                context.tell(EventKind.CONFIGURED, detail="it is wrong, and the old one stays in force")
+                self.context.tell(EventKind.CONFIGURED, detail="it is wrong, and the old one stays in force")
             else:
                 _log_warnings(self._loaded)
-                context.config = self._loaded.config
-                self.outlets.configure(context.config, nursery)
-                context.tell(EventKind.CONFIGURED, detail=", ".join(map(printable, self._loaded.files)) or "defaults")
-                await self._find(context, nursery)
+                self.context.config = self._loaded.config
+                self.outlets.configure(self.context.config, self._nursery)
+                files = ", ".join(map(printable, self._loaded.files)) or "defaults"
+                self.context.tell(EventKind.CONFIGURED, detail=files)
+                await self._find()
                 for loop in self._all_loops():
                     loop.reconfigure()
             self._notifier.ready(self._summary())
 
     # Volumes
 
-    async def _find(self, context: ServiceContext, nursery: trio.Nursery) -> None:
+    async def _find(self) -> None:
         """Begin to keep the volumes that are not kept yet. A mount point that does not answer is passed over."""
         mounts = await trio.to_thread.run_sync(read_mounts)
-        named = self._volumes or tuple(volume.path for volume in context.config.volumes if volume.is_served)
+        named = self._volumes or tuple(volume.path for volume in self.context.config.volumes if volume.is_served)
         paths = named
         if not self._volumes:
             # Our own registry, of root's stores or of the user's own: what is found there is looked at like any other.
@@ -238,15 +219,15 @@ class _Service:
             seen = self._look_through(mounts)
             paths = (*named, *volume_paths(mounts, seen), *registered_paths(known, mounts, seen))
         for path in await self._finder.find(paths, mounts):
-            if context.config.may_serve(split_place(path)[0]):
-                self._keep(context, nursery, path, stays=path in named)
+            if self.context.config.may_serve(split_place(path)[0]):
+                self._keep(path, stays=path in named)
         for path in named:
-            self._keep(context, nursery, path, stays=True)
-        for volume in context.config.volumes:
+            self._keep(path, stays=True)
+        for volume in self.context.config.volumes:
             mount = mount_of(volume.path, mounts)
             if volume.path not in self._loops and self._mounts.get(volume.path) != mount:
                 self._mounts[volume.path] = mount
-                nursery.start_soon(self._remember_rules, context, volume.path, mounts)
+                self._nursery.start_soon(self._remember_rules, volume.path, mounts)
         for path, loop in self._loops.items():
             mount = mount_of(path, mounts)
             if self._mounts.get(path, mount) != mount:
@@ -255,36 +236,35 @@ class _Service:
         if self._own_stores is not None:
             self._own_stores.look()
 
-    async def _remember_rules(self, context: ServiceContext, path: bytes, mounts: list[Mount]) -> None:
+    async def _remember_rules(self, path: bytes, mounts: list[Mount]) -> None:
         """Note which volume has rules, though it is not served: mounted elsewhere it is not to have the defaults."""
-        volume = await in_thread(self._limiter, partial(find_id, context.kernel, path, mounts))
-        if volume and context.config.named(path, volume) is not None:
-            context.known.refuse_without_rules(volume, path, context.config)
+        volume = await in_thread(self._limiter, partial(find_id, self.context.kernel, path, mounts))
+        if volume and self.context.config.named(path, volume) is not None:
+            self.context.known.refuse_without_rules(volume, path, self.context.config)
 
     def _look_through(self, mounts: list[Mount]) -> list[MountView]:
         """What mounts of ours show, or are about to show again."""
         self._views = all_views(mounts, self._views)
         return self._views
 
-    def _keep(self, context: ServiceContext, nursery: trio.Nursery, path: bytes, *, stays: bool) -> None:
+    def _keep(self, path: bytes, *, stays: bool) -> None:
         if path not in self._loops:
-            loop = self._loops[path] = VolumeLoop(context, path, stays=stays)
+            loop = self._loops[path] = VolumeLoop(self.context, path, stays=stays)
             loop.set_pause(self._pause_of(loop, read_pauses(self._runtime, time.time())))
-            nursery.start_soon(self._run, loop, nursery)
+            self._nursery.start_soon(self._run, loop)
 
-    async def _keep_own_stores(self, context: ServiceContext, nursery: trio.Nursery) -> None:
+    async def _keep_own_stores(self) -> None:
         """Serve what users' registries name, of their own."""
-        own_stores = self._own_stores = RegisteredStores(context)
-
-        def uids() -> set[int]:
-            return {uid for loop in self._loops.values() for uid in loop.users}
-
+        own_stores = self._own_stores = RegisteredStores(self.context)
         try:
-            await own_stores.run(uids, lambda: self._find_own(context, nursery, own_stores))
+            while True:
+                await own_stores.read({uid for loop in self._loops.values() for uid in loop.users})
+                self._find_own(own_stores)
+                await own_stores.news()
         except ForkerLost as error:
-            self._fail(error, nursery)
+            self._fail(error)
 
-    def _find_own(self, context: ServiceContext, nursery: trio.Nursery, own_stores: RegisteredStores) -> None:
+    def _find_own(self, own_stores: RegisteredStores) -> None:
         """Begin to keep the stores that are new, and leave those that no registry vouches for any more."""
         for key in self._own.keys() - own_stores.words.keys():
             self._own[key].leave()
@@ -297,9 +277,9 @@ class _Service:
                 self._own[key].renew(own)
                 continue
             limit = self._limits.of(uid, covering(path, mounts))
-            loop = self._own[key] = VolumeLoop(context, path, stays=False, own=own, limit=limit)
+            loop = self._own[key] = VolumeLoop(self.context, path, stays=False, own=own, limit=limit)
             loop.set_pause(self._pause_of(loop, pauses))
-            nursery.start_soon(self._run, loop, nursery)
+            self._nursery.start_soon(self._run, loop)
         self._limits.n_stores = len(self._own)
         told = own_stores.passed_over()
         for one in set(told) - set(self._told_more):
@@ -310,7 +290,7 @@ class _Service:
     def _all_loops(self) -> list[VolumeLoop]:
         return [*self._loops.values(), *self._own.values()]
 
-    async def _run(self, loop: VolumeLoop, nursery: trio.Nursery) -> None:
+    async def _run(self, loop: VolumeLoop) -> None:
         """Keep a volume. A fault of ours in one must not end the others."""
         while True:
             try:
@@ -324,28 +304,26 @@ class _Service:
                     self._mounts.pop(loop.path, None)
                 return
             except ForkerLost as error:
-                self._fail(error, nursery)
+                self._fail(error)
                 return
             except Exception:
                 _LOG.exception("%s: a fault in trashd itself", printable(loop.path))
                 loop.broke("a fault in trashd itself: see the log")
                 await trio.sleep(timers.current.find_pause_s)  # should it be one that comes at once again
 
-    async def _watch_mounts(self, context: ServiceContext, nursery: trio.Nursery, mounts: MountWatch) -> None:
+    async def _watch_mounts(self, mounts: MountWatch) -> None:
         """Look for volumes when something is mounted, and at the known ones when something is unmounted."""
         while True:
-            with trio.move_on_after(timers.current.find_pause_s if self._awaits_mounts() else context.config.poll_s):
+            standing = read_mounts()
+            # A mount of ours may be to stand again in a moment, or its daemon to end.
+            is_awaited = any(view.mount not in standing for view in self._views)
+            with trio.move_on_after(timers.current.find_pause_s if is_awaited else self.context.config.poll_s):
                 await trio.lowlevel.wait_readable(mounts)
                 mounts.seen()
-            await self._find(context, nursery)  # a store may have been made, too
+            await self._find()  # a store may have been made, too
             await trio.sleep(timers.current.find_pause_s)
 
-    def _awaits_mounts(self) -> bool:
-        """Whether a mount of ours is to stand again in a moment, or its daemon to end."""
-        standing = read_mounts()
-        return any(view.mount not in standing for view in self._views)
-
-    async def _obey_nudges(self, context: ServiceContext, nursery: trio.Nursery) -> None:
+    async def _obey_nudges(self) -> None:
         """Look for volumes when a store was made, mended, or is vouched for (`trashd init`)."""
         while True:
             await self._nudged.wait()
@@ -353,14 +331,14 @@ class _Service:
             for loop in self._all_loops():
                 if loop.phase in _WITHOUT_STORE:
                     loop.retry()
-            await self._find(context, nursery)
+            await self._find()
 
     # Pauses
 
     def _watch_pauses(self) -> None:
         wanted = InotifyMask.MOVED_TO | InotifyMask.DELETE
         with Fd(os.open(pause_dir(self._runtime), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-            self._watcher.add(fd, wanted, lambda _event: self._set_pauses())
+            self.context.watcher.add(fd, wanted, self._set_pauses)
 
     def _watch_registry(self) -> None:
         """Look for stores when a command of our own user registers one."""
@@ -371,9 +349,9 @@ class _Service:
 
         # A user without a home, or with one that can't be written, registers nothing.
         with suppress(OSError), Fd(os.open(make_dir(lasting_dir()), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-            self._watcher.add(fd, InotifyMask.MOVED_TO, on_event)
+            self.context.watcher.add(fd, InotifyMask.MOVED_TO, on_event)
 
-    def _set_pauses(self) -> None:
+    def _set_pauses(self, _event: Noticed) -> None:
         self._nudged.set()
         pauses = read_pauses(self._runtime, time.time())
         for loop in self._all_loops():
@@ -389,7 +367,7 @@ class _Service:
 
     # Telling
 
-    async def _tell_status(self, context: ServiceContext) -> None:
+    async def _tell_status(self) -> None:
         """Write the status when it changes, each second at work, now and then when nothing happens."""
         while True:
             self._changed = trio.Event()
@@ -398,9 +376,7 @@ class _Service:
             if summary != self._told:
                 self._told = summary
                 self._notifier.status(summary)
-            clock = context.clock()  # however idle it is, a jump of the wall clock is noticed
-            if context.is_told():
-                save_clock(self._state, clock, is_durable=False)  # killed, it is not told again
+            self.context.save_told()
             is_working = any(loop.session is not None for loop in self._all_loops())
             with trio.move_on_after(timers.current.status_pause_s if is_working else IDLE_TELL_S):
                 await self._changed.wait()
@@ -408,11 +384,11 @@ class _Service:
 
     def _write_status(self) -> None:
         status = Status(
-            version=self.version,
+            version=self.context.version,
             pid=os.getpid(),
             boot_id=boot_id(),
             host=os.uname().nodename,
-            started_ns=self._started_ns,
+            started_ns=self.context.started_ns,
             updated_ns=time.time_ns(),
             config_files=tuple(map(quote, self._loaded.files)),
             volumes=tuple(loop.status() for loop in self._all_loops()),

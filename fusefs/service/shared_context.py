@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from typing import Generic, TypeVar
 
 import trio
@@ -16,39 +17,14 @@ from fusefs.core.events import Event, EventKind
 from fusefs.core.orphan_age import Clock, jumped
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import clocks_ns
-from fusefs.linux.user_ids import read_subordinates
+from fusefs.service.event_outlets import EventLimit
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.known_volumes import KnownVolumes
+from fusefs.service.state_files import load_clock, save_clock
 
 _LOG = logging.getLogger(__name__)
-_SPAN_S = 10.0
-_MOST = 1000
-"""Events of one user in such a span: a hundred a second are more than people and their scripts throw away."""
 T = TypeVar("T")
-
-
-class EventLimit:
-    """A rate limit on events: one user may rename containers all day, and each rename would be reported.
-
-    Counts events by user, who has those of their subordinate uids; what is beyond is counted, and told as a number.
-    """
-
-    def __init__(self) -> None:
-        self._since_s = 0.0
-        self._holder_of = read_subordinates().holder_of
-        self._counts: dict[int, int] = {}
-
-    def lets_pass(self, uid: int, now_s: float) -> bool:
-        """Whether one more event of a user is to be told now."""
-        if now_s >= self._since_s + _SPAN_S:
-            for one, count in self._counts.items():
-                if count > _MOST:
-                    _LOG.warning("%d more events and faults of uid %d were not told", count - _MOST, one)
-            self._since_s, self._counts = now_s, {}
-        holder = self._holder_of(uid)
-        self._counts[holder] = self._counts.get(holder, 0) + 1
-        return self._counts[holder] <= _MOST
 
 
 class ServiceContext:
@@ -56,40 +32,30 @@ class ServiceContext:
 
     def __init__(
         self,
-        kernel: Kernel,
         forker: Forker,
         watcher: InotifyWatches,
         config: Config,
-        clock: Clock,
-        since_ns: int,
+        state: bytes,
         tell: Callable[[Event], None],
         changed: Callable[[], None],
-        save: Callable[[Clock], None],
-        version: str,
-        known: KnownVolumes,
     ) -> None:
         """Bring them together.
 
-        clock  the last look at both clocks
-        since_ns  wall time until which the last service looked; what was made later is not told yet
+        state  the directory with what the last service remembered
         tell   takes each event
         changed  called when a status is not what it was
-        save   keeps the clock for the next service
-        version  of the code that runs
-        known  what is known of volumes by their ids
         """
-        self.version = version
-        self.known = known
+        self.version = version("trashd")  # of the code that runs: the package may be another one tomorrow
+        self.known = KnownVolumes(state)  # by their ids
         self.started_ns = time.time_ns()
-        self.since_ns = since_ns
-        self.kernel = kernel
+        self.kernel = Kernel()
         self.forker = forker
         self.watcher = watcher
         self.config = config
-        self._clock = clock
         self.changed = changed
         self._tell = tell
-        self._save = save
+        self._state = state
+        self.since_ns, self._clock = load_clock(state)  # what was made since is not told yet
         self._is_told = False
         self._event_limit = EventLimit()
 
@@ -98,13 +64,19 @@ class ServiceContext:
         before = self._clock
         self._clock = jumped(before, *clocks_ns())
         if self._clock.eras != before.eras:
-            self._save(self._clock)
+            save_clock(self._state, self._clock)
         return self._clock
 
-    def is_told(self) -> bool:
-        """Whether something was told since this was asked last."""
-        was, self._is_told = self._is_told, False
-        return was
+    def save_told(self) -> None:
+        """Note the clock if something was told since the last call: killed, the service does not tell it again."""
+        clock = self.clock()  # however idle it is, a jump of the wall clock is noticed
+        if self._is_told:
+            save_clock(self._state, clock, is_durable=False)
+        self._is_told = False
+
+    def save_clock(self) -> None:
+        """Leave the clock for the next service, whatever ends this one."""
+        save_clock(self._state, self.clock())
 
     def lets_tell(self, uid: int) -> bool:
         """Whether one more thing that a user did is to be told; it is counted."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 from fusefs.core.orphan_age import Clock, FirstSight, FirstSights
 from fusefs.core.policy import KnownOrphan
@@ -25,6 +25,7 @@ _MOST_MEASURED = 5
 """Attempts to measure an orphan while the disk is idle."""
 _SLACK_NS = 5_000_000_000
 """What was made while a page was read may be on it or not."""
+T = TypeVar("T", bound=Hashable)
 
 
 class _DueEntry(NamedTuple):
@@ -95,9 +96,9 @@ class DueQueue:
         """Whether something that was dropped comes before all that is kept."""
         return self.is_cut() and (not self._queue or self._queue[0].at_s > self._soonest_dropped_s)
 
-    def next_at_s(self) -> float | None:
-        """When the next one is due; None if none is known."""
-        return self._queue[0].at_s if self._queue else None
+    def next_at_s(self) -> float:
+        """When the next one is due; infinity if none is known."""
+        return self._queue[0].at_s if self._queue else math.inf
 
 
 def _order(entry: _DueEntry) -> tuple[float, str]:
@@ -170,31 +171,31 @@ class FolderPart:
         told_until_ns  wall time: what was made later is not told yet
         """
         self.base = base
-        self._most = most
+        self.most = most
         self.upcoming = DueQueue(most)  # what may be reaped, and when
         self.sizes = SizeSums(most)
         self.warnings = DueQueue(most)  # what is looked at, to tell that its term ends soon
-        self._warned: dict[DueContainer, None] = {}
+        self.warned: dict[DueContainer, None] = {}
         self.fresh: set[str] = set()
         self.pending: dict[str, DueContainer] = {}
         self._pending_since_s = math.inf
         self.known: dict[str, KnownOrphan] = {}  # all, where a quota wants their sizes
         self.to_measure: list[str] = []
         self.unmeasured = DueQueue(most)  # whose size is found out when the disk is idle, and not before
-        self._measuring: str | None = None
+        self.measuring: str | None = None
         self._n_measured: dict[str, int] = {}
         self._sights = FirstSights(_MOST_REMEMBERED)
         self.told_until_ns = told_until_ns
         self._looked_since_ns = told_until_ns
         self.n_orphans = 0
         self.n_quarantined = 0
-        self._left: dict[str, None] = {}
+        self.left: dict[str, None] = {}  # since the last look began, which may have seen them before
         self._after: str | None = ""  # None: no look is under way
         self.is_unread = True
 
     def look_at(self, identifier: str) -> None:
         """Look at one that is new or has changed; at all of it where they are too many to remember."""
-        self._left.pop(identifier, None)
+        self.left.pop(identifier, None)
         if len(self.fresh) < _MOST_REMEMBERED:
             self.fresh.add(identifier)
         else:
@@ -205,12 +206,7 @@ class FolderPart:
         """It is no orphan any more: restored, or claimed."""
         self.fresh.discard(identifier)
         self._drop(identifier)
-        self._left[identifier] = None
-        _bound(self._left)
-
-    def has_left(self, identifier: str) -> bool:
-        """Whether it went since the last look began, which may have seen it before."""
-        return identifier in self._left
+        note_once(self.left, identifier)
 
     def forget(self, identifier: str) -> None:
         """It is gone: nothing need be known of it."""
@@ -227,33 +223,17 @@ class FolderPart:
             return FirstSight(seen.boot_ns, 0)
         return self._sights.of(clock, seen.id, seen.created_ns)
 
-    def is_unwarned(self, chosen: DueContainer) -> bool:
-        """Whether it was not told of a container that its term ends; from now on it was."""
-        if chosen in self._warned:
-            return False
-        self._warned[chosen] = None
-        _bound(self._warned, self._most)
-        return True
-
     def look_again(self) -> None:
         """Look at all of it from the beginning: what is known may not be true any more."""
         self._after = ""
-        self._clear()
+        self.upcoming.clear()
+        self.warnings.clear()
 
     def measure_at(self, identifier: str, at_s: float | None) -> None:
         """Find out when the disk is idle, from that time on, what one takes; None: that is known, or not wanted."""
         if self._n_measured.get(identifier, 0) >= _MOST_MEASURED:
             at_s = None
         self.unmeasured.add(DueContainer(identifier, None), at_s)
-
-    def measured(self, identifier: str) -> None:
-        """What it takes was found out, and noted if that was possible."""
-        if identifier == self._measuring:
-            self._measuring = None
-
-    def _clear(self) -> None:
-        self.upcoming.clear()
-        self.warnings.clear()
 
     def _drop(self, identifier: str) -> None:
         self.upcoming.remove(identifier)
@@ -282,7 +262,7 @@ class FolderPart:
         if self.fresh:
             ids = sorted(self.fresh)[:BATCH]
             self.fresh.difference_update(ids)
-            self._left.clear()
+            self.left.clear()
             return ReadRecords(self.base, ids=ids)
         if self.upcoming.must_look() or self.warnings.must_look():
             self.look_again()
@@ -290,14 +270,14 @@ class FolderPart:
         if self._after is not None and n_due < _ENOUGH_DUE:
             is_first, self.is_unread = self.is_unread, False
             if not self._after:
-                self._clear()
+                self.look_again()
                 self.sizes.look()
-            self._left.clear()
+            self.left.clear()
             return ReadRecords(self.base, after=self._after, and_quarantined=is_first)
         if self.warnings.n_due(now_s):
             return ReadRecords(self.base, ids=[one.id for one in self.warnings.take(now_s, BATCH)])
         if n_due:
-            self._pending_since_s = _or_never(self.upcoming.next_at_s())
+            self._pending_since_s = self.upcoming.next_at_s()
             chosen = self.upcoming.take(now_s, BATCH)
             self.pending = {one.id: one for one in chosen}
             return Reap(self.base, chosen)
@@ -305,24 +285,20 @@ class FolderPart:
             ids, self.to_measure = self.to_measure[:BATCH], self.to_measure[BATCH:]
             return Measure(self.base, ids)
         for one in self.unmeasured.take(now_s, 1):
-            self._measuring = one.id
+            self.measuring = one.id
             _count(self._n_measured, one.id)
             return Measure(self.base, [one.id], when_idle=True)
         return None
 
-    def wants(self, now_s: float) -> bool:
-        """Whether `next_order` has one."""
-        return self.next_at_s() <= now_s
-
     def next_at_s(self) -> float:
         """When `next_order` has one, as far as is known: 0 for now, infinity for never."""
-        return min(self.urgent_at_s(), _or_never(self.unmeasured.next_at_s()))
+        return min(self.urgent_at_s(), self.unmeasured.next_at_s())
 
     def urgent_at_s(self) -> float:
         """When `next_order` has one that does not wait for the disk to be idle: all but sizes that are to be noted."""
         queues = (self.upcoming, self.warnings)
         must_look = any(queue.must_look() for queue in queues)
-        return 0.0 if must_look or not self.is_known() else min(_or_never(queue.next_at_s()) for queue in queues)
+        return 0.0 if must_look or not self.is_known() else min(queue.next_at_s() for queue in queues)
 
     def n_due(self, now_s: float) -> int:
         """How many may be reaped now, as far as they are known; those that are being reaped too."""
@@ -330,16 +306,16 @@ class FolderPart:
 
     def due_at_s(self) -> float:
         """When the next one is due, or was: of those that are being reaped too; infinity for never."""
-        return min(self._pending_since_s if self.pending else math.inf, _or_never(self.upcoming.next_at_s()))
+        return min(self._pending_since_s if self.pending else math.inf, self.upcoming.next_at_s())
 
     def put_back(self, at_s: float) -> None:
         """What was ordered and not done is due again at that time."""
         for chosen in self.pending.values():
             self.upcoming.add(chosen, at_s)
         self.pending = {}
-        if self._measuring is not None:
-            self.measure_at(self._measuring, at_s + timers.current.measure_pause_s)
-            self._measuring = None
+        if self.measuring is not None:
+            self.measure_at(self.measuring, at_s + timers.current.measure_pause_s)
+            self.measuring = None
 
 
 class RetryClock:
@@ -349,19 +325,19 @@ class RetryClock:
         """Wait for so long the first time, and at most."""
         self._first_s = first_s
         self._last_s = last_s
-        self._n_failed = 0
+        self.n_failed = 0
         self.at_s = 0.0
 
     def failed(self, now_s: float) -> float:
         """It failed, once more: for how long to leave it alone."""
-        wait_s = min(self._first_s * 2.0**self._n_failed, self._last_s)
-        self._n_failed = min(self._n_failed + 1, 20)
+        wait_s = min(self._first_s * 2.0**self.n_failed, self._last_s)
+        self.n_failed = min(self.n_failed + 1, 20)
         self.at_s = now_s + wait_s
         return wait_s
 
     def succeeded(self) -> None:
         """The next failure is the first again."""
-        self._n_failed = 0
+        self.n_failed = 0
 
 
 class UserState:
@@ -380,17 +356,16 @@ class UserState:
         self.current: str | None = None
         self.had_s = 0.0
         self.n_removed = 0
-        self._ours: dict[str, None] = {}
-        self._came: dict[str, None] = {}
-        self._told: dict[str, None] = {}
+        self.ours: dict[str, None] = {}  # which we have been reaping
+        self.came: dict[str, None] = {}  # into orphans/ while we watched
+        self.told: dict[str, None] = {}
         self._told_until_ns = told_until_ns
         self.most_remembered = most
         self._base = base
-        self._retry = RetryClock(timers.current.child_pause_s, timers.current.last_pause_s)
-        self._n_untended = 0
+        self.retry = RetryClock(timers.current.child_pause_s, timers.current.last_pause_s)
+        self._tending = RetryClock(timers.current.tend_pause_s, timers.current.last_pause_s)
         self._n_parked: dict[str, int] = {}
-        self._n_tries: dict[str, int] = {}
-        self._not_before_s: dict[str, float] = {}
+        self._retries: dict[str, RetryClock] = {}
         self._sofar: dict[str, ReapProgress] = {}
 
     def tended(self, bases: Iterable[bytes]) -> bool:
@@ -406,10 +381,10 @@ class UserState:
 
     def has_problems(self, now_s: float, *, is_so: bool) -> None:
         """Something could not be settled or taken in: it is tried again, later each time. Or nothing, any more."""
-        self._n_untended = min(self._n_untended + 1, 20) if is_so else 0
         if is_so:
-            wait_s = min(timers.current.tend_pause_s * 2.0 ** (self._n_untended - 1), timers.current.last_pause_s)
-            self.tend_at_s = min(self.tend_at_s, now_s + wait_s)
+            self.tend_at_s = min(self.tend_at_s, now_s + self._tending.failed(now_s))
+        else:
+            self._tending.succeeded()
 
     def look_again(self) -> None:
         """Look at everything from the beginning."""
@@ -419,13 +394,13 @@ class UserState:
 
     def next_order(self, now_s: float) -> Order | None:
         """What is to be done for the user now, if anything."""
-        if now_s < self._retry.at_s:
+        if now_s < self.retry.at_s:
             return None
         if now_s >= self.tend_at_s:
             self.tend_at_s = math.inf
             return Tend()
         parts = sorted(self.parts.values(), key=lambda part: part.urgent_at_s() > now_s)
-        orders = (part.next_order(now_s) for part in parts if part.wants(now_s))
+        orders = (part.next_order(now_s) for part in parts if part.next_at_s() <= now_s)
         return next((order for order in orders if order is not None), None)
 
     def give_back(self, order: Order) -> None:
@@ -446,12 +421,12 @@ class UserState:
 
     def next_at_s(self) -> float:
         """When he wants something next, as far as is known; infinity for never."""
-        return max(min([self.tend_at_s, *(part.next_at_s() for part in self.parts.values())]), self._retry.at_s)
+        return max(min([self.tend_at_s, *(part.next_at_s() for part in self.parts.values())]), self.retry.at_s)
 
     def is_urgent(self, now_s: float) -> bool:
         """Whether `next_order` has one that does not wait for the disk to be idle."""
         urgent_at_s = min([self.tend_at_s, *(part.urgent_at_s() for part in self.parts.values())])
-        return max(urgent_at_s, self._retry.at_s) <= now_s
+        return max(urgent_at_s, self.retry.at_s) <= now_s
 
     def due_at_s(self) -> float:
         """When the user's next orphan is due, or was; infinity for never."""
@@ -469,33 +444,8 @@ class UserState:
 
     def ordered(self, identifiers: Iterable[str]) -> None:
         """These are being reaped for the user, by us."""
-        self._ours.update(dict.fromkeys(identifiers))
-        _bound(self._ours)
-
-    def is_ours(self, identifier: str) -> bool:
-        """Whether it was we who reaped it; asked when it is gone."""
-        return identifier in self._ours
-
-    def not_ours(self, identifier: str) -> None:
-        """We did not reap it to its end: the next one to do so may be another reaper."""
-        self._ours.pop(identifier, None)
-
-    def came(self, identifier: str) -> None:
-        """It came into orphans/ while we watched."""
-        self._came[identifier] = None
-        _bound(self._came)
-
-    def has_come(self, identifier: str) -> bool:
-        """Whether it came while we watched, lately."""
-        return identifier in self._came
-
-    def is_untold(self, identifier: str) -> bool:
-        """Whether an orphan has not been told of; from now on it has."""
-        if identifier in self._told:
-            return False
-        self._told[identifier] = None
-        _bound(self._told)
-        return True
+        for identifier in identifiers:
+            note_once(self.ours, identifier)
 
     def begins(self, identifier: str | None) -> None:
         """An orphan is being reaped now; None: none."""
@@ -505,16 +455,12 @@ class UserState:
 
     def has_had_enough(self, now_s: float) -> bool:
         """Whether the current orphan should make way for another one of the user's."""
-        if self.current is None or not self._has_other_work(now_s):
+        # What fell in meanwhile must be looked at first.
+        others = (part.next_at_s() <= now_s or len(part.pending) > 1 for part in self.parts.values())
+        if self.current is None or not (now_s >= self.tend_at_s or any(others)):
             return False
         patience_s = timers.current.patience_s * 2.0 ** min(self._n_parked.get(self.current, 0), 10)
         return self.had_s >= min(patience_s, timers.current.last_patience_s)
-
-    def _has_other_work(self, now_s: float) -> bool:
-        """Whether something waits behind the current orphan; what fell in meanwhile must be looked at first."""
-        return now_s >= self.tend_at_s or any(
-            part.wants(now_s) or len(part.pending) > 1 for part in self.parts.values()
-        )
 
     def parked(self, identifier: str, sofar: ReapProgress) -> None:
         """It made way; next time it has longer."""
@@ -526,39 +472,28 @@ class UserState:
         """What was done of it before it made way."""
         return self._sofar.get(identifier, ReapProgress())
 
-    def failed(self, now_s: float) -> float:
-        """The user's process or folder failed: for how long to wait now, longer each time."""
-        return self._retry.failed(now_s)
-
     def succeeded(self, now_s: float) -> None:
         """Something went well; after a while there is no grudge."""
-        if now_s > self._retry.at_s + timers.current.grudge_s:
-            self._retry.succeeded()
+        if now_s > self.retry.at_s + timers.current.grudge_s:
+            self.retry.succeeded()
 
     def retry_at_s(self, identifier: str, now_s: float) -> float:
         """When to try an orphan again that a process holds, or that failed; later each time."""
-        wait_s = min(
-            timers.current.retry_pause_s * 2.0 ** (_count(self._n_tries, identifier) - 1), timers.current.last_pause_s
-        )
-        self._not_before_s[identifier] = now_s + wait_s
-        _bound(self._not_before_s)
-        return now_s + wait_s
+        first_s, last_s = timers.current.retry_pause_s, timers.current.last_pause_s
+        retry = self._retries[identifier] = self._retries.pop(identifier, RetryClock(first_s, last_s))
+        _bound(self._retries)
+        return now_s + retry.failed(now_s)
 
-    def not_before_s(self, identifier: str) -> float:
-        """When it may be tried again, whatever its record says; 0 for now."""
-        return self._not_before_s.get(identifier, 0.0)
-
-    def n_tries(self, identifier: str) -> int:
-        """How often it was tried in vain."""
-        return self._n_tries.get(identifier, 0)
+    def tries(self, identifier: str) -> RetryClock:
+        """How often it was tried in vain, and when it may be tried again, whatever its record says."""
+        return self._retries.get(identifier) or RetryClock(0.0, 0.0)
 
     def forget(self, identifier: str) -> None:
         """It is gone."""
-        self._came.pop(identifier, None)
+        self.came.pop(identifier, None)
         self._n_parked.pop(identifier, None)
         self._sofar.pop(identifier, None)
-        self._n_tries.pop(identifier, None)
-        self._not_before_s.pop(identifier, None)
+        self._retries.pop(identifier, None)
         for part in self.parts.values():
             part.forget(identifier)
 
@@ -570,13 +505,17 @@ def _count(counts: dict[str, int], identifier: str) -> int:
     return counts[identifier]
 
 
+def note_once(remembered: dict[T, None], one: T, most: int = _MOST_REMEMBERED) -> bool:
+    """Note something; whether it had not been noted yet. The oldest are forgotten when there are too many."""
+    is_new = one not in remembered
+    remembered[one] = None
+    _bound(remembered, most)
+    return is_new
+
+
 def _bound(remembered: dict[Any, Any], most: int = _MOST_REMEMBERED) -> None:
     while len(remembered) > most:
         del remembered[next(iter(remembered))]
-
-
-def _or_never(at_s: float | None) -> float:
-    return math.inf if at_s is None else at_s
 
 
 class UnreadUsers:

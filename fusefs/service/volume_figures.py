@@ -16,8 +16,10 @@ _USUAL_ENTRIES = 1000.0
 _WEIGHT = 0.1
 
 
-class SpaceTrend:
-    """The free space of a volume: what there is, where it goes, and whether the reaper hurries."""
+class VolumeFigures:
+    """The free space of a volume: what there is, where it goes, and whether the reaper hurries. And what was done there
+    since the service began: sums, and rates of late.
+    """
 
     def __init__(self) -> None:
         self.space: VolumeSpace | None = None
@@ -26,8 +28,15 @@ class SpaceTrend:
         self.trend_bytes_per_s: float | None = None
         self._since_s = 0.0
         self._since_bytes = 0
+        self.n_entries = 0
+        self.n_bytes = 0
+        self.busy_s = 0.0
+        self.n_reaped = 0
+        self.usual_entries = _USUAL_ENTRIES
+        self.faults: deque[StatusFault] = deque(maxlen=MOST_FAULTS)
+        self._lately: deque[tuple[float, int, int]] = deque()
 
-    def look(self, space: VolumeSpace, policy: VolumePolicy, now_s: float) -> bool:
+    def note_space(self, space: VolumeSpace, policy: VolumePolicy, now_s: float) -> bool:
         """Take in what there is now; whether hurrying began or ended with it."""
         self.space = space
         elapsed_s = now_s - self._since_s
@@ -57,19 +66,6 @@ class SpaceTrend:
             n_inodes = max(int(policy.inodes.high * space.total_inodes) - space.free_inodes, 0)
         return SpaceWanted(n_inodes, n_bytes)
 
-
-class WorkTotals:
-    """What was done since the service began: sums, and rates of late."""
-
-    def __init__(self) -> None:
-        self.n_entries = 0
-        self.n_bytes = 0
-        self.busy_s = 0.0
-        self.n_reaped = 0
-        self.usual_entries = _USUAL_ENTRIES
-        self.faults: deque[StatusFault] = deque(maxlen=MOST_FAULTS)
-        self._lately: deque[tuple[float, int, int]] = deque()
-
     def add(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         """So much more was done."""
         self.n_entries += n_entries
@@ -81,7 +77,7 @@ class WorkTotals:
         self.n_reaped += 1
         self.usual_entries += _WEIGHT * (n_entries - self.usual_entries)
 
-    def look(self, now_s: float) -> None:
+    def note_rates(self, now_s: float) -> None:
         """Note where it stands now."""
         self._lately.append((now_s, self.n_entries, self.n_bytes))
         while now_s - self._lately[0][0] > _LATELY_S:
@@ -94,6 +90,16 @@ class WorkTotals:
         (began_s, *first), (ended_s, *last) = self._lately[0], self._lately[-1]
         seconds = max(ended_s - began_s, 0.001)
         return (last[0] - first[0]) / seconds, (last[1] - first[1]) / seconds
+
+    def eta_s(self, n_due: int, n_removed: int) -> float | None:
+        """Until all that is due is gone, as long as orphans are as large as those before were; they are not counted.
+
+        n_removed  entries of the one that is being reaped
+        """
+        entries_per_s, _ = self.rates()
+        if not n_due or entries_per_s <= 0 or n_removed > 2 * self.usual_entries or not self.n_reaped:
+            return None
+        return max(n_due * self.usual_entries - n_removed, 0.0) / entries_per_s
 
     def rest(self) -> None:
         """Nothing is done now."""

@@ -18,11 +18,10 @@ from fusefs.core.names import whose
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.printable_names import printable
 from fusefs.core.record import quote
-from fusefs.core.service_status import PassedOver, VolumePhase, VolumeStatus
+from fusefs.core.service_status import CurrentReap, HeldByUser, PassedOver, VolumePhase, VolumeStatus
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import RulePath
 from fusefs.service import timers
-from fusefs.service.child_answers import TROUBLE, Trouble
 from fusefs.service.folder_watch import FolderWatches
 from fusefs.service.forker import ForkerLost
 from fusefs.service.known_volumes import ServedVolume
@@ -38,13 +37,13 @@ from fusefs.service.open_volume import (
     split_place,
     unseen,
 )
+from fusefs.service.orphan_schedule import TROUBLE, Trouble
 from fusefs.service.other_nodes import OtherNodes
 from fusefs.service.served_stores import Key, OwnStoreLimit
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread, in_time
 from fusefs.service.state_files import Pause
 from fusefs.service.user_state import UnreadUsers, UserState
-from fusefs.service.volume_figures import SpaceTrend, WorkTotals
-from fusefs.service.volume_status import status_of
+from fusefs.service.volume_figures import VolumeFigures
 from fusefs.service.work_session import WorkSession
 from fusefs.store.layout import Store
 from fusefs.store.registry_targets import LineOf
@@ -58,6 +57,9 @@ _UNSERVED = (VolumePhase.GONE, VolumePhase.BROKEN, VolumePhase.ELSEWHERE, Volume
 _GONE_FOR_GOOD = 3
 """Looks in vain, at least ten minutes apart, after which a volume that was not named is forgotten."""
 _NEVER_S = 10 * 365 * 86_400.0
+_MOST_CURRENT = 5
+"""Orphans being reaped that a status names, each by so many last characters of its id:"""
+_ID_END = 12
 
 
 class OwnStore(NamedTuple):
@@ -94,8 +96,7 @@ class VolumeLoop:
         self._is_left = False
         self._stays = stays
         self._n_gone = 0
-        self._tally = WorkTotals()
-        self._room = SpaceTrend()
+        self._figures = VolumeFigures()
         self.users: dict[int, UserState] = {}
         self.session: WorkSession | None = None
         self._volume_id = ""
@@ -167,17 +168,65 @@ class VolumeLoop:
 
     def status(self) -> VolumeStatus:
         """What is known of it now; costs no system call."""
-        kept = VolumeStatus(
+        now_s, now_ns = boot_s(), time.time_ns()
+        session, figures, space = self.session, self._figures, self._figures.space
+        users = list(self.users.values())
+        parts = [part for user in users for part in user.parts.values()]
+        entries_per_s, bytes_per_s = figures.rates()
+        n_due = sum(user.n_due(now_s) for user in users)
+        due_at_s = min((user.due_at_s() for user in users), default=math.inf)
+        next_at_s = min([due_at_s, *(user.tend_at_s for user in users if user.tend_at_s)])
+        phase, why = (self.phase, self._why) if session is None else self._mood(session)
+        pressure = None if session is None else session.pressure()
+        reaped = [] if session is None else session.current()[:_MOST_CURRENT]
+        return VolumeStatus(
             path=quote(self._told_path),
             owner=self.owner,
             id=self._volume_id,
             filesystem=self._filesystem,
-            phase=self.phase,
-            why=self._why,
+            phase=phase,
+            why=why,
+            is_known=bool(self._volume_id),
+            n_unread=sum(len(part.fresh) for part in parts),
+            n_users=len(users),
+            n_orphans=sum(part.n_orphans for part in parts),
+            n_due=n_due,
+            n_quarantined=sum(part.n_quarantined for part in parts),
+            entries_per_s=round(entries_per_s, 1),
+            bytes_per_s=round(bytes_per_s, 1),
+            tempo_entries_per_s=None if session is None else session.tempo.entries_per_s,
+            io=pressure and pressure.io,
+            memory=pressure and pressure.memory,
+            cpu=pressure and pressure.cpu,
+            probe_ms=pressure and pressure.probe_ms,
+            unlink_us=pressure and pressure.unlink_us,
+            eta_s=figures.eta_s(n_due, max((user.n_removed for user in users), default=0)),
+            oldest_overdue_s=max(now_s - due_at_s, 0.0) if n_due else None,
+            next_due_ns=None if next_at_s == math.inf else now_ns + int(max(next_at_s - now_s, 0.0) * 1e9),
+            free_bytes=space and space.free_bytes,
+            total_bytes=space and space.total_bytes,
+            free_inodes=space and space.free_inodes,
+            total_inodes=space and space.total_inodes,
+            free_trend_bytes_per_s=figures.trend_bytes_per_s,
+            removed_entries=figures.n_entries,
+            freed_bytes=figures.n_bytes,
+            n_reaped=figures.n_reaped,
+            current=tuple(CurrentReap(one.uid, (one.current or "")[-_ID_END:], one.n_removed) for one in reaped),
+            held=tuple(HeldByUser(user.uid, *user.held()) for user in users if any(user.held())),
             refused=self._refused,
             nodes=self._nodes.told(),
+            faults=tuple(figures.faults),
         )
-        return status_of(kept, list(self.users.values()), self.session, self._tally, self._room)
+
+    def _mood(self, session: WorkSession) -> tuple[VolumePhase, str]:
+        """What a session does, and a sentence about it."""
+        if not session.current():
+            now_s = boot_s()
+            is_looking = any(user.is_urgent(now_s) for user in self.users.values()) or not self.users
+            return (VolumePhase.LOOKING, "finding out what is due") if is_looking else (VolumePhase.IDLE, "")
+        if self._figures.hurries:
+            return VolumePhase.HURRYING, session.why()
+        return (VolumePhase.REAPING if session.tempo.is_alone else VolumePhase.YIELDING), session.why()
 
     def renew(self, own: OwnStore) -> None:
         """Its owner's registry says something else of it, or it is shown by another mount."""
@@ -228,7 +277,10 @@ class VolumeLoop:
             held_s = self._held_back_s(policy)
             if held_s > 0:
                 wait_s = min(wait_s, held_s)
-                self._tell_unread_orphans()
+                n_fresh = sum(len(part.fresh) for user in self.users.values() for part in user.parts.values())
+                if n_fresh != self._n_fresh:  # the status says how many came while nothing may be done
+                    self._n_fresh = n_fresh
+                    self._context.changed()
             else:
                 try:
                     await self._work(policy)
@@ -238,13 +290,6 @@ class VolumeLoop:
             with trio.move_on_after(wait_s):
                 await self._woken.wait()
             self._woken = trio.Event()
-
-    def _tell_unread_orphans(self) -> None:
-        """Have the status say how many came while nothing may be done."""
-        n_fresh = sum(len(part.fresh) for user in self.users.values() for part in user.parts.values())
-        if n_fresh != self._n_fresh:
-            self._n_fresh = n_fresh
-            self._context.changed()
 
     def _policy(self) -> VolumePolicy:
         config = self._context.config
@@ -264,18 +309,22 @@ class VolumeLoop:
         if now_s >= self._looked_at_s + timers.current.space_pause_s:
             self._looked_at_s = now_s  # also if it fails: not at once again
             with suppress(OSError, TrashdError):
-                space = await self._space()
+                looking, limit_s = partial(space_at, self.path), math.inf
+                if self._own is not None:
+                    looking = partial(own_space, self._context.kernel, self._own.word)
+                    limit_s = timers.current.own_store_limit_s
+                space = await in_time(self._limiter, limit_s, looking, lambda _late: None)
                 if space is not None:
                     self._look_at_space(space)
-            self._must_open |= self._room.hurries  # what was too young for it may be so no more
+            self._must_open |= self._figures.hurries  # what was too young for it may be so no more
         return self._looked_at_s + timers.current.space_pause_s - now_s
 
     def _look_at_space(self, space: VolumeSpace) -> None:
         """Take in what is free: whether to hurry."""
         self._looked_at_s = boot_s()
-        if not self._room.look(space, self._policy(), self._looked_at_s):
+        if not self._figures.note_space(space, self._policy(), self._looked_at_s):
             return
-        if self._room.hurries:
+        if self._figures.hurries:
             share = space.free_share() or 0.0
             detail = f"{share:.1%} of it are free: of the largest holders the oldest go before their time"
             self._context.tell(EventKind.LOW_SPACE, volume=self.path, uid=self.owner, detail=detail)
@@ -300,7 +349,7 @@ class VolumeLoop:
             return self._rests_until_s - now_s
         local = time.localtime()
         second = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec
-        closed_s = policy.closed_s(second, hurries=self._room.hurries)
+        closed_s = policy.closed_s(second, hurries=self._figures.hurries)
         if closed_s:
             self._be(VolumePhase.WINDOW, "it may work " + ", ".join(map(str, policy.windows)))
             return min(float(closed_s), timers.current.window_pause_s)
@@ -355,13 +404,6 @@ class VolumeLoop:
             raise NoStore(self.path, "its disk does not answer; it is looked at again now and then")
         return opened
 
-    async def _space(self) -> VolumeSpace | None:
-        """What is free, if the disk answers. Raises  TrashdError; OSError"""
-        if self._own is None:
-            return await in_thread(self._limiter, partial(space_at, self.path))
-        looking = partial(own_space, self._context.kernel, self._own.word)
-        return await in_time(self._limiter, timers.current.own_store_limit_s, looking, lambda _late: None)
-
     async def _work_opened(self, policy: VolumePolicy, *, is_poll: bool) -> None:
         with await self._open() as opened:
             self._told_path = opened.told_path or self.path
@@ -374,8 +416,7 @@ class VolumeLoop:
                 opened,
                 policy,
                 self.users,
-                self._tally,
-                self._room,
+                self._figures,
                 self._limiter,
                 self._look_at_space,
                 partial(self._watches.post, opened.store, self.users),
@@ -387,7 +428,7 @@ class VolumeLoop:
                 await self._run_session(self.session, policy)
             finally:
                 self.session = None
-                self._tally.rest()
+                self._figures.rest()
                 self._context.changed()
         if self._n_breaks:
             self._n_breaks = 0
@@ -464,7 +505,8 @@ class VolumeLoop:
         self._tell_refused(census, opened.store)
         for uid in self.users.keys() - census.inos.keys():
             if uid not in self._unread:
-                self._drop(uid)
+                del self.users[uid]
+                self._leave(uid)
         for uid, ino in census.inos.items():
             if uid not in self.users:
                 self.users[uid] = UserState(uid, opened.store.path(), self._most_remembered, self._context.since_ns)
@@ -563,7 +605,7 @@ class VolumeLoop:
         self._n_breaks += 1
         self._rests_until_s = boot_s() + rest_s
         self._be(VolumePhase.BROKEN, f"{why}; it is tried again every now and then")
-        self._tally.fault(time.time_ns(), why)
+        self._figures.fault(time.time_ns(), why)
         detail = f"{why}; it is tried again in {rest_s:.0f} s"
         self._context.tell(EventKind.BROKEN, volume=self.path, uid=self.owner, detail=detail)
         return rest_s
@@ -573,15 +615,12 @@ class VolumeLoop:
         self._served.end()
         self._refused = ()
         self._unread = UnreadUsers()
-        self._nodes.forget()
+        self._nodes = OtherNodes(self._context, self._limiter, self._may_have_users)
         for uid in list(self.users):
-            self._drop(uid)
+            del self.users[uid]
+            self._leave(uid)
         self._watches.leave_areas()
         self._must_find = True
-
-    def _drop(self, uid: int) -> None:
-        del self.users[uid]
-        self._leave(uid)
 
     def _leave(self, uid: int) -> None:
         """End all watching and work in the folder that a user had; he may make another one at once."""

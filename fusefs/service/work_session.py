@@ -31,15 +31,14 @@ from fusefs.linux.mountinfo import below
 from fusefs.linux.user_ids import read_subordinates
 from fusefs.reaper.removal_stops import CUT_OFF
 from fusefs.service import timers
-from fusefs.service.child_answers import ChildAnswers, ForRoot
 from fusefs.service.forker import ChildGone, ChildHandle, ForkerLost
 from fusefs.service.known_volumes import Grace
 from fusefs.service.messages import Heartbeat, Measure, Order, ReadRecords, Reap, Tend
-from fusefs.service.node_files import own_name
-from fusefs.service.open_volume import OpenVolume, VolumeSpace
+from fusefs.service.open_volume import OpenVolume, VolumeSpace, own_name
+from fusefs.service.orphan_schedule import ForRoot, OrphanSchedule, Trouble
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.user_state import UserState
-from fusefs.service.volume_figures import SpaceTrend, WorkTotals
+from fusefs.service.volume_figures import VolumeFigures
 from fusefs.store.as_owner import seize
 from fusefs.store.container import ClaimLost
 from fusefs.store.layout import Store, open_store
@@ -134,8 +133,7 @@ class WorkSession:
         opened: OpenVolume,
         policy: VolumePolicy,
         users: dict[int, UserState],
-        tally: WorkTotals,
-        room: SpaceTrend,
+        figures: VolumeFigures,
         limiter: trio.CapacityLimiter,
         tell_space: Callable[[VolumeSpace], None],
         new_parts: Callable[[], None],
@@ -155,8 +153,7 @@ class WorkSession:
         self._opened = opened
         self._policy = policy
         self._users = users
-        self._tally = tally
-        self._room = room
+        self._figures = figures
         self._limiter = limiter
         self._tell_space = tell_space
         self._tell_around = look_around
@@ -179,9 +176,8 @@ class WorkSession:
         self._is_stopping = False
         self._is_probing = self._is_writing_back = False
         self._by_force: set[str] = set()
-        is_local = not is_shared
-        self._intake = ChildAnswers(
-            context, opened, policy, tally, room, new_parts, holder_of, grace, is_local=is_local
+        self._schedule = OrphanSchedule(
+            context, opened, policy, figures, new_parts, holder_of, grace, is_local=not is_shared
         )
 
     # From outside
@@ -244,18 +240,25 @@ class WorkSession:
                 nursery.cancel_scope.cancel()
         if lost is not None:
             raise lost
-        self._intake.check()
+        if self._schedule.trouble:
+            raise Trouble(self._schedule.trouble)
 
     async def _take_turns(self, nursery: trio.Nursery) -> None:
         worked_at_s = boot_s()
-        while not (self._is_stopping or self._intake.trouble):
-            if self._intake.is_in_doubt:
-                await self._look_at_volume()
+        while not (self._is_stopping or self._schedule.trouble):
+            if self._schedule.is_in_doubt:  # a user's process said that the volume is not well
+                self._schedule.is_in_doubt = False
+                try:
+                    await in_thread(self._limiter, self._opened.check)
+                except (TrashdError, OSError) as error:
+                    self._schedule.trouble = from_os(error, self._opened.store.base_path).message()
                 continue
             await self._serve_root()
             now_s = boot_s()
             wanting = [uid for uid, user in self._users.items() if uid in self._busy or user.wants(now_s)]
-            wanting = [uid for uid in wanting if self._is_urgent(uid, now_s)] or wanting
+            # Sizes that are to be found out when the disk is idle wait for all else.
+            working = self._busy - self._measuring
+            wanting = [uid for uid in wanting if uid in working or self._users[uid].is_urgent(now_s)] or wanting
             if wanting:
                 uid = self._turns.next(wanting)
                 began_s = boot_s()
@@ -270,8 +273,8 @@ class WorkSession:
 
     async def _serve_root(self) -> None:
         """One thing that its user could not delete, and root shall: from now on it is root's own."""
-        if self._intake.for_root:
-            wanted = self._intake.for_root.pop()
+        if self._schedule.for_root:
+            wanted = self._schedule.for_root.pop()
             try:
                 taken = await in_thread(self._limiter, partial(take_over, self._opened, wanted))
             except (TrashdError, OSError) as error:
@@ -295,7 +298,7 @@ class WorkSession:
         if child is None:
             return
         began_s = last_s = boot_s()
-        while not (self._is_stopping or self._intake.trouble or self._intake.is_in_doubt):
+        while not (self._is_stopping or self._schedule.trouble or self._schedule.is_in_doubt):
             if user.uid not in self._busy:
                 order = user.next_order(boot_s())
                 if order is None:
@@ -315,7 +318,8 @@ class WorkSession:
                 return
             if user.has_had_enough(now_s) or (user.uid in self._measuring and user.is_urgent(now_s)):
                 child.park()
-            if now_s - began_s >= timers.current.quantum_s and self._others_want(user.uid, now_s):
+            others = (uid in self._busy or one.wants(now_s) for uid, one in self._users.items() if uid != user.uid)
+            if now_s - began_s >= timers.current.quantum_s and any(others):
                 break
         if user.uid in self._busy:
             child.lead(HOLD)
@@ -336,14 +340,7 @@ class WorkSession:
             return order
         forced = [one for one in order.chosen if one.id in self._by_force]
         chosen = forced or order.chosen
-        return Reap(order.base, chosen[:1] if self._room.hurries else chosen, by_force=bool(forced))
-
-    def _is_urgent(self, uid: int, now_s: float) -> bool:
-        """Whether a user has more to be done than sizes to be found out when the disk is idle."""
-        return uid in self._busy - self._measuring or self._users[uid].is_urgent(now_s)
-
-    def _others_want(self, uid: int, now_s: float) -> bool:
-        return any(other != uid and (other in self._busy or user.wants(now_s)) for other, user in self._users.items())
+        return Reap(order.base, chosen[:1] if self._figures.hurries else chosen, by_force=bool(forced))
 
     async def _child(self, nursery: trio.Nursery, user: UserState) -> ChildHandle | None:
         """A child for a user; None if he has no folder any more."""
@@ -357,7 +354,7 @@ class WorkSession:
             try:
                 child = await self._appoint(user)
             except (TrashdError, OSError) as error:
-                self._intake.failed(user, error.errno or errno.EIO, "nobody can be found to work for him", str(error))
+                self._schedule.failed(user, error.errno or errno.EIO, "nobody can be found to work for him", str(error))
             if child is None:
                 return None
             self._children[user.uid] = child
@@ -410,26 +407,26 @@ class WorkSession:
             with trio.CancelScope(shield=True):
                 async with aclosing(child.answers(order)) as answers:
                     async for answer in answers:
-                        self._intake.take(user, order, answer)
+                        self._schedule.take(user, order, answer)
             # What was looked at again is due by its own term alone, whatever the quota had said before.
             has_looked = isinstance(order, Measure | ReadRecords) and user.parts[order.base].is_known()
-            if has_looked and self._intake.must_measure():
+            if has_looked and self._schedule.must_measure():
                 await self._look_at_space()
-            elif isinstance(order, Reap) and self._room.hurries:
+            elif isinstance(order, Reap) and self._figures.hurries:
                 self._tell_space(await in_thread(self._limiter, self._opened.space))
             user.succeeded(boot_s())
         except ChildGone as lost:
             user.give_back(order)
             if not self._is_stopping:
                 self._dismiss(child)
-                pause_s = user.failed(boot_s())
+                pause_s = user.retry.failed(boot_s())
                 detail = f"{lost}; the next one begins in {format_duration(round(pause_s))}"
                 self._context.tell(
                     EventKind.CHILD_LOST, volume=self._opened.store.base_path, uid=user.uid, detail=detail
                 )
         except OSError as error:
             user.give_back(order)
-            self._intake.failed(user, error.errno or errno.EIO, "his folder can't be worked in", error.strerror or "")
+            self._schedule.failed(user, error.errno or errno.EIO, "his folder can't be worked in", error.strerror or "")
         finally:
             for part in user.parts.values():
                 part.put_back(boot_s())
@@ -442,13 +439,13 @@ class WorkSession:
         """How fast whoever has the turn may go now."""
         self._count()
         now_s = boot_s()
-        self._tally.look(now_s)
+        self._figures.note_rates(now_s)
         if self._policy.paced:
             n_due = sum(user.n_due(now_s) for user in self._users.values())
-            n_entries = int(n_due * self._tally.usual_entries / self._policy.n_nodes)
+            n_entries = int(n_due * self._figures.usual_entries / self._policy.n_nodes)
             overdue_s = max([0.0, *(now_s - user.due_at_s() for user in self._users.values())])
-            backlog = Backlog(n_entries, overdue_s, self._room.hurries)
-            done = WorkDone(self._tally.n_entries, self._tally.n_bytes, self._tally.busy_s)
+            backlog = Backlog(n_entries, overdue_s, self._figures.hurries)
+            done = WorkDone(self._figures.n_entries, self._figures.n_bytes, self._figures.busy_s)
             self.tempo = self._pacer.tick(done, backlog)
             if self._pacer.wants_probe() and not self._is_probing:
                 self._is_probing = True
@@ -467,13 +464,13 @@ class WorkSession:
             self._counted[uid] = sums
             if uid in self._users:
                 self._users[uid].n_removed += sums.n_entries - last.n_entries
-            self._tally.add(sums.n_entries - last.n_entries, sums.n_bytes - last.n_bytes, sums.busy_s - last.busy_s)
+            self._figures.add(sums.n_entries - last.n_entries, sums.n_bytes - last.n_bytes, sums.busy_s - last.busy_s)
 
     async def _probe(self) -> None:
         try:
             await in_thread(self._limiter, self._pacer.probe)
         except OSError as error:
-            self._intake.volume_failed(error.errno or errno.EIO, "the probe")
+            self._schedule.volume_failed(error.errno or errno.EIO, "the probe")
         finally:
             self._is_probing = False
 
@@ -494,26 +491,18 @@ class WorkSession:
                 is_waited_for = error.errno in CUT_OFF and (self._away() or (self._busy and not has_failed))
                 has_failed = True
                 if not is_waited_for:
-                    self._intake.volume_failed(error.errno or errno.EIO, "looking around")
+                    self._schedule.volume_failed(error.errno or errno.EIO, "looking around")
             self.wake()
             await trio.sleep(timers.current.around_least_pause_s)
             with trio.move_on_after(timers.current.around_pause_s - timers.current.around_least_pause_s):
                 await self._may_be_news.wait()
             self._may_be_news = trio.Event()
 
-    async def _look_at_volume(self) -> None:
-        """See whether the volume is well, of which a user's process said that it is not."""
-        self._intake.is_in_doubt = False
-        try:
-            await in_thread(self._limiter, self._opened.check)
-        except (TrashdError, OSError) as error:
-            self._intake.trouble = from_os(error, self._opened.store.base_path).message()
-
     async def _look_at_space(self) -> None:
         """See what is free, and whether something has to go before its time."""
         space = await in_thread(self._limiter, self._opened.space)
         self._tell_space(space)
-        await self._intake.make_room(space, self._users.values(), self._limiter)
+        await self._schedule.make_room(space, self._users.values(), self._limiter)
 
 
 async def _listen(child: ChildHandle) -> None:

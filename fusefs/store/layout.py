@@ -60,7 +60,7 @@ LOCK = Name(b".lock")
 REGISTRY = Name(b"folders")
 """Root's registry of which folder is which user's (store/standing.py)."""
 NODES = Name(b"nodes")
-"""The beats of the nodes that serve a store which several machines may have mounted (service.node_files)."""
+"""The beats of the nodes that serve a store which several machines may have mounted (service.open_volume)."""
 REAPER_LOCK = Name(b"reaper.lock")
 """Of the service that works on a store of a local filesystem."""
 RECORD = Name(b"record.json")

@@ -24,7 +24,7 @@ from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import TreeSize
 from fusefs.core.results import MATCHES_MAX, Match, SweepSums, Swept
 from fusefs.core.selection import Field, Selection, format_options
-from fusefs.linux.batched_calls import StatxResult, look_at_all, rename_all_free, rmdir_all, unlink_all
+from fusefs.linux.batched_calls import StatxResult, look_at_all, remove_all, rename_all_free
 from fusefs.linux.directory_metadata import inherited_project, make_like, project_of, read_likeness
 from fusefs.linux.disk_usage import never_shares
 from fusefs.linux.fd import Fd, closed_on_error
@@ -150,7 +150,11 @@ def open_destination(kernel: Kernel, top: SweepRoot, path: bytes) -> Iterator[Mo
     Raises  UsageError if it is the swept one; OtherFilesystem if no rename reaches it; Refused if a link on the way is
             another user's; AcrossUsers; NotFound, and what `find_scope` raises
     """
-    with _found(kernel, path) as scope:
+    try:
+        scope = find_scope(kernel, path)
+    except NotFound as error:
+        raise NotFound(path, "the directory that matches are moved to must be there: mkdir makes it") from error
+    with scope:
         _refuse_others_way(kernel, scope, path)
         if os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
             raise UsageError("--move-to is the swept directory itself")
@@ -161,13 +165,6 @@ def open_destination(kernel: Kernel, top: SweepRoot, path: bytes) -> Iterator[Mo
             check_giving(kernel, scope.sides.fd, path, owner, top.sides.fd)
             destination = MoveDestination(kernel, top, scope)
         yield destination
-
-
-def _found(kernel: Kernel, path: bytes) -> Scope:
-    try:
-        return find_scope(kernel, path)
-    except NotFound as error:
-        raise NotFound(path, "the directory that matches are moved to must be there: mkdir makes it") from error
 
 
 def _refuse_others_way(kernel: Kernel, scope: Scope, path: bytes) -> None:
@@ -211,9 +208,8 @@ class DeleteMatches(Action):
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action."""
-        if here.are_dirs:
-            return ActionResult(rmdir_all(here.kernel, here.sides.names(), names), "rmdir")
-        return ActionResult(unlink_all(here.kernel, here.sides.names(), names), "unlink")
+        refused = remove_all(here.kernel, here.sides.names(), names, are_dirs=here.are_dirs)
+        return ActionResult(refused, "rmdir" if here.are_dirs else "unlink")
 
 
 class Untellable(Exception):
@@ -417,13 +413,6 @@ def open_move(kernel: Kernel, top: SweepRoot, to: ToMove) -> Iterator[Action]:
         yield _MoveAction(destination, to, noted_stores(kernel, top.path))
 
 
-@contextmanager
-def avoided_by(kernel: Kernel, top: SweepRoot, to: ToMove) -> Iterator[frozenset[Identified]]:
-    """What a move would leave alone, without one; it touches nothing, and refuses what `open_move` would."""
-    with open_destination(kernel, top, to.target) as destination:
-        yield frozenset({destination.identified})
-
-
 class _MoveAction(Action):
     """Moves names of a directory to the one that corresponds to it."""
 
@@ -442,14 +431,11 @@ class _MoveAction(Action):
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """Move some names. Raises  OSError if the directory that they go to can't be had"""
         names, spared = without_stores(here, names, self._noted)
-        return self._take(here, names)._replace(spared=spared)
-
-    def _take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         with self._destination.open(here.upper, here.ways, here.sides.fd) as target:
             if is_same(here.kernel, here.sides.names(), target):
-                return ActionResult([(name, errno.ENOENT) for name in names], "openat2")
+                return ActionResult([(name, errno.ENOENT) for name in names], "openat2", spared)
             refused = rename_all_free(here.kernel, here.sides.names(), target, names)
-            return ActionResult(self._settled(here, target, refused), "renameat2") if refused else ActionResult()
+            return ActionResult(self._settled(here, target, refused), "renameat2", spared)
 
     def end(self, swept: Swept) -> Swept:
         """Say where everything is."""

@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Self
 
 from fusefs.core.errors import AcrossUsers, NotFound, from_os
@@ -14,18 +14,25 @@ from fusefs.core.pacing import NamesPerLook
 from fusefs.core.printable_names import printable
 from fusefs.core.results import OUTSIDE, Swept
 from fusefs.core.selection import Listed, ListedTogether, Matcher
-from fusefs.engine.pace import SlicePace
+from fusefs.engine.pace import DeviceQueue, SlicePace
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, views
-from fusefs.linux.pressure import DeviceQueue
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.layout import trusted_owners
 from fusefs.store.victim import find_scope
 from fusefs.store.walk import is_bounded
-from fusefs.sweep.actions import CountMatches, DeleteMatches, PrintMatches, Untellable
+from fusefs.sweep.actions import (
+    CountMatches,
+    DeleteMatches,
+    PrintMatches,
+    Untellable,
+    open_destination,
+    open_move,
+    open_trash,
+)
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.matcher import Dirs, SweepStrategy
 from fusefs.sweep.names_from_list import BrokenList, jobs_of
@@ -84,18 +91,14 @@ def usual_boundary(top: SweepRoot) -> TakingBoundary | None:
 
 @contextmanager
 def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
-    """The action of a request; what it needs more than a walk is imported for it alone."""
+    """The action of a request."""
     with ExitStack() as owned:
         match request.act:
             case ToTrash() as to:
-                from fusefs.sweep.actions import open_trash
-
                 yield owned.enter_context(open_trash(kernel, top, to))
             case ToDelete():
                 yield DeleteMatches()
             case ToMove() as to:
-                from fusefs.sweep.actions import open_move
-
                 yield owned.enter_context(open_move(kernel, top, to))
             case ToPrint() as to:
                 yield PrintMatches(to)
@@ -103,9 +106,8 @@ def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
                 instead = request.act.instead
                 avoided: frozenset[Identified] = frozenset()
                 if isinstance(instead, ToMove):
-                    from fusefs.sweep.actions import avoided_by
-
-                    avoided = owned.enter_context(avoided_by(kernel, top, instead))
+                    # It refuses what a move would, and touches nothing.
+                    avoided = frozenset({owned.enter_context(open_destination(kernel, top, instead.target)).identified})
                 yield CountMatches(request.selection, avoided, takes_dirs=_dirs(instead) is Dirs.WHOLE)
 
 
@@ -150,8 +152,7 @@ def _walk(
         worker = SweepWorker(
             kernel, sides, matcher, action, way, groups, request.spares, stops, NamesPerLook(), boundary
         )
-        queue = DeviceQueue(root)
-        owned.callback(queue.close)
+        queue = owned.enter_context(closing(DeviceQueue(root)))
         pace = SlicePace(wishes.pacer, queue.is_busy, strategy.afterwork)
         run_slice, ranks = worker.run, None
         if wishes.job is not None:

@@ -8,8 +8,8 @@ from fusefs.core.names import ContainerId
 from fusefs.core.pacing import RateCaps
 from fusefs.engine.pace import PressurePacer
 from fusefs.linux.kernel import CallHook, Kernel
-from fusefs.service.child_answers import ForRoot
 from fusefs.service.open_volume import open_volume
+from fusefs.service.orphan_schedule import ForRoot
 from fusefs.service.work_session import take_over
 from fusefs.store.orphans import KeepFor, find_container, keep_by_id
 from tests.crash.powerfail_invariants import Shape

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,8 @@ from fusefs.linux.batched_calls import (
     look_at_all,
     read_on,
     read_window,
+    remove_all,
     rename_all_free,
-    rmdir_all,
-    unlink_all,
     unlink_chosen,
 )
 from fusefs.linux.fd import Fd
@@ -239,7 +239,7 @@ def test_a_window_of_no_directory_is_an_error(tmp_path: Path) -> None:
         read_window(Kernel(), fd, 10, 10, by_inode=True)
 
 
-@pytest.mark.parametrize("remove", [unlink_all, rmdir_all])
+@pytest.mark.parametrize("remove", [remove_all, partial(remove_all, are_dirs=True)])
 def test_it_refuses_what_python_refuses(
     tmp_path: Path, remove: Callable[[Kernel, int, list[str]], RefusedNames], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,5 +277,5 @@ def test_only_names_are_taken(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "d").mkdir()
     with opened(tmp_path / "d") as fd, pytest.raises(ValueError, match="name"):
-        unlink_all(Kernel(), fd, [name])
+        remove_all(Kernel(), fd, [name])
     assert (tmp_path / "file").exists()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.pacing import Requests
-from fusefs.linux.pressure import DeviceCounters, DeviceQueue, Psi
+from fusefs.engine.pace import DeviceQueue
+from fusefs.linux.pressure import DeviceCounters, Psi
 from tests.support.foreground_mount import until
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 

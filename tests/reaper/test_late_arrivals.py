@@ -22,8 +22,8 @@ from fusefs.core.selection import Selection
 from fusefs.engine.pace import ConstantSpeed
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes, reap
-from fusefs.service.child_answers import ForRoot
 from fusefs.service.open_volume import open_volume
+from fusefs.service.orphan_schedule import ForRoot
 from fusefs.service.work_session import take_over
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import open_store

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from fusefs.core.events import Event, EventKind
 from fusefs.linux.user_ids import Subordinates, SubuidRange
-from fusefs.service.event_outlets import Audit, log_event
-from fusefs.service.shared_context import EventLimit
+from fusefs.service.event_outlets import Audit, EventLimit, log_event
 from tests.support.real_filesystems import full
 from tests.unit.test_events import EVENTS
 
@@ -136,7 +135,7 @@ def test_what_one_user_does_is_bounded_and_others_are_not() -> None:
 
 def test_subordinate_uids_are_their_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     subordinates = Subordinates([SubuidRange(200_000, 65_536, 1001)])
-    monkeypatch.setattr("fusefs.service.shared_context.read_subordinates", lambda: subordinates)
+    monkeypatch.setattr("fusefs.service.event_outlets.read_subordinates", lambda: subordinates)
     flood = EventLimit()
     assert sum(flood.lets_pass(200_000 + n, 100.0) for n in range(3 * MOST)) == MOST
     assert flood.lets_pass(1002, 100.0)

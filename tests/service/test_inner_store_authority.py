@@ -13,8 +13,8 @@ from fusefs.core.names import ContainerId
 from fusefs.core.results import STORE
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
-from fusefs.service.child_answers import ForRoot
 from fusefs.service.open_volume import open_volume
+from fusefs.service.orphan_schedule import ForRoot
 from fusefs.service.work_session import take_over
 from tests.support.make_trees import Dir, File, Spec, make_tree
 from tests.support.nested_stores import own_store, plant_store, without_upper_store

@@ -13,15 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from fusefs.core.names import VolumeId
-from fusefs.core.orphan_age import started
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.record import Method
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.service.child_answers import ChildAnswers
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
-from fusefs.service.known_volumes import KnownVolumes
 from fusefs.service.messages import (
     Answer,
     DueContainer,
@@ -38,9 +35,10 @@ from fusefs.service.messages import (
     Tended,
 )
 from fusefs.service.open_volume import OpenVolume
+from fusefs.service.orphan_schedule import OrphanSchedule
 from fusefs.service.shared_context import ServiceContext, boot_s
 from fusefs.service.user_state import FolderPart, UserState
-from fusefs.service.volume_figures import SpaceTrend, WorkTotals
+from fusefs.service.volume_figures import VolumeFigures
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import Areas, Store, Volume
 from tests.support.read_configs import read_config
@@ -60,20 +58,17 @@ def part_of(user: UserState) -> FolderPart:
     return user.parts[BASE]
 
 
-def new_intake() -> ChildAnswers:
+def new_intake() -> OrphanSchedule:
     """It takes in answers for the usual rules; no child is asked for, and no fd used."""
     nowhere = Fd(-1)
     areas, volume = Areas(nowhere), Volume(VolumeId("0" * 32), True, 0)
     store = Store(Kernel(), BackingAndMount(nowhere), BASE, nowhere, areas, volume, 0, 0)
-    nobody, clock = cast(Forker, None), started(time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     with InotifyWatches() as watcher:
-        context = ServiceContext(
-            Kernel(), nobody, watcher, read_config([]), clock, 0, lambda _: None, lambda: None, lambda _: None, "0",
-            KnownVolumes(b"/nowhere"),
-        )  # fmt: skip
+        nobody, config = cast(Forker, None), read_config([])
+        context = ServiceContext(nobody, watcher, config, b"/nowhere", lambda _: None, lambda: None)
     opened = OpenVolume(store, "", nowhere, ExitStack())
-    outer = VolumePolicy(BASE), WorkTotals(), SpaceTrend()
-    return ChildAnswers(context, opened, *outer, lambda: None, lambda uid: uid, is_local=True)
+    outer = VolumePolicy(BASE), VolumeFigures()
+    return OrphanSchedule(context, opened, *outer, lambda: None, lambda uid: uid, is_local=True)
 
 
 def looked_at(user: UserState, *identifiers: str, at_s: float = 0.0) -> None:
@@ -125,7 +120,7 @@ def test_order_that_a_child_did_not_live_to_carry_out_is_given_again() -> None:
 
 def test_user_whose_child_fails_waits_longer_each_time() -> None:
     user = new_user()
-    waits = [user.failed(100.0) for _ in range(4)]
+    waits = [user.retry.failed(100.0) for _ in range(4)]
     assert waits == [1.0, 2.0, 4.0, 8.0]
     assert user.next_order(100.0) is None
     assert user.next_at_s() == 108.0
@@ -238,7 +233,7 @@ class Machine(RuleBasedStateMachine):
                 if has_failed:
                     self.intake.failed(self.user, 13, "his folder can't be worked in", "")
                 else:
-                    self.user.failed(boot_s())
+                    self.user.retry.failed(boot_s())
                 break
             self.intake.take(self.user, order, answer)
         for part in self.user.parts.values():

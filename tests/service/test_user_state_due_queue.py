@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -82,7 +84,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def same(self) -> None:
         assert len(self.upcoming) == len(self.model)
-        assert self.upcoming.next_at_s() == (min(self.model.values()) if self.model else None)
+        assert self.upcoming.next_at_s() == min(self.model.values(), default=math.inf)
         for now_s in (0.0, 7.0, 20.0):
             assert self.upcoming.n_due(now_s) == sum(at_s <= now_s for at_s in self.model.values())
         assert not self.upcoming.is_cut()

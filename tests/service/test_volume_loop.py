@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import math
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,12 +15,9 @@ import trio.testing
 from fusefs.core.config import POLL_S
 from fusefs.core.errors import NoStore
 from fusefs.core.events import Event
-from fusefs.core.orphan_age import started
-from fusefs.linux.kernel import Kernel
 from fusefs.service import volume_loop
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
-from fusefs.service.known_volumes import KnownVolumes
 from fusefs.service.open_volume import Elsewhere, OpenVolume
 from fusefs.service.shared_context import ServiceContext
 from fusefs.service.volume_loop import VolumeLoop
@@ -71,11 +67,9 @@ class Opening:
 @pytest.fixture
 def opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opening]:
     monkeypatch.setattr(volume_loop, "boot_s", trio.current_time)
-    clock, events = started(time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)), list[Event]()
+    events = list[Event]()
     with Forker() as forker, InotifyWatches() as watcher:
-        known = KnownVolumes(bytes(tmp_path))
-        outlets = events.append, lambda: None, lambda _: None
-        context = ServiceContext(Kernel(), forker, watcher, read_config([]), clock, 0, *outlets, "0", known)
+        context = ServiceContext(forker, watcher, read_config([]), bytes(tmp_path), events.append, lambda: None)
         yield Opening(context, events, monkeypatch)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from fusefs.core.record import Method
 from fusefs.linux.machine_identity import clocks_ns
-from fusefs.service.child_answers import ChildAnswers
 from fusefs.service.messages import Page, ReadRecords, SeenContainer
+from fusefs.service.orphan_schedule import OrphanSchedule
 from fusefs.service.user_state import UserState
 from tests.service.test_user_state import BASE, looked_at, new_intake, new_user, part_of
 
@@ -32,7 +32,7 @@ def told_of_it(*, is_claimed: bool = False) -> Page:
     return Page(BASE, [seen], "", 1, 0)
 
 
-def left_while_looked_at() -> tuple[UserState, ChildAnswers, ReadRecords]:
+def left_while_looked_at() -> tuple[UserState, OrphanSchedule, ReadRecords]:
     """A user whose orphan left while a child had the order to look at it."""
     user = new_user()
     looked_at(user)

@@ -1,4 +1,6 @@
-"""What a volume's children answer, taken in: what is due when, what became of what, what is wrong."""
+"""When orphans of a volume are reaped, measured, or warned of; what became of each; what is wrong, by its children's
+answers. Which go before their time, where space is low or a quota is exceeded.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,8 @@ from fusefs.service.messages import (
 )
 from fusefs.service.open_volume import OpenVolume, VolumeSpace
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
-from fusefs.service.user_state import FolderPart, ReapProgress, UserState
-from fusefs.service.volume_figures import SpaceTrend, WorkTotals
+from fusefs.service.user_state import FolderPart, ReapProgress, UserState, note_once
+from fusefs.service.volume_figures import VolumeFigures
 from fusefs.store.container import ClaimLost
 from fusefs.store.orphans import explain_first
 
@@ -60,7 +62,7 @@ _LOG = logging.getLogger(__name__)
 
 _GONE = (errno.ESHUTDOWN, *DAEMON_GONE)
 TROUBLE = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.ESTALE, *_GONE})
-"""What a volume says that is not well. What a user can write may say it too: see `ChildAnswers.failed`."""
+"""What a volume says that is not well. What a user can write may say it too: see `OrphanSchedule.failed`."""
 _MOST_IO_ERRORS = 3
 """Orphans of a user in a row that met one of these inside: a disk that dies should be left alone."""
 _MOST_TRIES = 3
@@ -91,16 +93,15 @@ class ForRoot(NamedTuple):
     by_force: bool
 
 
-class ChildAnswers:
-    """Takes in answers."""
+class OrphanSchedule:
+    """Takes in what children answer."""
 
     def __init__(
         self,
         context: ServiceContext,
         opened: OpenVolume,
         policy: VolumePolicy,
-        tally: WorkTotals,
-        room: SpaceTrend,
+        figures: VolumeFigures,
         new_parts: Callable[[], None],
         holder_of: Callable[[int], int],
         grace: Grace = NO_GRACE,
@@ -121,19 +122,13 @@ class ChildAnswers:
         self._is_local = is_local
         self._owner = opened.store.owner
         self._policy = policy
-        self._tally = tally
-        self._room = room
+        self._figures = figures
         self._new_parts = new_parts
         self._holder_of = holder_of
         self._io_errors: Counter[int] = Counter()
         self.trouble = ""
         self.is_in_doubt = False
         self.for_root: list[ForRoot] = []
-
-    def check(self) -> None:
-        """Raises  Trouble, if there is any."""
-        if self.trouble:
-            raise Trouble(self.trouble)
 
     def take(self, user: UserState, order: Order, answer: Answer) -> None:
         """Take in one answer to an order."""
@@ -160,7 +155,7 @@ class ChildAnswers:
             case Measured():
                 known = _part_of(user, order).known
                 if isinstance(order, Measure) and order.when_idle:
-                    _part_of(user, order).measured(answer.id)  # its record has it, if that could be written
+                    _part_of(user, order).measuring = None  # its record has it, if that could be written
                 elif answer.id in known:
                     known[answer.id] = known[answer.id]._replace(size=OrphanSize(answer.n_inodes, answer.n_bytes))
             case OrderDone():
@@ -171,7 +166,7 @@ class ChildAnswers:
         if seen.problem:
             self._fault(user, f"a record (…{seen.id[-12:]}) can't be read", seen.problem)
             return
-        if part.has_left(seen.id) and not seen.is_claimed:
+        if seen.id in part.left and not seen.is_claimed:
             return
         clock = self._context.clock()
         identifier, sight, origin = ContainerId(seen.id), part.sight(seen, clock), self._policy.usual(seen.origin)
@@ -187,9 +182,9 @@ class ChildAnswers:
             part.known[seen.id] = known if before is None else known._replace(size=before.size)
             if before is None:
                 part.to_measure.append(seen.id)
-        has_come = user.has_come(seen.id)
+        has_come = seen.id in user.came
         is_new = has_come or seen.created_ns > part.told_until_ns
-        if is_new and not seen.is_claimed and seen.method is not None and user.is_untold(seen.id):
+        if is_new and not seen.is_claimed and seen.method is not None and note_once(user.told, seen.id):
             is_older = seen.created_ns < self._context.started_ns and not has_come
             kind = EventKind.FOUND if is_older else _KINDS[seen.method]
             self._context.tell(kind, volume=self._volume, uid=user.uid, identifier=seen.id, origin=seen.origin)
@@ -213,7 +208,7 @@ class ChildAnswers:
             return None
         # What was begun with is due in any case; it expired after it came.
         expired_s = now_s - age_s(known, clock) if known.is_claimed else now_s + wait_s
-        return max(self._grace.at_s(now_s + wait_s, expired_s), user.not_before_s(known.id))
+        return max(self._grace.at_s(now_s + wait_s, expired_s), user.tries(known.id).at_s)
 
     def _warn(
         self, user: UserState, part: FolderPart, known: KnownOrphan, rules: RetentionRules, origin: bytes | None
@@ -229,7 +224,7 @@ class ChildAnswers:
             return
         part.warnings.add(chosen, None)
         # What the last service could tell it has told, and what was told before a look need not be remembered.
-        if clock.wall_ns + wait_s * 1e9 > part.told_until_ns and part.is_unwarned(chosen):
+        if clock.wall_ns + wait_s * 1e9 > part.told_until_ns and note_once(part.warned, chosen, part.most):
             left_s = wait_s + hooks.warn_before_s
             self._context.tell(
                 EventKind.EXPIRES_SOON,
@@ -244,13 +239,13 @@ class ChildAnswers:
         """What became of an orphan."""
         chosen = part.pending.pop(ended.id, DueContainer(ended.id, None))
         if ended.error or ended.lost or ended.stopped or ended.n_failed:
-            user.not_ours(ended.id)
+            user.ours.pop(ended.id, None)  # the next one to reap it may be another reaper
         if ended.error:
             part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
             self.failed(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be worked on", ended.error)
         elif ended.lost == ClaimLost.CHANGED.value:
             part.look_at(ended.id)  # its owner keeps it for longer, or for ever: look again
-        elif ended.lost == ClaimLost.GONE.value and user.n_tries(ended.id) >= _MOST_TRIES:
+        elif ended.lost == ClaimLost.GONE.value and user.tries(ended.id).n_failed >= _MOST_TRIES:
             user.forget(ended.id)
         elif ended.lost:
             # Gone it is as well while whoever threw it away replaces its record.
@@ -280,7 +275,7 @@ class ChildAnswers:
         )
         if not ended.n_failed:
             del self._io_errors[user.uid]
-            self._tally.reaped(all_of_it.n_removed)
+            self._figures.reaped(all_of_it.n_removed)
             return
         part.n_quarantined += 1
         if ended.failure is not None and ended.failure.errno in TROUBLE:
@@ -294,7 +289,7 @@ class ChildAnswers:
 
     def must_measure(self) -> bool:
         """Whether something may have to go before its time: then it counts what each user holds."""
-        return self._room.hurries or self._policy.quota != Quota()
+        return self._figures.hurries or self._policy.quota != Quota()
 
     def _hand_over(self, user: UserState, part: FolderPart, identifier: str, origin: bytes | None) -> None:
         """Have root take over what is in quarantine, where an administrator said so: into a store of root's own."""
@@ -314,9 +309,9 @@ class ChildAnswers:
         if not self.must_measure():
             return
         parts = [(user, part) for user in users for part in user.parts.values()]
-        wanted = self._room.wanted(self._policy) if self._room.hurries else None
+        wanted = self._figures.wanted(self._policy) if self._figures.hurries else None
         is_measured = all(part.is_known() for _user, part in parts)
-        if not is_measured and boot_s() < self._room.hurries_since_s + timers.current.measure_limit_s:
+        if not is_measured and boot_s() < self._figures.hurries_since_s + timers.current.measure_limit_s:
             wanted = None
         trash: dict[int, list[KnownOrphan]] = {}
         for user, part in parts:
@@ -339,7 +334,7 @@ class ChildAnswers:
         if number in TROUBLE and user.uid == self._owner:
             self.volume_failed(number, what)
             return
-        user.failed(boot_s())
+        user.retry.failed(boot_s())
         self.is_in_doubt |= number in TROUBLE
 
     def volume_failed(self, number: int, what: str) -> None:
@@ -351,7 +346,7 @@ class ChildAnswers:
         if not self._context.lets_tell(user.uid):
             return
         _LOG.warning("%s: uid %d: %s%s", printable(self._volume), user.uid, what, f": {detail}" if detail else "")
-        self._tally.fault(self._context.clock().wall_ns, f"uid {user.uid}: {what}")
+        self._figures.fault(self._context.clock().wall_ns, f"uid {user.uid}: {what}")
 
 
 def _going(

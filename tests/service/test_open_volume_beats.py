@@ -13,7 +13,7 @@ from fusefs.core.errors import Untrusted
 from fusefs.core.node_beats import NodeBeat
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.service.node_files import HeldBeat, hold_beat, own_name
+from fusefs.service.open_volume import HeldBeat, hold_beat, own_name
 from tests.support.store_verbs import ActingBefore
 
 BEAT = NodeBeat(started_ns=1, n=1, version="0", phase="idle")
