@@ -13,8 +13,7 @@ from fusefs.service.open_volume import open_volume
 from fusefs.service.work_session import take_over
 from fusefs.store.orphans import KeepFor, find_container, keep_by_id
 from tests.crash.powerfail_invariants import Shape
-from tests.crash.powerfail_keeping import KEEPING
-from tests.crash.powerfail_work import USER, VERBS, Cut, Scenario
+from tests.crash.powerfail_work import KEEPING, USER, VERBS, Cut, Scenario
 from tests.support.store_verbs import folder_of, raw, reap_now, restore, swap
 
 

@@ -19,7 +19,7 @@ from fusefs.engine.count_tree import survey
 from fusefs.engine.pace import PacedLooks
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store import deep_path
-from tests.cli.test_reap_paced import fsyncing
+from tests.cli.test_reap import fsyncing
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Dir, File, HardLink, Spec, SpecialFile, Symlink, deep_chain, make_tree, weird_names
 from tests.support.many_files import fill
