@@ -1,7 +1,5 @@
 """What commands cost in system calls and messages is what is stored; so are ratios beside rivals; nodes in small."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Each command line of the table ends as the table, the golden files, the JSON schema and docs/json.md say."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

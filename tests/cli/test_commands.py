@@ -1,7 +1,5 @@
 """Every command: exit codes, output for people and programs, errors with a hint; closed streams, broken stores."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """`trashd doctor`: what is wrong with stores and besides is told with what mends it, and nothing else is."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

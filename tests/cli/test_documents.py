@@ -1,7 +1,5 @@
 """README, the man pages and docs/troubleshooting.md have each command, option and error, and no others."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

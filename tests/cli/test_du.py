@@ -1,7 +1,5 @@
 """`trashd du`, and which orphans it and `list` tell of."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from functools import partial

@@ -1,7 +1,5 @@
 """No name, note or path that a user made reaches another's terminal, log, metrics or shell as anything but text."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

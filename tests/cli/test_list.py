@@ -1,7 +1,5 @@
 """`trashd list`: stores that no one named, sums by user, project and age, and lines that fit the terminal."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """How command lines are read: plain ones without click, completed by a shell, without `site`, and odd operands."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`trashd reap`: its pace, its sum, its stop, what it says of the space, --one, --free and --paced."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """`trashd restore` and `undo`: what came from a path, or by the last command; and which store --volume means."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

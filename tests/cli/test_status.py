@@ -1,7 +1,5 @@
 """`trashd status`: what it tells of services that live, rest, hang and are dead, and that it is quick and fits."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

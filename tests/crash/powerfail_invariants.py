@@ -4,8 +4,6 @@ Round k has a tree at the name `v<k>`. Before a verb the round says by a mark wh
 (`start k SHAPE`), and once the verb has promised it, which one is there for good (`durable k SHAPE`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from enum import Enum

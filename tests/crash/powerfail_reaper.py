@@ -1,7 +1,5 @@
 """The reaper's work whose power is cut, the service's own operations among it; and all scenarios."""
 
-from __future__ import annotations
-
 from contextlib import closing, suppress
 
 from fusefs.core.names import ContainerId

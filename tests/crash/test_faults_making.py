@@ -3,8 +3,6 @@
 tests/store/test_init_store.py says what else holds where a disk fails.
 """
 
-from __future__ import annotations
-
 import errno
 import shutil
 import subprocess

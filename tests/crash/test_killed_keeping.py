@@ -1,7 +1,5 @@
 """`swap --keep`, its restore and their recovery, killed or failing at any call: all of it or nothing, and no loss."""
 
-from __future__ import annotations
-
 import errno
 import os
 from functools import partial

@@ -1,7 +1,5 @@
 """A sweep's trash action, its restore and their recovery, killed, failing or met at any call: each file is once."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections import Counter

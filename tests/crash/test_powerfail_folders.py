@@ -1,7 +1,5 @@
 """Power cut while root registers users' folders: nothing is lost, and nothing proven that root has not looked at."""
 
-from __future__ import annotations
-
 import pytest
 
 from fusefs.linux.kernel import Kernel

@@ -1,7 +1,5 @@
 """A power cut while an orphan with stores in it is reaped loses nothing that is pinned there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Counting before a reap: each inode once, nothing missed in any shape, and nothing asked that is not the tree's."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat

@@ -1,7 +1,5 @@
 """The engine of a reap: few calls, workers that may be lost, a clean stop, a pace, and allocation groups of xfs."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

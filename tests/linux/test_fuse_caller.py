@@ -1,7 +1,5 @@
 """What /proc tells of a caller: of its thread, at that moment, and only if it acts as itself."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

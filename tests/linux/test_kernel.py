@@ -1,7 +1,5 @@
 """Calls that some filesystem answers oddly: a listing again, a file without a name, a directory that moved."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Mount tables: which mount a path is on, which disk it has, and what is mounted inside a directory."""
 
-from __future__ import annotations
-
 import select
 from pathlib import Path
 

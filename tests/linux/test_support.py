@@ -1,7 +1,5 @@
 """Support of the tests, itself tested: users of .ci/init, oracles, snapshots, volumes full or slow, children."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -7,8 +7,6 @@ No difference may give any user more than the filesystem below: what is explaine
 answers alone, as old as it may be.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping

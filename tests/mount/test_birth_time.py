@@ -1,7 +1,5 @@
 """When a file was made is told through the mount, and what else is told with it is as lasting as ever."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket

@@ -1,7 +1,5 @@
 """The daemon needs little: few fds however much is listed and walked, and nothing kept of what is forgotten."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """What changes behind a shared mount is seen in time, whatever has remembered it; a listing whole or not at all."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

@@ -5,8 +5,6 @@ that are not there, of what is changed, its other names, its directory and the d
 is made, and everything must be what it is on the backing filesystem. No timeout sees to that: it is an hour.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import mmap

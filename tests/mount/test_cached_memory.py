@@ -1,7 +1,5 @@
 """What is remembered is bounded, as long as it is true; nothing where names fold or xattrs are missing."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

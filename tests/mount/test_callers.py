@@ -1,7 +1,5 @@
 """For any caller the mount creates, refuses and clears bits, set-id bits too, as the filesystem below does."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -1,7 +1,5 @@
 """What changes behind a shared mount, data too, is seen within its timeout, a second."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Opening, making, removing and changing is judged by how the filesystem below is now, owners above all."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -1,7 +1,5 @@
 """The daemon's start, its end by a person, a signal or a failure, a remount and an upgrade: no process hangs."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -3,8 +3,6 @@
 What waits here is told when to go on: one name of a filesystem that answers at once otherwise, or a frozen disk.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import mmap

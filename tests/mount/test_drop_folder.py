@@ -1,7 +1,5 @@
 """`.trashd` and drop folders in a live mount: what is moved there is an orphan at once, and a swap costs nothing."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """A process that uses a name which others unlink and make all the time never gets ESTALE, as elsewhere."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

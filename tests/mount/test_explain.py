@@ -1,7 +1,5 @@
 """`trashd mount --explain`: what makes a mount fast, told by its daemon, and why it lacks the rest."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

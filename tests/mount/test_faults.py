@@ -1,7 +1,5 @@
 """What goes wrong below is told as it is, and ends when it ends; a lease is waited for, and nobody else waits."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Inode numbers are the backing ones, and a node is one incarnation of an inode, even if its number is reused (I9)."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Links that the kernel keeps, depth that costs nothing, and blocks that stay reserved for root."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

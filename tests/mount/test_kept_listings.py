@@ -1,7 +1,5 @@
 """Listings that the kernel keeps, or is asked for again: what it keeps is right, and opens without us are too."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

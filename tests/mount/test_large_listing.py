@@ -7,8 +7,6 @@ law too: it is the first of the places.
 TRASHD_TEST_ENTRIES  that stand there (make soak-mount: a million)
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The native core answers what it is for, as Python does: where it left that to Python nobody would see it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import struct

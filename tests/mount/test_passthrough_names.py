@@ -1,7 +1,5 @@
 """Files passed through while their names go and all else goes wrong: what the kernel holds for us is let go of."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

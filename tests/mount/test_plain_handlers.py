@@ -1,7 +1,5 @@
 """The daemon without a mount: plain mode's handlers, INIT, the lock of the tables, and what is counted where."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import logging

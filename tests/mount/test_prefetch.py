@@ -1,7 +1,5 @@
 """Nodes without clients: many names found by threads of C, names without file handles, and what is forgotten soon."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

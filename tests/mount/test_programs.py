@@ -1,7 +1,5 @@
 """Programs that people run, as what they are now: what they do ends as on the filesystem below."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Requests by io_uring: which mounts get them so, which queue a request goes to, and the threads that serve it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

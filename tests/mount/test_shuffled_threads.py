@@ -6,8 +6,6 @@ directories, some as another user.
 TRASHD_TEST_STEPS  how many each of them does (make soak-mount: very many)
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import random

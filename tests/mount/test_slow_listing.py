@@ -3,8 +3,6 @@
 What is asked of the slow filesystem is counted by itself; no law here is about how long anything takes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A directory whose listing is remembered is not opened below until something has to be read: no client can tell."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -2,8 +2,6 @@
 may see them. What the slow filesystem is asked is counted by itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

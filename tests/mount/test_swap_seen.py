@@ -1,7 +1,5 @@
 """A tree that is swapped, restored and reaped under its clients: what they see, get back, and what is freed."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import mmap

@@ -1,7 +1,5 @@
 """What `.trashd` shows inside the mount, asked of the decisions themselves, on a real directory."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """Attributes of directories: believed for long while nothing changes in there, and never after a change."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

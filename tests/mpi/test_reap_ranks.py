@@ -1,7 +1,5 @@
 """One orphan, or one sweep, that the ranks of an MPI job share: by one machine's laws, ranks lost or not."""
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

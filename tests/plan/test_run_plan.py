@@ -1,7 +1,5 @@
 """A plan carried out: it does what it says, leaves alone what other tools do, and nobody leads it elsewhere."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

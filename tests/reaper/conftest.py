@@ -1,7 +1,5 @@
 """The volume of most tests here; files that need more have their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

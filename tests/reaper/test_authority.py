@@ -1,7 +1,5 @@
 """A reap does what the user who asked could have done, and nothing more (I13): by root's command too."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """A removal whose workers find everything by its path, as the ranks of an MPI job do: by the laws of one machine."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

@@ -1,7 +1,5 @@
 """People who work in a tree while it is reaped: they can make a reap fail, and never make it leave the tree (I6)."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """The remover stops at a trash store that holds something, and at no other; what is pinned in it survives."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

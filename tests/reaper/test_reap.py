@@ -1,7 +1,5 @@
 """What lets go of an orphan: its retention, and a reap, which a rival does not share and a kill does not end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

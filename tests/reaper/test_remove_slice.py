@@ -1,7 +1,5 @@
 """The remover: every shape of tree is gone after one reap, by few fds; what is refused, or beyond its border, stays."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

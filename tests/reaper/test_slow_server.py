@@ -1,7 +1,5 @@
 """A reap on a server: slices as long as they say, threads that share a directory, and a server that goes away."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

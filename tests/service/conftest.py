@@ -1,7 +1,5 @@
 """The volume of most tests here, a shared one, a service's places, and homes; files that need more have their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

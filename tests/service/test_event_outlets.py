@@ -1,7 +1,5 @@
 """The audit log: a line an event, whatever is in it, rotated, full, or cut by a death; no user can fill it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """What is told before an orphan's term ends: by the running service, to a hook, once."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The service's children: processes that have one user's rights and no more, do as they are told, and end with it."""
 
-from __future__ import annotations
-
 import math
 import os
 import select

@@ -1,7 +1,5 @@
 """Metrics as a Prometheus reads them: by file and by HTTP, with names that dashboard and rules know."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What a running service lets others see of its work: audit log, hooks, metrics, status, and no more than that."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The service as people run it: what is due goes by policy, it tells of itself, and ends without a trace."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

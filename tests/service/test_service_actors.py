@@ -1,7 +1,5 @@
 """The service beside people who are up to something: it deletes what was given away, and nothing that came in since."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

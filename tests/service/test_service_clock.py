@@ -4,8 +4,6 @@ A test can't set the machine's clock. It tells the service what its predecessor 
 dates records as they would have been.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What goes wrong with one child, user or name, or by Mallory's doing, stays there: others are served."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

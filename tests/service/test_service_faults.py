@@ -1,7 +1,5 @@
 """A volume fails, fills or hangs below the service: it rests and says why, others go on, and SIGTERM ends it all."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """What Mallory writes, plants and makes unreadable: she gets nothing that she could not, and none waits."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

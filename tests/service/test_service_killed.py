@@ -1,7 +1,5 @@
 """The service, its forker and its children killed at any time, people at work beside it: nothing is lost but time."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """Volumes that the service knows again: after a while unserved, as a block copy, and mounted at another path."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

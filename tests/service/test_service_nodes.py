@@ -1,7 +1,5 @@
 """Two services on one volume, of two machines that see neither locks nor notices of each other: claims decide."""
 
-from __future__ import annotations
-
 import contextlib
 import uuid
 from collections import Counter

@@ -1,7 +1,5 @@
 """Stores in users' homes: both services serve them by what their owners registered, whatever they wrote there."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

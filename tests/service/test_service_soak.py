@@ -3,8 +3,6 @@
 A few seconds by default, so that it is known to work; `make soak` gives it an hour.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

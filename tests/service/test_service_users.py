@@ -1,7 +1,5 @@
 """Several users of one service: each with their own rights, in their own stores, and none in another's way."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

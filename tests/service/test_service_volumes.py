@@ -1,7 +1,5 @@
 """Volumes come and go under the running service: it holds none busy, and takes none for another."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

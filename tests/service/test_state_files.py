@@ -1,7 +1,5 @@
 """The service's files: a status that is whole at any moment, pauses, and a node's own beat."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

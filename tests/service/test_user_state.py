@@ -1,7 +1,5 @@
 """What the service knows of a user: no orphan is lost, none goes before its time, the soonest due goes first."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """What orphans take, as the service tells it, and notes while nobody else uses the disk; the unknown as unknown."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

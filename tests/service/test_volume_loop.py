@@ -1,7 +1,5 @@
 """When a volume is tried again, how long a look may take, and how users share the time of volumes and the service."""
 
-from __future__ import annotations
-
 import errno
 import math
 import threading

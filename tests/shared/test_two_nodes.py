@@ -1,7 +1,5 @@
 """Two nodes on a shared filesystem: what one has swapped is everybody's, killed, frozen or cut off as they are."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat

@@ -1,7 +1,5 @@
 """Authority: root's commands on a user's containers do what that user could have done, and no more (I13)."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterator

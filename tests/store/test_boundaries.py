@@ -1,7 +1,5 @@
 """Where a swap must stop: mounts here and in other namespaces, roots, files, links, stores; immutable things."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

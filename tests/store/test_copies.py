@@ -1,7 +1,5 @@
 """Copies and snapshots of a volume: what they hold is listed, kept and restored, and nothing taken from others."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Full volumes and used-up quotas: the reserve pays for one swap, reaping needs nothing, errors leave no trace."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Gates are ended, or waited for only so long; and any directory of a deep tree is reached by few fds."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """Users who are up to something: whatever they plant, forge, mount or move, root does only what they could do."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Callable

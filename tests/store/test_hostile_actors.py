@@ -1,7 +1,5 @@
 """Every verb, by root and by the victim, beside a hostile user: a plain twin shows what that user could do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple

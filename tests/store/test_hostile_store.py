@@ -1,7 +1,5 @@
 """A store of root's that root never made: a mate made it of root's directories, and its modes are right by now."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

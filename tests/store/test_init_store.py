@@ -1,7 +1,5 @@
 """`trashd init`: what it makes and notes, and copies and others' stores, whatever call fails or is killed."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

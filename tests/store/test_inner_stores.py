@@ -1,7 +1,5 @@
 """Stores inside a victim, noted or pointed at: nothing carries one away, and no pointer leads to another's."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """`swap --keep`: what the globs match stays in view, all else is swapped, and a restore puts it together again."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """What many folders, orphans and planted names cost: so many calls for each, and a swap always the same."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The ordinary commands on paths in a mount of ours: where the store is, what is refused, killed before any call."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

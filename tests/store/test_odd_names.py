@@ -1,7 +1,5 @@
 """Names that break parsers, and trees deeper than any buffer: told safely, swapped, restored and reaped alike."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Orphans: their term, the checker and its repairs, the list, the holders of a tree, and a look inside."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

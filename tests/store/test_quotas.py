@@ -3,8 +3,6 @@
 Not every kernel has quotas: without them these tests are skipped and say so; under User-Mode Linux they run.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Recovery: beside a command that works, and of what no command understands, which stays until its owner moves it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Registries: what users put into one costs others nothing, and a line that can't be written loses no other."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Restore: the tree at its name, elsewhere or in part, merged where a sweep took it; nothing of others replaced."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A user's folder: how it comes to be, what counts as one, and what a look at planted names costs."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

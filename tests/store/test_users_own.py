@@ -1,7 +1,5 @@
 """A user's own store stands in nobody's way: `.trashd` is root's alone, and each user has their own beside it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Where the orphan goes: quota projects, subvolumes, overlays, bind mounts, and volumes whose root is not ours."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress

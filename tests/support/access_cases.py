@@ -4,8 +4,6 @@ A scene is a directory of its own with a thing in it (f), which a user looks at 
 then, and to which the user does something. What came of it is the answer, and what is left.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

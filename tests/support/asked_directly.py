@@ -3,8 +3,6 @@
 For an owner a child asks that has our memory (tests/support/shared_memory_children.py).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ hold after it: what a user wrote into the name is in view or in an orphan; the t
 reaper has begun on it; what a restore gave back is whole; and after a repair the checker says nothing.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

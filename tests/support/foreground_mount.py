@@ -3,8 +3,6 @@
 A daemon is a forked child, which has loaded what this module imports: all of a daemon's modules.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

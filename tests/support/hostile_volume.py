@@ -1,7 +1,5 @@
 """A volume that Alice and Mallory share with root, whose canary must not be touched; the reaper service on it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

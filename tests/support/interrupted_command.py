@@ -1,7 +1,5 @@
 """A command of trashd's, and what another process does just before one of its calls to the kernel."""
 
-from __future__ import annotations
-
 import os
 import select
 import sys

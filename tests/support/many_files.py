@@ -1,7 +1,5 @@
 """Many entries at little cost: an empty file is one mknod."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Directories one in the other, gone through by fds, and how long the paths are that are opened on the way."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What tests of several nodes do again and again; what runs in a node can be pickled: any `ClusterNode` can do it."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

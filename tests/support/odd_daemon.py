@@ -4,8 +4,6 @@ TRASHD_TEST_SANITIZED  a directory with a core that was built with sanitizers (m
                        in place of their own, and the sanitizers' runtimes; no other process has
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

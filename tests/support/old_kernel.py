@@ -4,8 +4,6 @@ python -m tests.support.old_kernel                            the mount's oracle
 python -m tests.support.old_kernel tests/mount/test_atime.py  other tests
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Open files of tests and of processes: for the time of a block, held by the kernel alone, or waited for."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

@@ -1,7 +1,5 @@
 """The oracle: a native directory says what the vfs and the mount must answer to the same calls."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

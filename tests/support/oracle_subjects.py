@@ -4,8 +4,6 @@ A subject takes paths from its own top, as bytes, and answers as the system call
 differ between two directories of one filesystem (inode numbers, times) is not in the answers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

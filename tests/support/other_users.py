@@ -1,7 +1,5 @@
 """Do something as another user: with that uid and those groups alone, and no capability."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

@@ -1,7 +1,5 @@
 """The reaper service as tests run it: the real command, told apart from the machine's own by its directories."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

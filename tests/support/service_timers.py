@@ -1,7 +1,5 @@
 """The service's timers in tests: pauses are a tenth, limits what they are, as a busy machine may need them."""
 
-from __future__ import annotations
-
 from fusefs.service.timers import ServiceTimers
 
 REAL = ServiceTimers()

@@ -4,8 +4,6 @@ What the kernel decides by itself before it asks a FUSE filesystem (ELOOP, EISDI
 what it leaves to the filesystem (EEXIST, ENOTEMPTY, ENAMETOOLONG) goes to the vfs. The caller is root.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

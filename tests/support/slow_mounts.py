@@ -1,7 +1,5 @@
 """A mount of a slow filesystem, which counts itself what it is asked, and a directory in it that has many files."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

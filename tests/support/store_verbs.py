@@ -1,7 +1,5 @@
 """The store as tests use it: the verbs in one line, the checker, and hooks that count, die or fail at call n."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Users with homes, registries of stores, and what users throw away there: the accounts last for the block."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

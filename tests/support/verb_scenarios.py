@@ -1,7 +1,5 @@
 """The acts of every verb, as scenes: what the crash tests kill, fail, stop and race."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

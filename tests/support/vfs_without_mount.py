@@ -1,7 +1,5 @@
 """A vfs without a mount: what the daemon has below pyfuse3, asked directly, and who asks it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

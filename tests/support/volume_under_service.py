@@ -1,7 +1,5 @@
 """What tests do to a volume that a running service serves."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

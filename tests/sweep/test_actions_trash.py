@@ -1,7 +1,5 @@
 """What a sweep trashes keeps its tree in one orphan, wherever its store has to be; a store made for nothing goes."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

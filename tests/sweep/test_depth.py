@@ -1,7 +1,5 @@
 """Sweeps of deep chains: what is taken of them, moved or put back costs a way as long as the chain, not its square."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

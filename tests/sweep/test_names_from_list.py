@@ -1,7 +1,5 @@
 """Names from a list: only those, told as they are; lists that are none; and lists of any length in bounded memory."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

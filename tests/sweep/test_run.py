@@ -1,7 +1,5 @@
 """What a walk owes whatever it does: every match once, nothing else, whatever stands in its way or is at work there."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterator

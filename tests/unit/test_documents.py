@@ -1,7 +1,5 @@
 """The documents have every exit code, every key of the configuration and of the store's files, and no other."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """The kernel's messages, against its structs as linux/fuse.h has them."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from ctypes import c_int32, c_int64, c_uint32, c_uint64

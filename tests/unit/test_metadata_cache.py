@@ -1,7 +1,5 @@
 """The cache may forget anything, takes the memory that it says, and never tells what has expired or changed."""
 
-from __future__ import annotations
-
 import errno
 import stat
 import tracemalloc

@@ -1,7 +1,5 @@
 """Names and ids: what a container may be called, and how bytes of any kind are shown."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,7 +1,5 @@
 """What comments, docstrings and documents name exists: files, modules, classes, decisions."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

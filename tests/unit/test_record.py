@@ -1,7 +1,5 @@
 """The record: as it is written, and read back: what was written, or a BadRecord, whatever bytes a user put there."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Many nodes on one volume (decision 42): all histories of the store's transactions, and what each rule is for."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import partial
