@@ -76,10 +76,6 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.sleep(0.005)
 
 
-def large_in(volume: Path, n_files: int = 5000) -> str:
-    return str(swap(fill(volume / "large", n_files), options=EXPIRED).id)
-
-
 def store_of(volume: Path) -> bytes:
     """How orders and answers name root's store there."""
     return os.fsencode(volume / ".trashd")
@@ -167,7 +163,7 @@ def test_error_of_a_store_is_an_error_of_the_order_alone(volume: Path) -> None:
 
 
 def test_held_it_does_nothing_and_goes_on_where_it_was(volume: Path) -> None:
-    large = large_in(volume)
+    large = str(swap(fill(volume / "large", 5000), options=EXPIRED).id)
 
     async def body() -> list[Answer]:
         async with deputy_of(0, volume) as child_handle, trio.open_nursery() as nursery:

@@ -70,16 +70,12 @@ textfile = "{base}/trashd.prom"
 http = "{address}"
 allow_remote = true  # as which all but 127.0.0.1 counts
 """
-        jobs_of(OTHER, volume)
+        make_tree(volume / "home", Dir({}, owner=(OTHER, OTHER)))
         orphan_in(volume, "before")
         orphan_of_his(volume, "before")
         with service(base, volume, config=config) as running:
             wait_until_known(running, volume, 2)
             yield Watched(running, base, address)
-
-
-def jobs_of(uid: int, volume: Path) -> None:
-    make_tree(volume / "home", Dir({}, owner=(uid, uid)))
 
 
 def orphan_of_his(volume: Path, name: str, options: SwapOptions | None = None) -> Swapped:

@@ -185,10 +185,6 @@ def read(file: Path, *lines: bytes) -> list[Listed]:
         return list(read_list(opened.fileno(), POLICY))
 
 
-def unclear(line: bytes) -> ListedName:
-    return ListedName(line, is_understood=False)
-
-
 # Storage Scale: `InodeNumber GenNumber SnapId [OptionalShowArgs] -- FullPathToFile`.
 
 
@@ -220,7 +216,7 @@ def test_a_policys_line_tells_path_and_inode(file: Path, line: bytes, path: byte
     ],
 )
 def test_what_is_no_policys_line_is_not_understood(file: Path, line: bytes) -> None:
-    assert read(file, line) == [unclear(line)]
+    assert read(file, line) == [ListedName(line, is_understood=False)]
 
 
 def test_every_name_comes_through_a_policys_escape(file: Path) -> None:
