@@ -47,7 +47,7 @@ def make_known(place: Sides, uid: int = HE, mode: int = 0o755) -> None:
 
 
 def fresh(users_sides: Sides) -> Sides:
-    place = users_sides.below(f"case-{next(_NUMBERS)}")
+    place = users_sides.below(f"fresh-{next(_NUMBERS)}")
     place.seen.mkdir()
     return place
 
