@@ -22,8 +22,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store import orphans
 from fusefs.store.orphans import ListedContainer, find_container, find_containers
 from fusefs.store.swap import remove_path
-from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
-from tests.support.many_files import fill
+from tests.support.make_trees import IMMUTABLE, fill, make_tree, set_flags
 from tests.support.real_filesystems import loop_volume
 from tests.support.store_verbs import raw
 from tests.support.terminals import Terminal

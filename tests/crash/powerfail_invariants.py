@@ -14,7 +14,7 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.store.layout import CACHEDIR_TEXT, decode_volume
 from fusefs.store.orphans import ListedContainer
-from tests.support.asked_directly import asked_directly
+from tests.support.other_users import asked_directly
 from tests.support.store_verbs import entries, init, problems, reap_now, recover_all
 from tests.support.user_homes import forget_stores
 

@@ -19,14 +19,13 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.standing import take_census
 from fusefs.store.swap import own_folder
 from tests.crash.powerfail_invariants import MODE, STORE_DURABLE, Shape, check_state, shapes_at_once, text_of
-from tests.support.asked_directly import asked_directly
 from tests.support.crash_states import Check
+from tests.support.fake_dev_fuse import move_into_drop
 from tests.support.make_trees import Dir, make_tree
-from tests.support.other_users import as_user
+from tests.support.other_users import as_user, asked_directly
 from tests.support.real_filesystems import btrfs_subvolume, sync
 from tests.support.store_verbs import init, init_as_of_old, opened, recover_all, remove, restore, swap
 from tests.support.trash_without_walk import gather
-from tests.support.vfs_without_mount import move_into_drop
 from tests.support.write_log_disk import MOUNTED, LoggedVolume
 
 T = TypeVar("T")

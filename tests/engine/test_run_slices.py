@@ -26,8 +26,8 @@ from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.removal_stops import InnerStores
 from fusefs.reaper.remove_slice import SliceRemover
 from tests.support.background_processes import EndsWorkers
-from tests.support.file_leases import is_broken_into
-from tests.support.many_files import fill
+from tests.support.make_trees import fill
+from tests.support.open_files import is_broken_into
 from tests.support.real_filesystems import loop_volume, sync, tmpfs_volume
 from tests.support.reap_process import all_given, empty_container
 from tests.support.small_orphans import ids

@@ -16,13 +16,13 @@ from fusefs.linux import filesystem_probes, syscalls
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS
 from tests.support.covering_sets import Axes
+from tests.support.fake_dev_fuse import DirectoryRequests, Names, Somebody, vfs_at
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_casefold import folding_volume
-from tests.support.many_files import fill
+from tests.support.make_trees import fill
 from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import overlay_volume, tmpfs_volume
 from tests.support.trashd_command import EXECUTED
-from tests.support.vfs_without_mount import DirectoryRequests, Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

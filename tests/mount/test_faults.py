@@ -21,14 +21,13 @@ from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_mounts import backing_of
 from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.busy_clients import work
-from tests.support.file_leases import is_broken_into, write_lease
+from tests.support.fake_dev_fuse import Files, Names, Somebody, vfs_at
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, trashd_mount, until
 from tests.support.fuse_eio import broken_volume
-from tests.support.open_files import errno_of
+from tests.support.open_files import errno_of, is_broken_into, write_lease
 from tests.support.real_filesystems import full, loop_volume
 from tests.support.transports import cases
 from tests.support.trashd_command import trashd
-from tests.support.vfs_without_mount import Files, Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

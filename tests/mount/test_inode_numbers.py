@@ -19,13 +19,13 @@ from fusefs.core.metadata_cache import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, handle_of, renameat2
 from tests.support.background_processes import finish, workers
+from tests.support.fake_dev_fuse import Names, Somebody, vfs_at
 from tests.support.foreground_mount import trashd_mount, until
 from tests.support.make_trees import Spec, make_tree
 from tests.support.mount_and_backing import CLIENTS_ON, directory_for, tops_for_clients
 from tests.support.open_files import opened
 from tests.support.oracle import Oracle
 from tests.support.real_filesystems import gives_numbers_again, loop_volume, sync
-from tests.support.vfs_without_mount import Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

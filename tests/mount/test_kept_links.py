@@ -13,7 +13,7 @@ import pytest
 
 from fusefs.linux.syscalls import fallocate
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, trashd_mount, until
-from tests.support.nested_directories import make_chain, walk_chain
+from tests.support.make_trees import make_chain, walk_chain
 from tests.support.open_files import errno_of, held, opened
 from tests.support.other_users import as_user
 from tests.support.passthrough_files import free_bytes

@@ -18,10 +18,10 @@ from fusefs.mount.tree import mount_state
 from fusefs.mount.tree.listings import why_opened
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
+from tests.support.fake_dev_fuse import DirectoryRequests, Names, vfs_at
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, fresh_mount, trashd_mount, until
 from tests.support.open_files import held
 from tests.support.real_filesystems import loop_volume, overlay_volume, tmpfs_volume
-from tests.support.vfs_without_mount import DirectoryRequests, Names, vfs_at
 
 pytestmark = [pytest.mark.needs("root", "fuse", "loop"), pytest.mark.takes_engine]
 

@@ -22,7 +22,7 @@ import pytest
 
 from tests.support.background_processes import workers
 from tests.support.foreground_mount import trashd_mount
-from tests.support.many_files import fill
+from tests.support.make_trees import fill
 from tests.support.real_filesystems import gives_numbers_again, loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")

@@ -41,10 +41,9 @@ from fusefs.mount.places.counters import CELL_OF, Counters
 from fusefs.mount.plain.handlers import PlainHandlers
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.fake_dev_fuse import Broken, a_real
+from tests.support.fake_dev_fuse import Broken, Files, Names, Somebody, a_real, options_of, vfs_at
 from tests.support.foreground_mount import fresh_mount
 from tests.support.open_files import opened
-from tests.support.vfs_without_mount import Files, Names, Somebody, options_of, vfs_at
 
 NOT_HANDLED = {"poll"}
 """Answered by pyfuse3 with ENOSYS: the kernel then takes every file as ready, as on other filesystems."""

@@ -23,11 +23,11 @@ from fusefs.mount.native._core import Prefetcher
 from fusefs.mount.tables.daemon_cache import SeenByName
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
+from tests.support.fake_dev_fuse import Files, Names, Somebody, vfs_at
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.mount_and_backing import opened
 from tests.support.real_filesystems import overlay_volume, tmpfs_volume
 from tests.support.store_verbs import init, recover_all
-from tests.support.vfs_without_mount import Files, Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root")
 

@@ -22,10 +22,9 @@ from fusefs.mount.requests.ring_threads import RingThreads
 from tests.support.background_mounts import mount
 from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.busy_clients import work
-from tests.support.file_leases import write_lease
 from tests.support.foreground_mount import Mounted, links, trashd_mount, until
 from tests.support.fsfreeze import frozen
-from tests.support.open_files import waits_in_the_kernel
+from tests.support.open_files import waits_in_the_kernel, write_lease
 from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 from tests.support.trashd_command import TRASHD, done_well

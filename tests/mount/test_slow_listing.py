@@ -33,7 +33,7 @@ from tests.support.acls import (
 from tests.support.background_processes import workers
 from tests.support.foreground_mount import SHARED_LIMIT_S, until
 from tests.support.fuse_slow import Xattrs
-from tests.support.many_files import fill
+from tests.support.make_trees import fill
 from tests.support.open_files import errno_of, opened
 from tests.support.other_users import as_user
 from tests.support.slow_mounts import LIMIT_S, SLOW, N, SlowMount, slow_mount

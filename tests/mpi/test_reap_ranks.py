@@ -14,8 +14,7 @@ import pytest
 
 from fusefs.core.pacing import CUT_BYTES
 from tests.mpi.conftest import EACH_MPI, MPICH
-from tests.support.make_trees import Spec, Symlink, make_tree, weird_names
-from tests.support.many_files import bulky_tree, fill
+from tests.support.make_trees import Spec, Symlink, bulky_tree, fill, make_chain, make_tree, weird_names
 from tests.support.mpi_jobs import (
     PYTHON,
     ROOT,
@@ -30,7 +29,6 @@ from tests.support.mpi_jobs import (
     state_of_user,
     swap_by_user,
 )
-from tests.support.nested_directories import make_chain
 from tests.support.other_users import as_user
 from tests.support.outside_tree import Canary
 from tests.support.real_filesystems import tmpfs_volume

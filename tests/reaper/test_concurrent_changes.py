@@ -13,8 +13,7 @@ import pytest
 
 from fusefs.core.container_states import State
 from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
-from tests.support.make_trees import deep_chain, make_tree, snapshot
-from tests.support.many_files import bulky_tree, fill
+from tests.support.make_trees import bulky_tree, deep_chain, fill, make_tree, snapshot
 from tests.support.reap_process import (
     DONE,
     QUARANTINED,

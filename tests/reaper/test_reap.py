@@ -19,8 +19,7 @@ from fusefs.core.names import ContainerId
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
-from tests.support.make_trees import IMMUTABLE, deep_chain, make_tree, set_flags, snapshot
-from tests.support.many_files import bulky_tree, roomy_volume
+from tests.support.make_trees import IMMUTABLE, bulky_tree, deep_chain, make_tree, roomy_volume, set_flags, snapshot
 from tests.support.other_users import as_user
 from tests.support.outside_tree import Canary
 from tests.support.real_filesystems import ALL_FILESYSTEMS

@@ -27,13 +27,15 @@ from tests.support.make_trees import (
     Spec,
     SpecialFile,
     Symlink,
+    bulky_tree,
     deep_chain,
+    fill,
     make_tree,
+    roomy_volume,
     set_flags,
     snapshot,
     weird_names,
 )
-from tests.support.many_files import bulky_tree, fill, roomy_volume
 from tests.support.mount_namespaces import bind_elsewhere
 from tests.support.other_users import as_user
 from tests.support.outside_tree import Canary, unmount_below

@@ -23,8 +23,7 @@ from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.removal_stops import InnerStores, OutageWishes
 from fusefs.reaper.remove_slice import SliceRemover
 from tests.support.fuse_slow import SlowVolume, slow_volume
-from tests.support.make_trees import Spec, make_tree
-from tests.support.many_files import fill
+from tests.support.make_trees import Spec, fill, make_tree
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.reap_process import all_given, empty_container, state_of
 from tests.support.store_verbs import ActingBefore, assert_silent, init, own, swap

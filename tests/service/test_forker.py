@@ -36,12 +36,12 @@ from fusefs.service.messages import (
     Tended,
 )
 from fusefs.service.open_volume import open_volume
-from tests.support.many_files import fill
+from tests.support.make_trees import fill
 from tests.support.other_users import as_user
 from tests.support.proc_stat import status_of
+from tests.support.service_process import is_begun
 from tests.support.small_orphans import EXPIRED, OTHER, ids, orphan_in, orphan_of
 from tests.support.store_verbs import place, swap
-from tests.support.volume_under_service import is_begun
 
 pytestmark = pytest.mark.needs("root")
 

@@ -18,11 +18,10 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from tests.support.make_trees import IMMUTABLE, Dir, make_tree, set_flags
 from tests.support.other_users import as_user
-from tests.support.service_process import Service, places, service
+from tests.support.service_process import Service, events_in, objects_in, places, service
 from tests.support.small_orphans import EXPIRED, OTHER, orphan_in
 from tests.support.store_verbs import swap
 from tests.support.trashd_command import trashd
-from tests.support.volume_under_service import events_in, objects_in
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 EVIL = "plans\n\x1b[2J"

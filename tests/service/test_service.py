@@ -16,21 +16,30 @@ from fusefs.core.errors import Busy
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
 from tests.support.hostile_volume import ALICE, MALLORY, Shared
-from tests.support.make_trees import make_tree, snapshot
-from tests.support.many_files import fill, roomy_volume
+from tests.support.make_trees import fill, make_tree, roomy_volume, snapshot
 from tests.support.other_users import as_user
 from tests.support.peak_usage import peak_of
 from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import tmpfs_volume, unmount
 from tests.support.reap_process import is_claimed
 from tests.support.replaced_package import ReplacedPackage, modules_ever
-from tests.support.service_process import QUICK, Service, configure, service
-from tests.support.service_timers import SCALED
+from tests.support.service_process import (
+    QUICK,
+    SCALED,
+    SLOW,
+    Service,
+    aged,
+    audited,
+    begin_large,
+    configure,
+    next_due_s,
+    outwait,
+    service,
+)
 from tests.support.small_orphans import EXPIRED, ids, many_orphans, orphan_in, orphan_of, victim_in
 from tests.support.store_verbs import assert_silent, entries, folder_of, init, restore, swap
 from tests.support.trash_without_walk import gather
 from tests.support.trashd_command import EXECUTED, done_well, trashd
-from tests.support.volume_under_service import SLOW, aged, audited, begin_large, next_due_s, outwait
 
 pytestmark = pytest.mark.needs("root")
 

@@ -26,18 +26,15 @@ from fusefs.store.stage import SwapOptions
 from tests.service.test_forker import all_answers, deputy_of, store_of
 from tests.support.fuse_silent import silent_fuse
 from tests.support.hostile_volume import ALICE, MALLORY, Shared, make_folder
-from tests.support.make_trees import Dir, make_tree
-from tests.support.many_files import fill
+from tests.support.make_trees import Dir, fill, make_tree
 from tests.support.other_users import as_user, become
 from tests.support.outside_tree import unmount_below
 from tests.support.proc_stat import stat_of, status_of
 from tests.support.real_filesystems import bind_mount, tmpfs_over
 from tests.support.reap_process import beside
-from tests.support.service_process import QUICK, Service, configure, service
-from tests.support.service_timers import SCALED
+from tests.support.service_process import QUICK, SCALED, Service, audited, configure, events_in, service
 from tests.support.small_orphans import EXPIRED, OTHER, TREE, orphan_of
 from tests.support.store_verbs import assert_silent, own, recover_all, swap
-from tests.support.volume_under_service import audited, events_in
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 

@@ -24,17 +24,14 @@ from tests.support.fuse_slow import slow_volume
 from tests.support.group_members import FORGED
 from tests.support.hostile_steps import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
 from tests.support.interrupted_command import ask, untold
-from tests.support.make_trees import Dir, File, make_tree
-from tests.support.many_files import fill
+from tests.support.make_trees import Dir, File, fill, make_tree
 from tests.support.plain_twin import MARK, Step, Twins, contents
 from tests.support.privileges import Credentials
 from tests.support.real_filesystems import ON_DISK, full, loop_volume, mount_of, tmpfs_volume
 from tests.support.reap_process import state_of
-from tests.support.service_process import LIMIT_S, QUICK, Service, configure, places, service
-from tests.support.service_timers import SCALED
+from tests.support.service_process import LIMIT_S, QUICK, SCALED, Service, configure, events_in, places, service
 from tests.support.small_orphans import EXPIRED, orphan_in
 from tests.support.store_verbs import assert_silent, forge, init, own, place, recover_all, swap, tmpfs_store
-from tests.support.volume_under_service import events_in
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 

@@ -23,12 +23,11 @@ from tests.support.hostile_volume import ALICE, MALLORY, Shared
 from tests.support.make_trees import Dir, File, deep_chain, make_tree
 from tests.support.other_users import as_user, become
 from tests.support.reap_process import beside
-from tests.support.service_process import places
+from tests.support.service_process import events_in, places
 from tests.support.small_orphans import EXPIRED
 from tests.support.small_orphans import PINNED as KEPT
 from tests.support.store_verbs import assert_silent, forge, init, own, place, raw, swap, users_own
 from tests.support.trashd_command import done_well
-from tests.support.volume_under_service import events_in
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 

@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.core.container_states import State
 from tests.support.concurrent_users import Ledger, traffic
-from tests.support.many_files import bulky_tree, roomy_volume
+from tests.support.make_trees import bulky_tree, roomy_volume
 from tests.support.outside_tree import Canary
 from tests.support.real_filesystems import ALL_FILESYSTEMS
 from tests.support.reap_process import state_of

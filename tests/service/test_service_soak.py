@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.concurrent_users import Traffic, traffic
-from tests.support.many_files import roomy_volume
+from tests.support.make_trees import roomy_volume
 from tests.support.outside_tree import Canary
 from tests.support.proc_stat import status_of
 from tests.support.service_process import Service, places, service

@@ -16,16 +16,14 @@ from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.stage import SwapOptions
 from fusefs.store.store_maker import XATTR
 from tests.support.crash_scenarios import DyingAfter, end_of
-from tests.support.make_trees import IMMUTABLE, Dir, File, make_tree, remove_tree_hard, set_flags
-from tests.support.many_files import fill, roomy_volume
+from tests.support.make_trees import IMMUTABLE, Dir, File, fill, make_tree, remove_tree_hard, roomy_volume, set_flags
 from tests.support.other_users import as_user
 from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, project_quota_volume, set_project, tmpfs_volume
-from tests.support.service_process import QUICK, service
+from tests.support.service_process import QUICK, SLOW, begin_large, is_begun, outwait, service
 from tests.support.small_orphans import EXPIRED, ids, orphan_in, orphan_of
 from tests.support.store_verbs import entries, init, raw, remove, swap
 from tests.support.user_homes import own_stores
-from tests.support.volume_under_service import SLOW, begin_large, is_begun, outwait
 
 pytestmark = pytest.mark.needs("root")
 

@@ -28,11 +28,10 @@ from fusefs.store.container import HeldContainer, hold
 from tests.support.hostile_volume import ALICE, MALLORY, Shared
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
-from tests.support.service_process import QUICK, places, service
+from tests.support.service_process import QUICK, aged, places, service
 from tests.support.small_orphans import orphan_in
 from tests.support.store_verbs import assert_silent, entries, own, place, restore
 from tests.support.trashd_command import done_well, swapped, trashd
-from tests.support.volume_under_service import aged
 
 MIB = 1 << 20
 STEPS = st.lists(st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0, 99)), max_size=30)

@@ -37,7 +37,7 @@ from fusefs.service.volume_loop import VolumeLoop
 from fusefs.service.work_session import FairTurns, order_of_node
 from tests.service.test_user_state import BASE, looked_at, new_intake, new_user, part_of
 from tests.support.read_configs import read_config
-from tests.support.service_timers import REAL
+from tests.support.service_process import REAL
 
 DAY_S = 86_400.0
 

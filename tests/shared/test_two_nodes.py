@@ -12,14 +12,20 @@ import pytest
 from fusefs.core.errors import Busy, NotFound, Occupied, Refused
 from fusefs.linux.machine_identity import boot_id, host_id
 from tests.support.cluster_nodes import ClusterNodes
-from tests.support.fault_rounds import N_ROUNDS, Verb, calls_of, clear, last_rename, play, rounds
-from tests.support.node_steps import (
+from tests.support.fault_rounds import (
+    N_ROUNDS,
     WATCHED_LIMIT_S,
+    Verb,
     assert_quiet,
+    calls_of,
+    clear,
     contents,
     everywhere,
+    last_rename,
     listed,
     names,
+    play,
+    rounds,
     states,
     swapped,
     tree,

@@ -16,8 +16,7 @@ from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpener, DeepOpeners
 from fusefs.store.gate import empty_into
 from fusefs.store.layout import GATE_PREFIX
-from tests.support.make_trees import deep_chain, make_tree, remove_tree_hard
-from tests.support.nested_directories import CountedPathBytes
+from tests.support.make_trees import CountedPathBytes, deep_chain, make_tree, remove_tree_hard
 
 GATE, INNER, INMOST = ((GATE_PREFIX + name).decode() for name in (b"0", b"1", b"2"))
 N_TRIES = 5

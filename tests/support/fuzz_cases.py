@@ -29,10 +29,8 @@ from fusefs.mount.requests.fuse_requests import FuseRequests
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
-from tests.support.fake_dev_fuse import SO_SNDBUFFORCE
+from tests.support.fake_dev_fuse import SO_SNDBUFFORCE, options_of, python_command
 from tests.support.forged_requests import ForgedCaller, Forger, Known, Message, parse_reply, plain
-from tests.support.odd_daemon import python_command
-from tests.support.vfs_without_mount import options_of
 
 _CLONE_NEWNS, _MS_REC_PRIVATE = 0x20000, 0x4000 | 0x40000
 _MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
-from tests.support.asked_directly import asked_directly
-from tests.support.other_users import called_by
+from tests.support.other_users import asked_directly, called_by
 from tests.support.plain_twin import MARK, Step, Twins
 from tests.support.privileges import Credentials
 from tests.support.store_verbs import entries, problems

@@ -16,8 +16,8 @@ from fusefs.core.fuse_protocol import Entry
 from fusefs.core.metadata_cache import Attributes
 from fusefs.mount.tree.kernel_timeouts import EntryParam
 from fusefs.mount.tree.vfs import Vfs
+from tests.support.fake_dev_fuse import Changes, DirectoryRequests, Files, NameReply, Names, Somebody
 from tests.support.oracle_subjects import KEEP, FileAttributes, Handle, Subject, Times, see
-from tests.support.vfs_without_mount import Changes, DirectoryRequests, Files, NameReply, Names, Somebody
 
 ROOT = 1
 _MAX_LINKS = 40

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, Xattrs, slow_volume
-from tests.support.many_files import fill
+from tests.support.make_trees import fill
 from tests.support.real_filesystems import tmpfs_volume
 
 SLOW = "backing=slow"

@@ -25,7 +25,7 @@ from fusefs.store.restore_by_id import restore_by_id
 from fusefs.store.stage import SwapOptions
 from fusefs.store.store_maker import makes_common
 from fusefs.store.swap import Swapped, own_folder, remove_path, swap_path
-from tests.support.asked_directly import asked_directly
+from tests.support.other_users import asked_directly
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.shared_memory_children import end_process
 

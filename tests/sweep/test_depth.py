@@ -8,8 +8,7 @@ import pytest
 
 from fusefs.core.selection import Selection
 from fusefs.sweep.request import ToMove, ToTrash
-from tests.support.make_trees import deep_chain, remove_tree_hard
-from tests.support.nested_directories import CountedPathBytes
+from tests.support.make_trees import CountedPathBytes, deep_chain, remove_tree_hard
 from tests.support.run_sweep import sweep
 from tests.support.store_verbs import entries, init, restore
 

@@ -18,8 +18,7 @@ from fusefs.core.selection import Listed, ListedName, ListFormat, Selection
 from fusefs.linux.kernel import RefusedNames
 from fusefs.sweep.names_from_list import BrokenList, read_list, read_names
 from fusefs.sweep.request import ActionPlace, SweepWishes, ToPrint, ToTrash
-from tests.support.make_trees import Symlink, make_tree
-from tests.support.many_files import fill
+from tests.support.make_trees import Symlink, fill, make_tree
 from tests.support.peak_usage import beside_small_parent
 from tests.support.run_sweep import ALL, EVERY_KIND, names, sweep
 from tests.support.trashd_command import TRASHD

@@ -35,8 +35,7 @@ from fusefs.sweep.request import (
 from tests.support.background_processes import EndsWorkers, workers
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.fuse_slow import SlowVolume, slow_volume
-from tests.support.make_trees import Spec, Symlink, deep_chain, make_tree
-from tests.support.many_files import fill, roomy_volume
+from tests.support.make_trees import Spec, Symlink, deep_chain, fill, make_tree, roomy_volume
 from tests.support.move_entries import AfterThe
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
