@@ -43,7 +43,6 @@ NOW_NS, DAY_NS = 1_700_000_000 * 10**9, 86_400 * 10**9
 @pytest.fixture
 def volume() -> Iterator[Path]:
     with tmpfs_volume() as path:
-        path.chmod(0o755)
         yield path
 
 
