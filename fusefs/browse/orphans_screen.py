@@ -211,7 +211,8 @@ class InsideScreen(TableScreen):
         place = f"{self._orphan.entry.id}:".encode() + self._path
         if self._rows is None:
             self.refilter()
-        glob = ("--iname", _glob_for(self.wanted)) if self._is_cut and self.wanted else ()
+        literal = re.sub(r"([*?\[\]\\])", r"\\\1", self.wanted)
+        glob = ("--iname", f"*{literal}*") if self._is_cut and literal else ()
         volume = self._orphan.entry.base_path()
         answer = await self.browser.commands.ask(
             inside_row, "ls", "--json", "--first", str(_MOST + 1), *glob, "--volume", volume, "--", place
@@ -248,12 +249,8 @@ class InsideScreen(TableScreen):
 
     def detail_text(self) -> Sequence[str]:
         """See TableScreen."""
-        row = self._chosen()
-        return "" if row is None else row.text(), self._orphan.entry.id
-
-    def _chosen(self) -> InsideRow | None:
         row = self.table.chosen()
-        return row if isinstance(row, InsideRow) else None
+        return "" if row is None else row.text(), self._orphan.entry.id
 
     def _go(self, path: bytes, came_from: str) -> None:
         self._path, self._came_from = path, came_from
@@ -263,8 +260,8 @@ class InsideScreen(TableScreen):
 
     def action_enter(self) -> None:
         """Open a directory."""
-        row = self._chosen()
-        if row is not None and row.is_directory():
+        row = self.table.chosen()
+        if isinstance(row, InsideRow) and row.is_directory():
             self._go(os.path.join(self._path, row.name), "")
 
     def action_up(self) -> None:
@@ -281,15 +278,13 @@ class InsideScreen(TableScreen):
 
     def action_restore(self) -> None:
         """Take this back alone."""
-        if row := self._chosen():
+        if isinstance(row := self.table.chosen(), InsideRow):
             self.browser.run_worker(restore(self.browser, self._orphan, os.path.join(self._path, row.name) or None))
 
 
-def _glob_for(wanted: str) -> str:
-    """What `trashd ls --iname` is asked for."""
-    return "*" + re.sub(r"([*?\[\]\\])", r"\\\1", wanted) + "*"
-
-
+_VERBS: dict[str, Callable[[CommandApp, OrphanRow], Coroutine[None, None, None]]] = {
+    "restore": restore, "keep": keep, "release": release, "reap": reap, "count": count,
+}  # fmt: skip
 _LEAST_S, _MOST_S = 3.0, 60.0
 _SHARE = 10
 """Looks take at most one part of so many of the time."""
@@ -302,11 +297,11 @@ class OrphansScreen(TableScreen):
     KEYS = "Enter open  r restore  k keep  d delete  s size  o order  / find  ? help  q quit"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,right", "enter", show=False),
-        Binding("r", "restore", show=False),
-        Binding("k", "keep", show=False),
-        Binding("u", "release", show=False),
-        Binding("d,delete", "reap", show=False),
-        Binding("s", "count", show=False),
+        Binding("r", "act('restore')", show=False),
+        Binding("k", "act('keep')", show=False),
+        Binding("u", "act('release')", show=False),
+        Binding("d,delete", "act('reap')", show=False),
+        Binding("s", "act('count')", show=False),
         Binding("o", "order", show=False),
     ]
 
@@ -368,19 +363,15 @@ class OrphansScreen(TableScreen):
 
     def detail_text(self) -> Sequence[str]:
         """See TableScreen."""
-        row = self._chosen()
-        if row is None:
+        row = self.table.chosen()
+        if not isinstance(row, OrphanRow):
             return ()
         note = f"  # {show(row.entry.note)}" if row.entry.note else ""
         return row.path(), f"{row.entry.id}{note}"
 
-    def _chosen(self) -> OrphanRow | None:
-        row = self.table.chosen()
-        return row if isinstance(row, OrphanRow) else None
-
     def action_enter(self) -> None:
         """Look into it."""
-        if row := self._chosen():
+        if isinstance(row := self.table.chosen(), OrphanRow):
             self.browser.push_screen(InsideScreen(row))
 
     def action_order(self) -> None:
@@ -388,26 +379,7 @@ class OrphansScreen(TableScreen):
         self._order = (self._order + 1) % len(ORDERS)
         self.refilter()
 
-    def action_restore(self) -> None:
-        """Take it back."""
-        self._act(restore)
-
-    def action_keep(self) -> None:
-        """Have it kept."""
-        self._act(keep)
-
-    def action_release(self) -> None:
-        """Have it kept no longer."""
-        self._act(release)
-
-    def action_reap(self) -> None:
-        """Have it deleted."""
-        self._act(reap)
-
-    def action_count(self) -> None:
-        """Find out what it takes."""
-        self._act(count)
-
-    def _act(self, verb: Callable[[CommandApp, OrphanRow], Coroutine[None, None, None]]) -> None:
-        if row := self._chosen():
-            self.browser.run_worker(verb(self.browser, row))
+    def action_act(self, verb: str) -> None:
+        """Do it to the orphan that is chosen. verb: of _VERBS"""
+        if isinstance(row := self.table.chosen(), OrphanRow):
+            self.browser.run_worker(_VERBS[verb](self.browser, row))

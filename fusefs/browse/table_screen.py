@@ -6,7 +6,6 @@ import os
 import stat
 import time
 from collections.abc import Sequence
-from enum import Enum
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -30,16 +29,14 @@ from fusefs.core.record import Method
 from fusefs.linux.children import user_name
 from fusefs.store.orphans import ListedContainer
 
-_LATE = {
-    State.REAPING: "reaping",
-    State.QUARANTINE: "quarantine",
-    State.RESTORING: "restoring",
-    State.STAGE: "unfinished",
-}
 ORDERS = ("age", "left", "size", "path", "owner")
 """How orphans can be ordered: the newest first, those that go soonest, the largest, by path, by whose they are."""
 _FOREVER_NS = 1 << 70
 _SOON_S = 3600
+_HEAD, _CHOSEN = Style(bold=True, underline=True), Style(reverse=True)
+_PLAIN, _OPENS = Style(), Style(bold=True)
+_SAFE, _URGENT, _PAST = Style(color="green"), Style(color="yellow"), Style(color="red")
+"""Colours of the terminal's own, which suit its background. Words tell the same."""
 
 
 class Column(NamedTuple):
@@ -48,16 +45,6 @@ class Column(NamedTuple):
     name: str
     width: int
     is_number: bool = False
-
-
-class Mood(Enum):
-    """What a row says at first sight."""
-
-    PLAIN = "plain"
-    SAFE = "safe"
-    URGENT = "urgent"
-    PAST = "past"
-    OPENS = "opens"
 
 
 class OrphanRow(NamedTuple):
@@ -83,7 +70,7 @@ class OrphanRow(NamedTuple):
         if self.entry.problem:
             return "unreadable"
         if self.entry.state is not State.ORPHANS:
-            return _LATE[self.entry.state]
+            return "unfinished" if self.entry.state is State.STAGE else self.entry.state.value
         return "kept" if left_s is None else format_duration(left_s) if left_s > 0 else "expired"
 
     def age(self, now_ns: int) -> str:
@@ -96,12 +83,12 @@ class OrphanRow(NamedTuple):
         where = show(self.entry.problem) or self.path() + swept
         return (self.age(now_ns), self.left(now_ns), self.size, self.owner, where)
 
-    def mood(self, now_ns: int) -> Mood:
-        """What it says at first sight."""
+    def style(self, now_ns: int) -> Style:
+        """What its line says at first sight."""
         left_s = self.entry.left_s(now_ns)
         if self.entry.problem or self.entry.state is not State.ORPHANS:
-            return Mood.PAST
-        return Mood.SAFE if left_s is None else Mood.URGENT if left_s < _SOON_S else Mood.PLAIN
+            return _PAST
+        return _SAFE if left_s is None else _URGENT if left_s < _SOON_S else _PLAIN
 
     def text(self) -> str:
         """What a filter looks at."""
@@ -176,9 +163,9 @@ class InsideRow(NamedTuple):
         size = "" if self.is_directory() else format_size(self.n_bytes)
         return (stat.filemode(self.mode), size, day, self.owner, self.text())
 
-    def mood(self, now_ns: int) -> Mood:
-        """What it says at first sight."""
-        return Mood.OPENS if self.is_directory() else Mood.PLAIN
+    def style(self, now_ns: int) -> Style:
+        """What its line says at first sight."""
+        return _OPENS if self.is_directory() else _PLAIN
 
     def text(self) -> str:
         """What a filter looks at."""
@@ -237,14 +224,8 @@ def shortened(text: str, room: int) -> str:
     return f"{first}…{last}"
 
 
-_HEAD = Style(bold=True, underline=True)
-_PLAIN = Style()
-_CHOSEN = Style(reverse=True)
-_STYLES = {
-    Mood.PLAIN: _PLAIN, Mood.SAFE: Style(color="green"), Mood.URGENT: Style(color="yellow"),
-    Mood.PAST: Style(color="red"), Mood.OPENS: Style(bold=True),
-}  # fmt: skip
-"""Colours of the terminal's own, which suit its background. Words tell the same."""
+_ALL = 1 << 40
+"""More rows than a table has."""
 
 
 class RowTable(Widget):
@@ -289,10 +270,6 @@ class RowTable(Widget):
         self._top = min(max(self._top, self._at - self.n_seen() + 1), self._at, most)
         self.refresh()
 
-    def move_to_end(self) -> None:
-        """Choose the last one."""
-        self.move_to(len(self._rows))
-
     def move_to_key(self, key: str) -> None:
         """Choose the one that has it, if there is one."""
         self.move_to(next((at for at, row in enumerate(self._rows) if row.key == key), self._at))
@@ -315,7 +292,7 @@ class RowTable(Widget):
         elif at < len(self._rows):
             row, now_ns = self._rows[at], time.time_ns()
             text = lined_up(self._columns, row.cells(now_ns), width)
-            style = _CHOSEN if at == self._at else _STYLES[row.mood(now_ns)]
+            style = _CHOSEN if at == self._at else row.style(now_ns)
         elif y == 2 and not self._rows:
             text = self._empty
         return Strip([Segment(text, style)]).adjust_cell_length(width)
@@ -333,8 +310,8 @@ class TableScreen(Screen[None]):
         Binding("down", "move(1)", show=False),
         Binding("pageup", "page(-1)", show=False),
         Binding("pagedown", "page(1)", show=False),
-        Binding("home", "first", show=False),
-        Binding("end", "last", show=False),
+        Binding("home", f"move(-{_ALL})", show=False),
+        Binding("end", f"move({_ALL})", show=False),
         Binding("slash", "filter", show=False, priority=True),
         Binding("escape", "back", show=False),
         Binding("ctrl+r,f5", "look", show=False),
@@ -436,23 +413,13 @@ class TableScreen(Screen[None]):
         self.call_after_refresh(self.redraw)
 
     def action_move(self, n_rows: int) -> None:
-        """Choose another one."""
+        """Choose another one, so many further down, or the last one or the first."""
         self.table.move(n_rows)
         self.redraw()
 
     def action_page(self, n_pages: int) -> None:
         """Choose another one, a screen further."""
         self.action_move(n_pages * self.table.n_seen())
-
-    def action_first(self) -> None:
-        """Choose the first one."""
-        self.table.move_to(0)
-        self.redraw()
-
-    def action_last(self) -> None:
-        """Choose the last one."""
-        self.table.move_to_end()
-        self.redraw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
         """See Screen. The key that begins a filter comes first: letters right behind it are not meant as verbs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 from collections.abc import Iterator
 
 import click
@@ -17,6 +16,7 @@ from fusefs.core.policy import VolumePolicy
 from fusefs.core.printable_names import printable
 from fusefs.linux.config_files import SYSTEM_DIR, Loaded, check_files, config_dir, load_config, load_system_config
 from fusefs.linux.mountinfo import is_inside, read_mounts
+from fusefs.linux.user_ids import uid_of
 
 _system_option: Decorator = click.option(
     "--system", is_flag=True, help="What is in force for root's service, which serves everybody; root's default."
@@ -95,7 +95,9 @@ def _missing(loaded: Loaded) -> Iterator[ConfigProblem]:
             case "users" | "user":
                 names = (setting.value,) if key[-1] == "user" else setting.value
                 for name in names:
-                    if not _is_user(name):
+                    try:
+                        uid_of(name)
+                    except ValueError:
                         fix = "name a user that this machine knows, or a uid"
                         yield setting.place.problem(f"there is no user {printable(name.encode())}", fix)
             case str(name) if name.startswith("on_") and setting.value is not None:
@@ -103,16 +105,6 @@ def _missing(loaded: Loaded) -> Iterator[ConfigProblem]:
                 if not (os.path.isfile(program) and os.access(program, os.X_OK)):
                     what = f"{printable(program.encode())} can't be executed"
                     yield setting.place.problem(what, "name a program that exists, with its x bit set")
-
-
-def _is_user(name: str) -> bool:
-    if name.isdecimal():
-        return True
-    try:
-        pwd.getpwnam(name)
-    except KeyError:
-        return False
-    return True
 
 
 @command.command("show", short_help="Print what is in force.")
@@ -138,7 +130,10 @@ def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
         text = tell_config(loaded.config, loaded.settings)
     else:
         path = os.path.realpath(path)
-        policy = volume = loaded.config.volume(_volume_of(path, loaded.config))
+        # Where the filesystem of the path is mounted, or the part of it that the configuration names.
+        points = [*(mount.point for mount in read_mounts()), *(volume.path for volume in loaded.config.volumes)]
+        point = max((point for point in points if is_inside(path, point)), key=len, default=b"/")
+        policy = volume = loaded.config.volume(point)
         if not os.path.lexists(path):
             output.warn(f"{printable(path)} does not exist: this is what holds for {printable(volume.path)}")
         if path == volume.path:
@@ -151,10 +146,3 @@ def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
     else:
         print(text, end="")
     return 0
-
-
-def _volume_of(path: bytes, config: Config) -> bytes:
-    """Where the filesystem of a path is mounted, or the part of it that the configuration names."""
-    points = [mount.point for mount in read_mounts()]
-    points += [volume.path for volume in config.volumes]
-    return max((point for point in points if is_inside(path, point)), key=len, default=b"/")

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 
@@ -162,7 +162,11 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Waits | Non
         return [Finding(printable(path), SQUASHED, error.hint)]
     problems += check_registry(kernel, path)
     lost: list[TrashdError] = []
-    for part in each_folder(discover(kernel, [path]), _check, list[Finding], lost):
+
+    def check(folder: UserFolder) -> list[Finding]:
+        return [*check_vouched(folder), *check_folder(folder)]
+
+    for part in each_folder(discover(kernel, [path]), check, list[Finding], lost):
         problems += part
     return problems + [Finding(printable(path), error.message(), error.hint) for error in lost]
 
@@ -196,10 +200,6 @@ def _stores(kernel: Kernel, path: bytes) -> Iterator[Store]:
                 yield store
     if not n_there:
         raise NotFound(path, "there is no store; trashd init makes one")
-
-
-def _check(folder: UserFolder) -> list[Finding]:
-    return [*check_vouched(folder), *check_folder(folder)]
 
 
 def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Finding]:
@@ -240,14 +240,13 @@ def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Findin
 def _files(place: InstallPlace, word: str) -> Iterator[Finding]:
     """What is wrong with what `service install` wrote. A unit that differs may be as its administrator wants it."""
     again = f"trashd service install {word}".rstrip()
-    installation = place.open()
     try:
-        pieces = place.pieces(has_uring=place.has_uring(installation))
+        pieces = place.pieces(has_uring=place.has_uring())
     except NotFound as error:
         yield Finding("what is installed", error.message(), error.hint)
         return
     packaged = None if word else brought_by_package()
-    states = {file.path: file.outcome for file in installation.compare(pieces)}
+    states = {file.path: file.outcome for file in place.compare(pieces)}
     if packaged is not None:
         what = f"units that trashd service install put there hide those that a package brought ({packaged})"
         hint = f"trashd service uninstall && systemctl enable --now {REAPER}"
@@ -278,7 +277,10 @@ def _unit(unit: Mapping[str, str], word: str, *, is_wanted: bool) -> Iterator[Fi
     program = _PROGRAM.search(unit["ExecStart"])
     if program is not None and not (os.path.isfile(program[1]) and os.access(program[1], os.X_OK)):
         what = f"{printable(os.fsencode(program[1]))}, which it runs, can't be executed"
-        yield Finding(printable(os.fsencode(unit["FragmentPath"])), what, _again(unit, word))
+        hint = f"install the package anew, or see what a drop-in of it says: systemctl cat {name}"
+        if unit["FragmentPath"].startswith(PREFIX) or word:
+            hint = f"trashd service install {word}".rstrip()
+        yield Finding(printable(os.fsencode(unit["FragmentPath"])), what, hint)
     elif state == "failed":
         yield Finding(name, "it failed", f"journalctl {word}-u {name} says why")
     elif name in (REAPER, TIMER) and is_wanted:
@@ -286,13 +288,6 @@ def _unit(unit: Mapping[str, str], word: str, *, is_wanted: bool) -> Iterator[Fi
             yield Finding(name, f"it does not run: {does}", f"{control}enable --now {name}")
         elif unit["UnitFileState"] == "disabled":
             yield Finding(name, "it runs, and will not after the next boot", f"{control}enable {name}")
-
-
-def _again(unit: Mapping[str, str], word: str) -> str:
-    """What puts a unit right whose program is not there."""
-    if unit["FragmentPath"].startswith(PREFIX) or word:
-        return f"trashd service install {word}".rstrip()
-    return "install the package anew, or see what a drop-in of it says: systemctl cat " + unit["Id"]
 
 
 def _running(seen: SeenStatus, word: str) -> Iterator[Finding]:
@@ -315,11 +310,10 @@ def _mounts() -> Iterator[Finding]:
             seen = read_counters(mount)
         except TrashdError:
             continue  # of an older version, or of another mount namespace
-        few = few_files(seen)
         if not seen.is_running:
             yield Finding(printable(mount.point), "the daemon of this mount is gone", DaemonGone.hint)
-        elif few is not None:
-            yield Finding(printable(mount.point), few.what, few.hint)
+        elif few := few_files(seen):
+            yield few
 
 
 def _uring(lines: Sequence[MountLine]) -> Iterator[Finding]:
@@ -355,28 +349,21 @@ def _allow_other(lines: Sequence[MountLine]) -> Iterator[Finding]:
 
 
 def _inotify() -> Iterator[Finding]:
-    """What tells the reaper of what is new. Source  inotify(7)"""
-    instances = {errno.EMFILE: "fs.inotify.max_user_instances"}
-    yield from _used_up(lambda: open_inotify().close(), instances, "no reaper can start")
-    watches = {errno.ENOSPC: "fs.inotify.max_user_watches"}
-    yield from _used_up(_watch_directory, watches, "the reaper sees what is new some minutes late")
-
-
-def _watch_directory() -> None:
-    with Fd(os.open("/", os.O_PATH)) as root, open_inotify() as inotify:
-        watch(inotify, root, InotifyMask.CREATE)
-
-
-def _used_up(act: Callable[[], None], limits: Mapping[int, str], cost: str) -> Iterator[Finding]:
-    """The limit that something meets, if it does. limits: by the errno that tells it"""
+    """A limit on what tells the reaper of what is new, if it is used up. Source  inotify(7)"""
     try:
-        act()
+        with Fd(os.open("/", os.O_PATH)) as root, open_inotify() as inotify:
+            watch(inotify, root, InotifyMask.CREATE)
     except OSError as error:
-        limit = limits.get(error.errno or 0)
-        if limit is not None:
-            most = int(_text(f"/proc/sys/{limit.replace('.', '/')}") or "0")
-            what = f"all {most:,} of root's are in use: {cost}"
-            yield Finding(limit, what, f"sysctl {limit}={max(most, 64) * 2}, and a line of that in /etc/sysctl.d")
+        match error.errno:
+            case errno.EMFILE:
+                limit, cost = "fs.inotify.max_user_instances", "no reaper can start"
+            case errno.ENOSPC:
+                limit, cost = "fs.inotify.max_user_watches", "the reaper sees what is new some minutes late"
+            case _:
+                return
+        most = int(_text(f"/proc/sys/{limit.replace('.', '/')}") or "0")
+        what = f"all {most:,} of root's are in use: {cost}"
+        yield Finding(limit, what, f"sysctl {limit}={max(most, 64) * 2}, and a line of that in /etc/sysctl.d")
 
 
 def _pressure() -> Iterator[Finding]:

@@ -153,20 +153,14 @@ def _tell_wrong(error: click.ClickException) -> None:
     click.echo(f"Error: {show(error.format_message())}", err=True)
 
 
-def _find_hint(error: click.ClickException) -> str:
-    """The hint for an option that an earlier release had; empty for any other error."""
-    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
-        return ""
-    _program, _, command = error.ctx.command_path.partition(" ")
-    return REMOVED.get((command, error.option_name), "")
-
-
 def dispatch(arguments: list[str]) -> int:
     """Run one command; its exit code. Click's own errors come out as click words them, with exit code 2."""
     try:
         code = trashd.main(arguments, prog_name="trashd", standalone_mode=False)
     except click.ClickException as error:
-        hint = _find_hint(error)
+        hint = ""
+        if isinstance(error, click.NoSuchOption) and error.ctx is not None:  # an earlier release may have had it
+            hint = REMOVED.get((error.ctx.command_path.partition(" ")[2], error.option_name), "")
         if wants_json(arguments):
             return failed(UsageError(error.format_message(), hint), as_json=True)
         _tell_wrong(error)

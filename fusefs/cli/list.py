@@ -30,11 +30,11 @@ _PAST = (State.REAPING, State.QUARANTINE)
 _UNKNOWN = "?"
 _MOST_REASONS = 3
 """Of each in quarantine; --json has all."""
-_TOLD = {State.ORPHANS: "restorable", State.STAGE: "unfinished", State.RESTORING: "restoring"}
 _STATES = {
     "restorable": State.ORPHANS, "reaping": State.REAPING, "quarantine": State.QUARANTINE,
     "restoring": State.RESTORING, "unfinished": State.STAGE,
 }  # fmt: skip
+_STATE_NAMES = {state: name for name, state in _STATES.items()}
 _FOREVER_S = 1 << 62
 
 filter_options = together(
@@ -147,7 +147,11 @@ def command(
     kernel = tended(volumes)
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
-    every = by_mount_points(all_entries(kernel, volumes, lost, watched(notes=False)))
+    # The origins by the paths that users know, where a mount over itself has lost its daemon.
+    every = [
+        entry if entry.origin is None else entry._replace(origin=output.by_mount_point(entry.origin))
+        for entry in all_entries(kernel, volumes, lost, watched(notes=False))
+    ]
     found = in_order(wanted.picks(every, now_ns), order, now_ns)
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
@@ -174,20 +178,12 @@ def command(
     return max(codes, default=0)
 
 
-def by_mount_points(entries: list[ListedContainer]) -> list[ListedContainer]:
-    """The entries, their origins by the path that users know, where a mount over itself has lost its daemon."""
-    return [
-        entry if entry.origin is None else entry._replace(origin=output.by_mount_point(entry.origin))
-        for entry in entries
-    ]
-
-
 def _row(entry: ListedContainer, now_ns: int) -> tuple[str, ...]:
     identifier = entry.id[-ID_RANDOM_CHARS:]  # enough for every command, and it leaves room for the rest
     left = entry.left_s(now_ns)
     kept = "kept" if left is None else format_duration(left) if left > 0 else "expired"
     shown = "-" if entry.state in _PAST else kept
-    state = _TOLD.get(entry.state, entry.state.value)
+    state = _STATE_NAMES[entry.state]
     if entry.state is State.REAPING:
         state += " (stopped)" if entry.is_stopped else ""
     elif entry.partial:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import click
 
@@ -24,10 +23,9 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import UserFolder
 from fusefs.store.look_inside import EntryInside, content_of, differences, entries_inside, inside, there_now
-from fusefs.store.orphans import ListedContainer
+from fusefs.store.orphans import CameFrom
 
 _DIFFERENCES = {"gone": "in the orphan only", "new": "there now only", "changed": "changed", "unreadable": "unreadable"}
-T = TypeVar("T")
 inside_argument = click.argument("word", metavar="ID[:PATH]|PATH", type=OrphanIdOrPath())
 
 
@@ -59,13 +57,12 @@ def command(
         is_meant = compile_glob(glob, ignores_case=True)
     except ValueError as error:
         raise UsageError(f"--iname: {error}") from error
-    found = _look_at_inside(
-        volumes,
-        word,
-        uid,
-        lambda kernel, fd, _folder, _entry, _within: entries_inside(kernel, fd, is_meant, most),
-        list[EntryInside],
-    )
+    kernel, (entry, within) = _find_place(volumes, word, uid)
+
+    def list_entries(fd: Fd, _folder: UserFolder, _within: RelPath) -> list[EntryInside]:
+        return entries_inside(kernel, fd, is_meant, most)
+
+    found = inside(kernel, volumes, entry, within, list_entries, list[EntryInside])
     if as_json:
         for one in found:
             output.as_json(one)
@@ -98,15 +95,16 @@ def cat_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...]) -> int
     """
     if sys.__stdout__ is None:
         raise UsageError("standard output is closed", "that is where it is printed")
-    _look_at_inside(volumes, word, uid, _print, None)
+    kernel, (entry, asked) = _find_place(volumes, word, uid)
+
+    def write(fd: Fd, _folder: UserFolder, within: RelPath) -> None:
+        """By the orphan's owner, who has our standard output."""
+        for part in content_of(kernel, fd, within):
+            while part:
+                part = part[os.write(1, part) :]
+
+    inside(kernel, volumes, entry, asked, write, None)
     return 0
-
-
-def _print(kernel: Kernel, fd: Fd, _folder: UserFolder, _entry: ListedContainer, within: RelPath) -> None:
-    """By the orphan's owner, who has our standard output."""
-    for part in content_of(kernel, fd, within):
-        while part:
-            part = part[os.write(1, part) :]
 
 
 @click.command("diff", short_help="Tell what differs between an orphan and what is there now.", no_args_is_help=True)
@@ -125,9 +123,10 @@ def diff_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_js
       trashd diff 2fe7e4cb8ba8
       trashd diff /scratch/job
     """
+    kernel, (entry, asked) = _find_place(volumes, word, uid)
     sys.stdout.flush()
 
-    def compare(kernel: Kernel, fd: Fd, folder: UserFolder, entry: ListedContainer, within: RelPath) -> int:
+    def compare(fd: Fd, folder: UserFolder, within: RelPath) -> int:
         """By the orphan's owner, who has our standard output."""
         tells_new = entry.method is not Method.SWEEP
         if not stat.S_ISDIR(kernel.fstat(fd).st_mode):
@@ -145,32 +144,15 @@ def diff_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_js
         sys.stdout.flush()
         return count
 
-    if not _look_at_inside(volumes, word, uid, compare, int) and not as_json:
+    if not inside(kernel, volumes, entry, asked, compare, int) and not as_json:
         click.echo("nothing differs", err=True)
     return 0
 
 
-def _look_at_inside(
-    volumes: Sequence[bytes],
-    word: bytes,
-    uid: int | None,
-    look: Callable[[Kernel, Fd, UserFolder, ListedContainer, RelPath], T],
-    kind: Any,
-) -> T:
-    """What `look` says of the place that a word means, what killed commands left being settled first.
-
-    look, kind, Raises  as for store.look_inside.inside
-    """
+def _find_place(volumes: Sequence[bytes], word: bytes, uid: int | None) -> tuple[Kernel, CameFrom]:
+    """The place that a word means, after what killed commands left is settled."""
     kernel = tended(volumes)
     before, colon, after = word.partition(b":")
     is_id = bool(colon) and b"/" not in before
     part = os.path.normpath(after.strip(b"/")) if is_id and after.strip(b"/") else None
-    meant = chosen(kernel, volumes, before if is_id else word, part, uid, as_json=True)
-    return inside(
-        kernel,
-        volumes,
-        meant.entry,
-        meant.inside,
-        lambda fd, folder, within: look(kernel, fd, folder, meant.entry, within),
-        kind,
-    )
+    return kernel, chosen(kernel, volumes, before if is_id else word, part, uid, as_json=True)

@@ -1,13 +1,13 @@
-"""The command `trashd`: its entry point, and how errors are printed."""
+"""The command `trashd`: its entry point. cli/output.py prints errors."""
 
 from __future__ import annotations
 
-import errno
 import gc
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -65,7 +65,8 @@ class _Stderr(io.TextIOWrapper):
 
     def flush(self) -> None:
         """Have it out, if that can be."""
-        _refuses(super().flush)
+        with suppress(OSError):
+            super().flush()
 
 
 def settle_streams() -> None:
@@ -88,53 +89,19 @@ def settle_streams() -> None:
 def run(arguments: list[str]) -> int:
     """The exit code of a command line; what it prints is out when this returns."""
     from fusefs.cli import output
-    from fusefs.core.errors import Exit, TrashdError
+    from fusefs.core.errors import Exit
 
     try:
         code = _run(arguments)
-        _flush()
+        output.flush()
         return code
-    except TrashdError as error:
-        _refuses(_flush)
-        return output.failed(error, as_json=output.wants_json(arguments))
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            return Exit.PIPE
-        return output.failed(_told(error), as_json=output.wants_json(arguments))
+    except BrokenPipeError:
+        return Exit.PIPE
+    except (TrashdError, OSError) as error:
+        return output.failed(output.to_error(error), as_json=output.wants_json(arguments))
     except KeyboardInterrupt:
-        _refuses(_flush)
+        output.refused(output.flush)
         return Exit.INTERRUPTED
-
-
-def _told(error: OSError) -> TrashdError:
-    """What a person is told of an error that says no more itself."""
-    from fusefs.core.errors import KernelRefused, NotFound, from_os
-
-    number = error.errno or errno.EIO
-    if error.filename is not None:
-        name = error.filename
-        _refuses(_flush)
-        return from_os(error, name if isinstance(name, bytes) else os.fsencode(str(name)))
-    if _refuses(_flush) == number:  # what it has not taken is tried again
-        hint = "what was done is done, and was not told to the end"
-        return KernelRefused(f"standard output: {os.strerror(number)}", hint, number)
-    if _refuses(os.getcwdb) == number:
-        return NotFound("the working directory was removed", "go to another one: cd /")
-    return from_os(error, "a new process" if number == errno.EAGAIN else "a system call")
-
-
-def _flush() -> None:
-    """Have out what was printed: the process ends without Python's own care for that."""
-    print(end="", flush=True)
-
-
-def _refuses(act: Callable[[], object]) -> int | None:
-    """The errno with which something is refused; None if it isn't."""
-    try:
-        act()
-    except OSError as error:
-        return error.errno
-    return None
 
 
 def _run(arguments: list[str]) -> int:

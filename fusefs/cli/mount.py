@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -34,6 +34,7 @@ from fusefs.core.mount_options import (
     parse_options,
 )
 from fusefs.core.printable_names import printable, show
+from fusefs.core.results import Finding
 from fusefs.core.uring_choice import why_not_trusted
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.linux.runtime_directories import HOME, make_dir
@@ -64,14 +65,13 @@ Examples:
   trashd mount --explain /scratch/job
 """
 Ready = Callable[[], None]
-_SYSLOG = "/dev/log"
 
 
 def _command_line(option: MountOption) -> Decorator:
     """The command line's option for a word of `-o`."""
     if option.read is None:
         return click.option(option.switch(), is_flag=True, help=option.help)
-    kind = click.Choice(option.choices()) if option.choices() else None
+    kind = click.Choice(option.value.split("|")) if "|" in option.value else None
     metavar = option.metavar or (option.value if kind is None else None)
     return click.option(option.switch(), type=kind, metavar=metavar, help=option.help)
 
@@ -202,14 +202,7 @@ def _warn_of_other_ways(target: bytes) -> None:
         )
 
 
-class FewFiles(NamedTuple):
-    """That the users of a mount can have few files open, and what raises that."""
-
-    what: str
-    hint: str
-
-
-def few_files(seen: SeenMount) -> FewFiles | None:
+def few_files(seen: SeenMount) -> Finding | None:
     """What the limit of a mount's daemon, one of root's, costs its users; None: it is high, or can't be seen."""
     from fusefs.mount.native._core import most_of_one
     from fusefs.mount.tree.mount_state import n_handles
@@ -223,7 +216,8 @@ def few_files(seen: SeenMount) -> FewFiles | None:
         return None
     most = most_of_one(n_handles(int(limit[1])))
     what = f"all its users together can have fewer than {limit[1]} files open, and one user at most {most}"
-    return FewFiles(what, f"LimitNOFILE={_MANY_FILES} in its unit, or ulimit -Hn {_MANY_FILES} before trashd mount")
+    hint = f"LimitNOFILE={_MANY_FILES} in its unit, or ulimit -Hn {_MANY_FILES} before trashd mount"
+    return Finding(printable(seen.point), what, hint)
 
 
 def run_in_background(body: Callable[[Ready], int]) -> int:
@@ -240,7 +234,10 @@ def run_in_background(body: Callable[[Ready], int]) -> int:
         os.close(told)
         os.chdir("/")
         logging.raiseExceptions = False  # a syslog that is not there would be told of on the terminal, at length
-        _log_to(_syslog())
+        syslog: logging.Handler = logging.NullHandler()
+        with suppress(OSError):
+            syslog = logging.handlers.SysLogHandler("/dev/log", logging.handlers.SysLogHandler.LOG_DAEMON)
+        _log_to(syslog)
         return body(lambda: _detach(tell))
     os.close(tell)
     try:
@@ -283,13 +280,6 @@ def _detach(tell: int) -> None:
     with suppress(BrokenPipeError):
         os.write(tell, b"1")
     os.close(tell)
-
-
-def _syslog() -> logging.Handler:
-    try:
-        return logging.handlers.SysLogHandler(_SYSLOG, logging.handlers.SysLogHandler.LOG_DAEMON)
-    except OSError:
-        return logging.NullHandler()
 
 
 def _log_to(handler: logging.Handler) -> None:
@@ -348,12 +338,9 @@ def run(arguments: list[str]) -> int:
     try:
         code = _run(arguments)  # of this very function in the daemon, if that could tell one
         return code if code in (0, _USAGE) else _FAILED
-    except (UsageError, NotPermitted) as error:
-        output.failed(error)
-        return _USAGE
     except TrashdError as error:
         output.failed(error)
-        return _FAILED
+        return _USAGE if isinstance(error, UsageError | NotPermitted) else _FAILED
     except OSError as error:
         output.failed(from_os(error, str(error.filename or "a system call")))
         return _FAILED
@@ -391,7 +378,6 @@ def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) 
 
     Raises  UsageError: for what can't be asked; Refused: it does not answer
     """
-    from fusefs.core.mount_options import Coherence, parse_options
     from fusefs.mount.places.mount_points import Health, health, real_path, silent, top_mount
 
     uid = os.geteuid()

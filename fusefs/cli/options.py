@@ -157,7 +157,6 @@ def mpi_option(shares: Callable[[Any], Any]) -> Callable[[Callable[..., int]], C
             if not mpi:
                 return act(*args, **options, job=None)
             from fusefs.engine.mpi_ranks import joined
-            from fusefs.linux.kernel import Kernel
 
             with joined() as job:
                 uids = job.uids()
@@ -214,16 +213,14 @@ def _own() -> list[tuple[str, str]]:
     A child looks, as a dead mount blocks whoever looks at it: what it has not told in time is not offered. It has
     nothing of ours open, or a shell would wait for it that reads what we say to the end.
     """
-    from fusefs.cli.output import origin
     from fusefs.linux.children import ask_each
-    from fusefs.linux.kernel import Kernel
     from fusefs.store.orphans import all_entries
 
     own = os.geteuid()
 
     def tell(_asked: None) -> bytes:
         found = (entry for entry in all_entries(Kernel(), (), []) if entry.uid == own)
-        return "".join(f"{entry.id}\t{origin(entry.origin)}\n" for entry in found).encode()
+        return "".join(f"{entry.id}\t{output.origin(entry.origin)}\n" for entry in found).encode()
 
     ((_asked, answer),) = ask_each((None,), tell, set(), lambda _asked: None, limit_s=_COMPLETION_LIMIT_S)
     pairs = [line.split(b"\t", 1) for line in (answer or b"").split(b"\n")[:-1]]

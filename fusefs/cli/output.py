@@ -1,16 +1,20 @@
-"""What commands print: lines for people, JSON for programs, errors with the next step."""
+"""What commands print: lines for people, JSON for programs, errors with the next step.
+
+When standard output can't be written, on a full disk say, `to_error` makes that the command's error.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from fusefs.core.errors import ConfigProblem, Incomplete, TrashdError
+from fusefs.core.errors import ConfigProblem, Incomplete, KernelRefused, NotFound, TrashdError, from_os
 from fusefs.core.names import ContainerId
 from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import Method
@@ -40,6 +44,36 @@ def failed(error: TrashdError, *, as_json: bool = False) -> int:
         if error.hint:
             print(f"  hint: {show(error.hint)}", file=sys.stderr)
     return error.exit_code
+
+
+def to_error(error: TrashdError | OSError) -> TrashdError:
+    """Convert what ended a command into the error that is printed, once its output is written as far as it can be."""
+    unwritten = refused(flush)  # what standard output has not taken is tried again
+    if isinstance(error, TrashdError):
+        return error
+    number, name = error.errno or errno.EIO, error.filename
+    if name is not None:
+        return from_os(error, name if isinstance(name, bytes) else os.fsencode(str(name)))
+    if unwritten == number:
+        hint = "what was done is done, and was not told to the end"
+        return KernelRefused(f"standard output: {os.strerror(number)}", hint, number)
+    if refused(os.getcwdb) == number:
+        return NotFound("the working directory was removed", "go to another one: cd /")
+    return from_os(error, "a new process" if number == errno.EAGAIN else "a system call")
+
+
+def flush() -> None:
+    """Write what was printed: the process ends without Python's own care for that."""
+    print(end="", flush=True)
+
+
+def refused(act: Callable[[], object]) -> int | None:
+    """The errno with which something is refused; None if it isn't."""
+    try:
+        act()
+    except OSError as error:
+        return error.errno
+    return None
 
 
 def exit_code(codes: Sequence[int]) -> int:

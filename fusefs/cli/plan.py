@@ -187,7 +187,9 @@ def _plan(
     try:
         # A draft by any user may be looked at; what is done must be what we, or root, wrote.
         is_trusting = bool(files) and not runs
-        rules = load_plan(paths, cutoffs.now.wall_ns, cutoffs.ago, _warn, is_trusting=is_trusting)
+        rules = load_plan(
+            paths, cutoffs.now.wall_ns, cutoffs.ago, lambda one: output.warn(str(one)), is_trusting=is_trusting
+        )
     except BadConfig as error:
         _tell_problems(error.problems, as_json=as_json, is_asked=False)
         return BadConfig.exit_code
@@ -205,10 +207,6 @@ def _plan(
             telling.tell(told)
         telling.end()
         return stop.exit_code() if stop() else telling.exit_code()
-
-
-def _warn(warning: ConfigProblem) -> None:
-    output.warn(str(warning))
 
 
 def _tell_none(paths: Sequence[bytes]) -> None:

@@ -173,41 +173,83 @@ def has_expired(_entry: ListedContainer, record: Record, clocks: tuple[Clock, ..
 
 
 class ReapOptions(NamedTuple):
-    """What a person may say about the way.
+    """What a command line asks for, named as click's parameters.
 
     n_workers  None: what is best there
+    max_rate, max_bytes  the most that it may be, with `paced` too
+    paced      make way for others
     counts     count first
     waits      print, at the end, how much space came back, and what keeps it
-    paced      make way for others; the tempo is the most that it may be
     with_stores  trash stores in it that hold something go too
-    is_meant   asked about an orphan's record when it is claimed: its owner may have kept it since it was chosen
     force      what is in quarantine, with the caller's own right
-    only_one   the first that no other process has
+    one        the first that no other process has
     job        whose ranks do it (engine.mpi_ranks.MpiJob), or None
+    is_meant   asked about an orphan's record when it is claimed: its owner may have kept it since it was chosen
     """
 
+    identifiers: tuple[str, ...] = ()
+    everything: bool = False
+    pinned: bool = False
+    now: bool = False
+    wanted_bytes: int | None = None
+    one: bool = False
+    dry: bool = False
+    yes: bool = False
     n_workers: int | None = None
-    tempo: Speed = Speed()
+    max_rate: int | None = None
+    max_bytes: int | None = None
+    paced: bool = False
     counts: bool = False
     waits: bool = False
-    paced: bool = False
     with_stores: bool = False
-    is_meant: Callable[[ListedContainer, Record], bool] = is_due_as_chosen
     force: bool = False
-    only_one: bool = False
+    volumes: tuple[bytes, ...] = ()
+    as_json: bool = False
     job: Any = None
+    is_meant: Callable[[ListedContainer, Record], bool] = is_due_as_chosen
+
+    def check(self) -> None:
+        """Raises  UsageError for options that don't go together"""
+        if self.identifiers and (self.everything or self.pinned):
+            raise UsageError(
+                f"ID with {'--all' if self.everything else '--pinned'}", "name orphans, or take all of them"
+            )
+        if self.with_stores and not self.identifiers:
+            raise UsageError("--with-stores without ID", "name the orphan whose stores are to go with it")
+        if self.pinned and not self.now:
+            raise UsageError("--pinned without --now", "what is pinned has no term that could end: say --now, too")
+        if self.now and not (self.identifiers or self.everything or self.pinned):
+            raise UsageError("--now alone", "name those that may go before their time (trashd list)")
+        if self.wanted_bytes is not None and (self.identifiers or self.everything or self.pinned or self.now):
+            raise UsageError("--free with what is to go", "it chooses by itself, and asks")
+        if self.one and (self.identifiers or self.wanted_bytes is not None):
+            raise UsageError(
+                f"--one with {'ID' if self.identifiers else '--free'}", "it takes whichever is due and free"
+            )
+        if self.force:
+            self._check_force()
+        if self.job is not None and self.paced:
+            raise UsageError(
+                "--mpi with --paced", "that listens to one machine's disk; --max-rate is for all ranks together"
+            )
+
+    def _check_force(self) -> None:
+        if not self.identifiers:
+            raise UsageError("--force without ID", "name what is in quarantine: trashd list --state quarantine")
+        others = {"--wait": self.waits, "--mpi": self.job is not None}
+        for other in (option for option, is_given in others.items() if is_given):
+            raise UsageError(f"--force with {other}", "leave one of them out")
+        if not (self.yes or self.dry or can_be_asked()):
+            raise UsageError("nobody is there to be asked", "say --yes, or run it on a terminal")
 
 
 def reap_one(base: bytes, orphan: str, *, as_json: bool, waits: bool = False) -> int:
     """Reap what was just taken away, at once; the exit code. base: the directory that holds its store"""
-    kernel, volumes = Kernel(), (base,)
-    how = ReapOptions(waits=waits)
-    return reap_all(kernel, volumes, [find_container(kernel, volumes, orphan)], how, as_json=as_json)
+    kernel, how = Kernel(), ReapOptions(volumes=(base,), as_json=as_json, waits=waits)
+    return reap_all(kernel, [find_container(kernel, how.volumes, orphan)], how)
 
 
-def reap_all(
-    kernel: Kernel, volumes: Sequence[bytes], due: Sequence[ListedContainer], how: ReapOptions, *, as_json: bool
-) -> int:
+def reap_all(kernel: Kernel, due: Sequence[ListedContainer], how: ReapOptions) -> int:
     """Reap containers one after the other, or one of them; the exit code. Ctrl-C ends it between two slices."""
     began = time.monotonic()
     codes, reaped, is_away = [], [], False
@@ -223,33 +265,33 @@ def reap_all(
                 break
             try:
                 title = entry.id if entry.origin is None else printable(os.path.basename(entry.origin))
-                with ProgressBar(title, shown=not as_json) as shows:
+                with ProgressBar(title, shown=not how.as_json) as shows:
                     if how.force:
-                        done = _reap_by_force(kernel, volumes, entry, how, shows, stop, is_away)
+                        done = _reap_by_force(kernel, entry, how, shows, stop, is_away)
                     else:
                         act = partial(_reap, entry, how, shows, stop, is_away)
-                        done = act_on(kernel, volumes, entry, act, Reaped, needs_proof=True)
-                if how.only_one and done.lost:
+                        done = act_on(kernel, how.volumes, entry, act, Reaped, needs_proof=True)
+                if how.one and done.lost:
                     continue
                 reaped.append(done)
-                codes.append(_tell(entry, done, force=how.force, as_json=as_json))
+                codes.append(_tell(entry, done, force=how.force, as_json=how.as_json))
                 if how.waits:
                     waits[entry.base_path()].add_reaped(done)
-                if how.only_one:
+                if how.one:
                     break
             except (TrashdError, OSError) as error:
                 is_away |= isinstance(error, ServerAway)  # it was waited for, once for all
-                codes.append(output.failed(from_os(error, entry.id), as_json=as_json))
-        if how.only_one:
-            if due and not reaped and not as_json:
+                codes.append(output.failed(from_os(error, entry.id), as_json=how.as_json))
+        if how.one:
+            if due and not reaped and not how.as_json:
                 print("no orphan is left to reap: others have them", file=sys.stderr)
-        elif len(due) > 1 and not as_json:
+        elif len(due) > 1 and not how.as_json:
             print(_sum(reaped, len(due) - len(reaped), time.monotonic() - began))
         if how.waits:
             from fusefs.cli.wait import print_waited
 
             awaited = (volume.conclude(stop) for volume in waits.values() if volume.ids and not stop())
-            codes += [print_waited(one, as_json=as_json) for one in awaited]
+            codes += [print_waited(one, as_json=how.as_json) for one in awaited]
         if stop():
             return stop.exit_code()
     return output.exit_code(codes)
@@ -271,9 +313,10 @@ def _reap(
     if entry.state in (State.STAGE, State.RESTORING):
         raise Refused(f"{entry.id} is half done, in {entry.state.value}/", SETTLE)
     # A person who sees a slow reap go by wants to know how long it takes.
-    counts = how.counts or (how.tempo.is_limited() and shows.is_seen)
+    tempo = Speed(how.max_rate, how.max_bytes)
+    counts = how.counts or (tempo.is_limited() and shows.is_seen)
     counted = shows.counted if counts else None
-    with pacer_in(folder.store.kernel, folder.fd, how.tempo, output.tell_why if how.paced else None) as pacer:
+    with pacer_in(folder.store.kernel, folder.fd, tempo, output.tell_why if how.paced else None) as pacer:
         wishes = RemovalWishes(how.n_workers, pacer, shows.advance, stop, counted=counted, counting=shows.counting)
         wishes = wishes._replace(with_stores=how.with_stores, job=how.job)
         limit_s = 0.0 if is_away else COMMAND_LIMIT_S
@@ -286,7 +329,6 @@ def _reap(
 
 def _reap_by_force(
     kernel: Kernel,
-    volumes: Sequence[bytes],
     entry: ListedContainer,
     how: ReapOptions,
     shows: ProgressBar,
@@ -300,7 +342,7 @@ def _reap_by_force(
     from fusefs.store.as_owner import seize
     from fusefs.store.swap import own_folder
 
-    with opened_folder(kernel, volumes, entry) as folder, own_folder(folder.store) as own:
+    with opened_folder(kernel, how.volumes, entry) as folder, own_folder(folder.store) as own:
         if folder.uid != own.uid:
             note = f"taken from {user_name(folder.uid)}'s quarantine to be deleted; was {output.origin(entry.origin)}"
             seized = seize(folder, entry.id, own, note[:NOTE_MAX_CHARS])
@@ -357,64 +399,6 @@ def _sum(reaped: Sequence[Reaped], n_untried: int, elapsed_s: float) -> str:
 
 _REAPABLE = (State.ORPHANS, State.REAPING)
 _SHOWN_MAX = 10
-
-
-class _ReapLine(NamedTuple):
-    """The values of a command line, named as click's parameters."""
-
-    identifiers: tuple[str, ...]
-    everything: bool
-    pinned: bool
-    now: bool
-    wanted_bytes: int | None
-    one: bool
-    dry: bool
-    yes: bool
-    n_workers: int | None
-    max_rate: int | None
-    max_bytes: int | None
-    paced: bool
-    counts: bool
-    waits: bool
-    with_stores: bool
-    force: bool
-    volumes: tuple[bytes, ...]
-    as_json: bool
-    job: Any
-
-    def check(self) -> None:
-        """Raises  UsageError for options that don't go together"""
-        if self.identifiers and (self.everything or self.pinned):
-            raise UsageError(
-                f"ID with {'--all' if self.everything else '--pinned'}", "name orphans, or take all of them"
-            )
-        if self.with_stores and not self.identifiers:
-            raise UsageError("--with-stores without ID", "name the orphan whose stores are to go with it")
-        if self.pinned and not self.now:
-            raise UsageError("--pinned without --now", "what is pinned has no term that could end: say --now, too")
-        if self.now and not (self.identifiers or self.everything or self.pinned):
-            raise UsageError("--now alone", "name those that may go before their time (trashd list)")
-        if self.wanted_bytes is not None and (self.identifiers or self.everything or self.pinned or self.now):
-            raise UsageError("--free with what is to go", "it chooses by itself, and asks")
-        if self.one and (self.identifiers or self.wanted_bytes is not None):
-            raise UsageError(
-                f"--one with {'ID' if self.identifiers else '--free'}", "it takes whichever is due and free"
-            )
-        if self.force:
-            self._check_force()
-        if self.job is not None and self.paced:
-            raise UsageError(
-                "--mpi with --paced", "that listens to one machine's disk; --max-rate is for all ranks together"
-            )
-
-    def _check_force(self) -> None:
-        if not self.identifiers:
-            raise UsageError("--force without ID", "name what is in quarantine: trashd list --state quarantine")
-        others = {"--wait": self.waits, "--mpi": self.job is not None}
-        for other in (option for option, is_given in others.items() if is_given):
-            raise UsageError(f"--force with {other}", "leave one of them out")
-        if not (self.yes or self.dry or can_be_asked()):
-            raise UsageError("nobody is there to be asked", "say --yes, or run it on a terminal")
 
 
 def _by_ranks(job: Any) -> Any:
@@ -493,10 +477,10 @@ def command(**options: Any) -> int:
       trashd reap --paced
       trashd reap --max-rate 5000/s --max-bytes 200M/s
     """
-    return _run(_ReapLine(**options))
+    return _run(ReapOptions(**options))
 
 
-def _run(told: _ReapLine) -> int:
+def _run(told: ReapOptions) -> int:
     """Carry a command line out; the exit code."""
     told.check()
     kernel, clocks = tended(told.volumes), watched()
@@ -537,10 +521,7 @@ def _run(told: _ReapLine) -> int:
     if told.now and len(waiting) > 1 and not (told.yes or told.one or told.as_json) and can_be_asked():
         ask_about(waiting)
     is_meant = is_due_as_chosen if told.now or told.force or soon else partial(has_expired, clocks=clocks)
-    tempo = Speed(told.max_rate, told.max_bytes)
-    how = ReapOptions(told.n_workers, tempo, told.counts, told.waits, told.paced, told.with_stores, is_meant)
-    how = how._replace(only_one=told.one, job=told.job, force=told.force)
-    return reap_all(kernel, told.volumes, due, how, as_json=told.as_json) or refused
+    return reap_all(kernel, due, told._replace(is_meant=is_meant)) or refused
 
 
 def _tell_kept_by_clock(entries: Sequence[ListedContainer], now_ns: int) -> None:

@@ -194,7 +194,7 @@ def chosen(
     uid     whose orphan; None: by its id anybody's that the caller may see, by a path the caller's own
     Raises  TrashdError; UsageError where it could be several, and nobody can be asked
     """
-    _check_whose(uid)
+    whose = _whose(uid)
     check_operand(word)
     if not word:
         raise UsageError("an empty word is neither an id nor a path")
@@ -208,7 +208,6 @@ def chosen(
         if found:
             raise UsageError(f"{printable(word)} is a part of an id, and a name here", "for the name: ./ before it")
         return CameFrom(by_id, inside)
-    whose = os.geteuid() if uid is None else uid
     own = [one for one in found if one.entry.uid == whose]
     if not own:
         others = sorted({user_name(one.entry.uid) for one in found})
@@ -225,9 +224,7 @@ def chosen(
 
 def _asked_of_all(kernel: Kernel, volumes: Sequence[bytes], uid: int | None) -> CameFrom:
     """Which of a user's orphans, as a person at a terminal says. Raises  NotFound: there is none"""
-    _check_whose(uid)
-    silent: list[bytes] = []
-    whose = os.geteuid() if uid is None else uid
+    whose, silent = _whose(uid), list[bytes]()
     listed = all_entries(kernel, volumes, [], (), silent)
     found = [CameFrom(one, None) for one in listed if one.uid == whose and one.state is State.ORPHANS]
     if not found:
@@ -238,10 +235,11 @@ def _asked_of_all(kernel: Kernel, volumes: Sequence[bytes], uid: int | None) -> 
     return _asked(kernel, volumes, b"", found, as_json=False)
 
 
-def _check_whose(uid: int | None) -> None:
-    """Raises  NotPermitted: root alone may name another user"""
+def _whose(uid: int | None) -> int:
+    """The user whose orphans are meant: the caller unless named. Raises  NotPermitted: only root may name others"""
     if uid not in (None, os.geteuid()) and os.geteuid():
         raise NotPermitted("--user of somebody else", "root alone restores another user's orphans")
+    return os.geteuid() if uid is None else uid
 
 
 def _asked(

@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from typing import NamedTuple
 
 from fusefs.cli import output
 from fusefs.cli.output import is_confirmed
@@ -51,7 +52,7 @@ def remove_paths(
         return 0
     wanted = every_path(paths, null=null)
     options = SwapOptions(keep_for, note, invocation=invocation())
-    removal = _RmCommand(options, force=force, verbose=verbose, now=now, as_json=as_json)
+    removal = _RmCommand([], options, force, verbose, now, as_json)
     if only_empty and not recursive:
         wanted = _emptied(wanted, removal.codes, as_json=as_json)
     return removal.run(filter(_is_meant, wanted) if asks else iter(wanted))
@@ -95,16 +96,15 @@ def _emptied(paths: Iterable[bytes], codes: list[int], *, as_json: bool) -> Iter
             yield path
 
 
-class _RmCommand:
+class _RmCommand(NamedTuple):
     """One command's. codes: of what was done so far"""
 
-    def __init__(self, options: SwapOptions, *, force: bool, verbose: bool, now: bool, as_json: bool) -> None:
-        self.codes: list[int] = []
-        self._options = options
-        self._force = force
-        self._verbose = verbose
-        self._now = now
-        self._as_json = as_json
+    codes: list[int]
+    options: SwapOptions
+    force: bool
+    verbose: bool
+    now: bool
+    as_json: bool
 
     def run(self, paths: Iterator[bytes]) -> int:
         """Remove them; the exit code."""
@@ -123,12 +123,11 @@ class _RmCommand:
         return output.exit_code(self.codes)
 
     def _remove_each(self, paths: Sequence[bytes]) -> None:
-        if self._force:
+        if self.force:
             paths = [*filter(os.path.lexists, paths)]
         if paths:
-            batch = SwapBatch(
-                paths, self._options, remove_path, json_lines=self._as_json, kept=not self._now, after=self._reap
-            )
+            batch = SwapBatch(paths, self.options, remove_path, self.as_json, kept=not self.now)
+            batch = batch._replace(after=lambda swapped: self._reap(swapped.base(), swapped.id))
             self.codes.append(swap_all(batch))
 
     def _remove(self, group: RemovalGroup, stop: StopSignals) -> list[bytes]:
@@ -137,45 +136,45 @@ class _RmCommand:
         from fusefs.sweep.request import SweepWishes
 
         try:
-            swept, left = remove_group(Kernel(), group, self._options, SweepWishes(stops=stop))
+            swept, left = remove_group(Kernel(), group, self.options, SweepWishes(stops=stop))
         except TrashdError:
             return [*group.all_given()]  # each tells what is wrong with it, or works by itself
         if swept.orphan is not None:
             self._tell(group, swept, frozenset(left))
             self.codes.append(Unsettled.exit_code if swept.warnings else 0)
-            if self._now and swept.store is not None:
-                self.codes.append(self._reap_one(base_of(swept.store), swept.orphan))
+            if swept.store is not None:
+                self.codes.append(self._reap(base_of(swept.store), swept.orphan))
         return [] if stop() else left
 
-    def _reap(self, swapped: Swapped) -> int:
-        return self._reap_one(swapped.base(), swapped.id) if self._now else 0
-
-    def _reap_one(self, base: bytes, orphan: str) -> int:
+    def _reap(self, base: bytes, orphan: str) -> int:
+        """Reap what was removed, if that is asked for; the exit code."""
+        if not self.now:
+            return 0
         from fusefs.cli.reap import reap_one
 
-        return reap_one(base, orphan, as_json=self._as_json)
+        return reap_one(base, orphan, as_json=self.as_json)
 
     def _tell(self, group: RemovalGroup, swept: Swept, left: frozenset[bytes]) -> None:
         assert swept.orphan is not None
         assert swept.store is not None
         undo = output.restore_command(swept.orphan, swept.volume)
-        if self._as_json:
+        if self.as_json:
             from fusefs.cli.json_objects import UndoCommand
 
             for path in group.paths_without(left):
                 one = Swapped(swept.orphan, path, swept.store, Method.SWEEP, None, (), swept.warnings, swept.volume)
                 one = one._replace(expires_ns=swept.expires_ns)
                 restore = f"{undo} {shell_word(below(path, group.directory))}"
-                output.as_json(one, UndoCommand(None if self._now else restore))
+                output.as_json(one, UndoCommand(None if self.now else restore))
             return
         n_gone = group.n() - len(left)
-        if n_gone <= _MOST_TOLD or self._verbose:
+        if n_gone <= _MOST_TOLD or self.verbose:
             for path in group.paths_without(left):
                 print(f"{printable(path)}: removed")
         else:
             print(f"{printable(group.directory)}: {n_gone:,} removed")
         print(f"  id    {swept.orphan}")
-        if not self._now:
+        if not self.now:
             print(f"  undo  {undo}")
             print(f"  until {output.until(swept.expires_ns)}")
         for warning in swept.warnings:

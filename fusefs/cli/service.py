@@ -96,45 +96,99 @@ class ServiceInstalled(NamedTuple):
     units: tuple[dict[str, str], ...] | None
 
 
-class Installation:
-    """The files of one installation, below a root."""
+class InstallPlace:
+    """Where an installation belongs, the machine's or a user's, and its files there."""
 
-    def __init__(self, root: str, *, is_dry: bool = False) -> None:
+    def __init__(self, for_user: bool, root: str, prefix: str, *, is_dry: bool = False) -> None:
         """root: "/", or where a package is being put together; is_dry: nothing is changed."""
-        self._root = root
+        if not prefix.startswith("/"):
+            raise UsageError(f"--prefix {prefix}", "it is an absolute path")
+        self._for_user = for_user
+        self._root = os.path.abspath(root)
+        self._prefix = prefix.rstrip("/")
         self._is_dry = is_dry
+        given = os.environ.get("XDG_DATA_HOME", "")
+        self._data = given if given.startswith("/") else os.path.expanduser("~/.local/share")
+        self._share = self._data if for_user else f"{self._prefix}/share"
+
+    def is_live(self) -> bool:
+        """Whether the running systemd sees these files."""
+        return self._root == "/" and systemd.is_running(for_user=self._for_user)
+
+    def is_this_machine(self) -> bool:
+        """Whether it is the machine's own, and not a package's."""
+        return self._root == "/" and not self._for_user
+
+    def check_permitted(self) -> None:
+        """Raises  NotPermitted, before anything is half done"""
+        if not self._for_user and self._root == "/" and os.geteuid():
+            raise NotPermitted("the machine's services are root's", "sudo trashd service …, or --user for your own")
+
+    def check_sensible(self) -> None:
+        """Raises  Refused: users could not run what would be installed for them, or a package has it in place"""
+        if self._prefix == PACKAGES:
+            raise Refused(f"{PACKAGES} is for packages", "leave --prefix out; with --root DIR it makes a package")
+        packaged = brought_by_package()
+        if packaged is not None:
+            hint = "it needs nothing but: systemctl enable --now trashd-reaper"
+            raise Refused(f"a package brought {printable(os.fsencode(packaged))}", hint)
+        closed = out_of_reach(find_command())
+        if closed is not None:
+            hint = "install it by pipx with PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin, and run that one"
+            raise Refused(f"{printable(os.fsencode(closed))} is closed to users, who could not run this trashd", hint)
+
+    def is_installed(self) -> bool:
+        """Whether the reaper's unit is there."""
+        above = f"{self._data}/systemd/user" if self._for_user else f"{self._prefix}/lib/systemd/system"
+        return os.path.lexists(self._at(f"{above}/{REAPER}"))
+
+    def has_uring(self) -> bool:
+        """Whether what sets the switch for FUSE over io_uring was installed."""
+        return not self._for_user and any(os.path.lexists(self._at(piece.path)) for piece in self.uring_pieces())
+
+    def uring_pieces(self) -> list[InstalledFile]:
+        """What sets the machine's switch for FUSE over io_uring at each boot."""
+        return [InstalledFile(f"{self._prefix}/lib/{name}", _read(f"systemd/{name}")) for name in _URING]
+
+    def pieces(self, *, has_uring: bool) -> list[InstalledFile]:
+        """What belongs there."""
+        if self._for_user:
+            unit = _unit("systemd/user/trashd-reaper.service", find_command())
+            unit_path = f"{self._data}/systemd/user/trashd-reaper.service"
+            return [InstalledFile(unit_path, unit), *_man_pages(self._data)]
+        return pieces_for_all(self._prefix) + (self.uring_pieces() if has_uring else [])
 
     def install(self, pieces: Iterable[InstalledFile]) -> list[FileReport]:
         """Put all in place; beside a file that differs, as FILE.new."""
         return [FileReport(self._at(piece.path), self._install(piece)) for piece in pieces]
 
-    def uninstall(self, pieces: Sequence[InstalledFile], directories: Iterable[str]) -> list[FileReport]:
-        """Remove what is as `install` writes it, and such directories if they are empty then."""
+    def uninstall(self, pieces: Sequence[InstalledFile]) -> list[FileReport]:
+        """Remove what is as `install` writes it."""
         reports = [FileReport(self._at(piece.path), self._remove(piece)) for piece in pieces]
         for piece in pieces:
             self._remove(piece._replace(path=piece.path + _NEW))
-        if not self._is_dry:
-            for directory in directories:
-                with suppress(OSError):  # others have something in it
-                    os.rmdir(self._at(directory))
         return reports
+
+    def remove_directories(self) -> None:
+        """Remove those that only trashd has files in, if they are empty."""
+        own = (f"{self._share}/doc/trashd/examples", f"{self._share}/doc/trashd", "/etc/trashd")
+        for directory in () if self._for_user or self._is_dry else own:
+            with suppress(OSError):  # others have something in it
+                os.rmdir(self._at(directory))
 
     def compare(self, pieces: Iterable[InstalledFile]) -> list[FileReport]:
         """What the files are like now: UNCHANGED, KEPT (they differ) or GONE."""
         return [FileReport(self._at(piece.path), self._compare(piece)) for piece in pieces]
 
-    def remove(self, paths: Iterable[str]) -> list[FileReport]:
-        """Remove what earlier releases wrote, where it is there, and its directory if it is empty then."""
-        present = [path for path in paths if os.path.lexists(self._at(path))]
+    def remove_earlier(self) -> list[FileReport]:
+        """Remove what 0.3.0 wrote and this version does not: its list of files, and the page of a removed command."""
+        wrote = (f"{self._share}/trashd/installed.json", f"{self._share}/man/man1/trashd-stats.1")
+        present = [path for path in map(self._at, wrote) if os.path.lexists(path)]
         for path in () if self._is_dry else present:
-            os.unlink(self._at(path))
+            os.unlink(path)
             with suppress(OSError):
-                os.rmdir(os.path.dirname(self._at(path)))
-        return [FileReport(self._at(path), FileOutcome.REMOVED) for path in present]
-
-    def has(self, pieces: Iterable[InstalledFile]) -> bool:
-        """Whether there is any of these files."""
-        return any(os.path.lexists(self._at(piece.path)) for piece in pieces)
+                os.rmdir(os.path.dirname(path))
+        return [FileReport(path, FileOutcome.REMOVED) for path in present]
 
     def _install(self, piece: InstalledFile) -> FileOutcome:
         outcome = self._compare(piece)
@@ -248,17 +302,6 @@ def _man_pages(share: str) -> list[InstalledFile]:
     if not pages:
         raise _missing("man/man1")
     return [InstalledFile(f"{share}/man/man1/{page.name}", page.read_bytes(), is_document=True) for page in pages]
-
-
-def pieces_for_uring(prefix: str) -> list[InstalledFile]:
-    """What sets the machine's switch for FUSE over io_uring at each boot. prefix: as above"""
-    return [InstalledFile(f"{prefix}/lib/{name}", _read(f"systemd/{name}")) for name in _URING]
-
-
-def pieces_for_user(data: str) -> list[InstalledFile]:
-    """What a user's own service needs. data: $XDG_DATA_HOME"""
-    unit = _unit("systemd/user/trashd-reaper.service", find_command())
-    return [InstalledFile(f"{data}/systemd/user/trashd-reaper.service", unit), *_man_pages(data)]
 
 
 def _read(name: str) -> bytes:
@@ -436,19 +479,18 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
       trashd service install --uring
       trashd service install --root "$DESTDIR" --prefix /usr
     """
-    home = InstallPlace(for_user, root, prefix)
+    home = InstallPlace(for_user, root, prefix, is_dry=dry_run)
     home.check_permitted()
     if for_user and uring is not None:
         raise UsageError("--uring with --user", "the switch is the machine's: sudo trashd service install --uring")
     if home.is_this_machine():
         home.check_sensible()
-    installation = home.open(is_dry=dry_run)
     if uring and home.is_this_machine() and not dry_run:
         set_switch()
-    has_uring = home.has_uring(installation) if uring is None else uring
-    reports = installation.install(home.pieces(has_uring=has_uring)) + installation.remove(home.earlier())
-    if uring is False and home.has_uring(installation):
-        reports += installation.uninstall(home.uring_pieces(), ())
+    has_uring = home.has_uring() if uring is None else uring
+    reports = home.install(home.pieces(has_uring=has_uring)) + home.remove_earlier()
+    if uring is False and home.has_uring():
+        reports += home.uninstall(home.uring_pieces())
     _tell(reports, as_json=as_json)
     kept = [printable(os.fsencode(one.path)) for one in reports if one.outcome is FileOutcome.KEPT]
     for path in kept:
@@ -480,10 +522,9 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
       trashd service status --json | jq .units
     """
     home = InstallPlace(for_user, "/", prefix)
-    installation = home.open()
     if not home.is_installed():
         raise NotFound("the service", f"nothing is installed: trashd service install{' --user' if for_user else ''}")
-    files = installation.compare(home.pieces(has_uring=home.has_uring(installation)))
+    files = home.compare(home.pieces(has_uring=home.has_uring()))
     names = (REAPER,) if for_user else (REAPER, TIMER, SWEEP, MOUNTS)
     units = tuple(unit for name in names for unit in _shown(name, for_user=for_user)) if home.is_live() else None
     if as_json:
@@ -518,96 +559,20 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
     Example:
       trashd service uninstall --dry-run
     """
-    home = InstallPlace(for_user, root, prefix)
+    home = InstallPlace(for_user, root, prefix, is_dry=dry_run)
     home.check_permitted()
-    installation = home.open(is_dry=dry_run)
     if not home.is_installed():
         raise NotFound("the service", "nothing is installed")
     if home.is_live() and not dry_run:
         _stop(for_user=for_user)
-    reports = installation.remove(home.earlier())
-    reports += installation.uninstall(home.pieces(has_uring=home.has_uring(installation)), home.directories())
+    reports = home.remove_earlier() + home.uninstall(home.pieces(has_uring=home.has_uring()))
+    home.remove_directories()
     _tell(reports, as_json=as_json)
     if home.is_live() and not dry_run:
         _run("systemctl", "daemon-reload", for_user=for_user)
     if home.is_this_machine() and not dry_run:
         tell_what_stays(reports)
     return 0
-
-
-class InstallPlace:
-    """Where an installation belongs: the machine's, or a user's."""
-
-    def __init__(self, for_user: bool, root: str, prefix: str) -> None:
-        if not prefix.startswith("/"):
-            raise UsageError(f"--prefix {prefix}", "it is an absolute path")
-        self._for_user = for_user
-        self._root = os.path.abspath(root)
-        self._prefix = prefix.rstrip("/")
-        given = os.environ.get("XDG_DATA_HOME", "")
-        self._data = given if given.startswith("/") else os.path.expanduser("~/.local/share")
-
-    def is_live(self) -> bool:
-        """Whether the running systemd sees these files."""
-        return self._root == "/" and systemd.is_running(for_user=self._for_user)
-
-    def is_this_machine(self) -> bool:
-        """Whether it is the machine's own, and not a package's."""
-        return self._root == "/" and not self._for_user
-
-    def check_permitted(self) -> None:
-        """Raises  NotPermitted, before anything is half done"""
-        if not self._for_user and self._root == "/" and os.geteuid():
-            raise NotPermitted("the machine's services are root's", "sudo trashd service …, or --user for your own")
-
-    def check_sensible(self) -> None:
-        """Raises  Refused: users could not run what would be installed for them, or a package has it in place"""
-        if self._prefix == PACKAGES:
-            raise Refused(f"{PACKAGES} is for packages", "leave --prefix out; with --root DIR it makes a package")
-        packaged = brought_by_package()
-        if packaged is not None:
-            hint = "it needs nothing but: systemctl enable --now trashd-reaper"
-            raise Refused(f"a package brought {printable(os.fsencode(packaged))}", hint)
-        closed = out_of_reach(find_command())
-        if closed is not None:
-            hint = "install it by pipx with PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin, and run that one"
-            raise Refused(f"{printable(os.fsencode(closed))} is closed to users, who could not run this trashd", hint)
-
-    def open(self, *, is_dry: bool = False) -> Installation:
-        """What is installed there."""
-        return Installation(self._root, is_dry=is_dry)
-
-    def is_installed(self) -> bool:
-        """Whether the reaper's unit is there."""
-        above = f"{self._data}/systemd/user" if self._for_user else f"{self._prefix}/lib/systemd/system"
-        return os.path.lexists(f"{self._root.rstrip('/')}{above}/{REAPER}")
-
-    def earlier(self) -> list[str]:
-        """What 0.3.0 wrote and this version does not: its list of files, and the page of a command that is gone."""
-        share = self._share()
-        return [f"{share}/trashd/installed.json", f"{share}/man/man1/trashd-stats.1"]
-
-    def directories(self) -> list[str]:
-        """Those that only trashd has files in, the inner ones first."""
-        share = self._share()
-        return [] if self._for_user else [f"{share}/doc/trashd/examples", f"{share}/doc/trashd", "/etc/trashd"]
-
-    def _share(self) -> str:
-        return self._data if self._for_user else f"{self._prefix}/share"
-
-    def has_uring(self, installation: Installation) -> bool:
-        """Whether what sets the switch for FUSE over io_uring was installed."""
-        return not self._for_user and installation.has(self.uring_pieces())
-
-    def uring_pieces(self) -> list[InstalledFile]:
-        """What sets that switch at boot."""
-        return pieces_for_uring(self._prefix)
-
-    def pieces(self, *, has_uring: bool) -> list[InstalledFile]:
-        """What belongs there."""
-        if self._for_user:
-            return pieces_for_user(self._data)
-        return pieces_for_all(self._prefix) + (self.uring_pieces() if has_uring else [])
 
 
 def _tell(told: list[FileReport], *, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from fusefs.core.errors import DaemonGone, NotRunning, TrashdError, Unwell, Usag
 from fusefs.core.human_units import format_duration, format_size
 from fusefs.core.mount_counters import MountStats, Operation, SeenMount
 from fusefs.core.printable_names import printable, show
-from fusefs.core.service_status import SeenStatus, Status, VolumePhase
+from fusefs.core.service_status import SeenStatus, VolumePhase
 from fusefs.core.uring_choice import FastPath
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 
@@ -72,7 +72,9 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
     for index, (directory, seen) in enumerate(services):
         if as_json:
             life = ServiceLife(directory, seen.is_running, seen.is_stale(), round(seen.age_s, 3))
-            output.as_json(life, _named(seen.status))
+            # Paths as all of trashd's JSON has them, not quoted as in the file.
+            volumes = tuple(replace(one, path=os.fsdecode(one.root())) for one in seen.status.volumes)
+            output.as_json(life, replace(seen.status, volumes=volumes))
         else:
             print("\n".join([*[""] * bool(index), *status_text.lines(seen, now_ns)]))
         if seen.is_running:
@@ -114,12 +116,6 @@ def unwell(seen: SeenStatus) -> list[TrashdError]:
     # A user's own store that user can break at any time.
     broken = [one for one in seen.status.volumes if one.phase is VolumePhase.BROKEN and one.owner is None]
     return found + [Unwell(volume.root()) for volume in broken]
-
-
-def _named(status: Status) -> Status:
-    """A status for programs: paths as all of trashd's JSON has them, not quoted as in the file."""
-    volumes = tuple(replace(volume, path=os.fsdecode(volume.root())) for volume in status.volumes)
-    return replace(status, volumes=volumes)
 
 
 def _find_mounts() -> tuple[list[SeenMount], list[TrashdError]]:

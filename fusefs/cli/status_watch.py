@@ -43,18 +43,14 @@ def watch_live(look: Look) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:
-                live.update(view.draw(_looked(look), time.time_ns(), console.height), refresh=True)
+                try:
+                    services = look()
+                except NotRunning:  # it appears when it comes
+                    services = []
+                live.update(view.draw(services, time.time_ns(), console.height), refresh=True)
                 time.sleep(_REFRESH_S)
         except KeyboardInterrupt:
             return
-
-
-def _looked(look: Look) -> list[tuple[bytes, SeenStatus]]:
-    """Nothing while no service runs: it appears when it comes."""
-    try:
-        return look()
-    except NotRunning:
-        return []
 
 
 class StatusView:
@@ -92,13 +88,16 @@ class StatusView:
         return Group(*head, *body)
 
     def _panel(self, directory: bytes, volume: VolumeStatus, now_ns: int) -> Panel:
+        rate = status_text.rate(volume) if status_text.is_busy(volume) else "-"
+        held = status_text.held(volume)
+        backlog = status_text.backlog(volume, now_ns) + (f", {held}" if held else "")
         rows = Table.grid(padding=(0, 1), expand=True)
         rows.add_column(width=8, style="dim")
         rows.add_column(ratio=1, no_wrap=True, overflow=self._overflow)
         for name, text in (
-            ("doing", self._doing(volume)),
-            ("backlog", Text(_backlog(volume, now_ns))),
-            ("rate", self._rate(self._rates[directory, volume.path], volume)),
+            ("doing", self._with_dot(volume, status_text.doing(volume))),
+            ("backlog", Text(backlog)),
+            ("rate", Text.assemble((self._spark(self._rates[directory, volume.path]), "green"), " ", rate)),
             ("pressure", self._pressure(volume)),
             ("free", self._free(volume)),
             ("now", Text(status_text.now(volume) or "-")),
@@ -113,18 +112,14 @@ class StatusView:
             rows, title=heading, title_align="left", border_style=_STYLES.get(volume.phase, ""), height=_PANEL_LINES
         )
 
-    def _doing(self, volume: VolumeStatus) -> Text:
-        return Text.assemble((f"{self._dot} ", _STYLES.get(volume.phase, "")), status_text.doing(volume))
-
     def _brief(self, volume: VolumeStatus, now_ns: int) -> Text:
         parts = (status_text.heading(volume), status_text.doing(volume), status_text.backlog(volume, now_ns))
-        text = Text.assemble((f"{self._dot} ", _STYLES.get(volume.phase, "")), "  ".join(parts))
+        text = self._with_dot(volume, "  ".join(parts))
         text.no_wrap, text.overflow = True, self._overflow
         return text
 
-    def _rate(self, rates: Sequence[float], volume: VolumeStatus) -> Text:
-        is_busy = status_text.is_busy(volume)
-        return Text.assemble((self._spark(rates), "green"), " ", status_text.rate(volume) if is_busy else "-")
+    def _with_dot(self, volume: VolumeStatus, text: str) -> Text:
+        return Text.assemble((f"{self._dot} ", _STYLES.get(volume.phase, "")), text)
 
     def _pressure(self, volume: VolumeStatus) -> Text:
         text = Text()
@@ -158,11 +153,6 @@ def _head(seen: SeenStatus, now_ns: int) -> Table:
     head.add_column(justify="right", style="dim", no_wrap=True)
     head.add_row(Text(status_text.title(seen.status, now_ns), "bold"), status_text.moment(now_ns, now_ns))
     return head
-
-
-def _backlog(volume: VolumeStatus, now_ns: int) -> str:
-    held = status_text.held(volume)
-    return status_text.backlog(volume, now_ns) + (f", {held}" if held else "")
 
 
 def _errors(volume: VolumeStatus, now_ns: int) -> Text:

@@ -19,6 +19,7 @@ from fusefs.cli.json_objects import PlannedRule, SweepAction, SweepMatch, SweepO
 from fusefs.cli.options import (
     DURATION,
     NOTE,
+    AgeCutoffs,
     Decorator,
     ParamType,
     ParsedValue,
@@ -33,6 +34,7 @@ from fusefs.cli.output import can_be_asked, is_confirmed
 from fusefs.cli.reap import ProgressBar
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.swap_paths import standard_input
+from fusefs.core import results, selection
 from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.errors import Incomplete, OtherFilesystem, Refused, Unsettled, UsageError, errors_about, from_os
 from fusefs.core.human_units import format_size, in_calendar, is_path, parse_when
@@ -40,40 +42,8 @@ from fusefs.core.names import join
 from fusefs.core.pacing import Speed
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
-from fusefs.core.results import (
-    DOTS,
-    KEPT_BY_OTHERS,
-    LOCKED_BY_OTHERS,
-    LOCKED_BY_UNKNOWN,
-    NOT_GIVEN,
-    NOT_TAKEN,
-    OUTSIDE,
-    UNCLEAR,
-    Match,
-    Stops,
-    SweepSums,
-    Swept,
-)
-from fusefs.core.selection import (
-    DIRECTORY,
-    TIMES,
-    Field,
-    Listed,
-    ListedName,
-    ListFormat,
-    Selection,
-    TimeBound,
-    check_exclude,
-    check_name,
-    check_path,
-    check_regex,
-    common_depths,
-    common_types,
-    letter_of,
-    parse_depths,
-    parse_size_bound,
-    parse_types,
-)
+from fusefs.core.results import Match, Stops, SweepSums, Swept
+from fusefs.core.selection import DIRECTORY, TIMES, Field, Listed, ListedName, ListFormat, Selection, TimeBound
 from fusefs.linux.batched_calls import look_at_all
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import invocation
@@ -82,6 +52,11 @@ from fusefs.store.stage import SwapOptions
 
 _TOLD = 10
 _LAST_DAY = "after 9999"
+_OF_PATHS = (
+    results.OUTSIDE, results.DOTS, results.UNCLEAR, results.KEPT_BY_OTHERS, results.LOCKED_BY_OTHERS,
+    results.LOCKED_BY_UNKNOWN,
+)  # fmt: skip
+"""What failures name as their call that is said of a path."""
 
 
 def as_json(action: SweepAction, swept: Swept, *first: PlannedRule) -> None:
@@ -126,7 +101,7 @@ def beside(swept: Swept) -> Iterator[str]:
         does = "does" if swept.sums.n_unmatched == 1 else "do"
         yield f"{output.counted(swept.sums.n_unmatched, 'path')} of the list {does} not match the selection"
         yield "  (directories match only with --type d)"
-    if not swept.sums.n_seen and (swept.sums.n_missing or any(one.call == OUTSIDE for one in swept.failures)):
+    if not swept.sums.n_seen and (swept.sums.n_missing or any(one.call == results.OUTSIDE for one in swept.failures)):
         yield "hint: none of the list was found; its paths are relative to where you are, as find tells them from there"
     if swept.sums.n_mounts:
         yield f"not entered: {output.counted(swept.sums.n_mounts, 'mount')}"
@@ -139,9 +114,9 @@ def beside(swept: Swept) -> Iterator[str]:
 
 
 def _failed(one: Failure) -> str:
-    if one.call in (OUTSIDE, DOTS, UNCLEAR, KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN):
+    if one.call in _OF_PATHS:
         return f"{one.call}: {printable(one.name) or '.'}"
-    if one.call in (NOT_TAKEN, NOT_GIVEN):
+    if one.call in (results.NOT_TAKEN, results.NOT_GIVEN):
         return f"left: {printable(one.name) or '.'} ({one.call})"
     return f"{one.call} {printable(one.name) or '.'}: {os.strerror(one.errno)}"
 
@@ -166,21 +141,25 @@ def _many(name: str, field: str, read: ParamType[Any], metavar: str, told: str) 
 
 
 selection_options = together((
-    _many("--name", "names", ParsedValue("glob", check_name), "GLOB", "The name matches, as find has it."),
+    _many("--name", "names", ParsedValue("glob", selection.check_name), "GLOB", "The name matches, as find has it."),
     _many(
-        "--iname", "inames", ParsedValue("glob", partial(check_name, ignores_case=True)), "GLOB",
+        "--iname", "inames", ParsedValue("glob", partial(selection.check_name, ignores_case=True)), "GLOB",
         "The same, ignoring case.",
     ),
     _many(
-        "--path", "paths", ParsedValue("glob", check_path), "GLOB", "The path below DIR matches; * takes slashes too."
+        "--path", "paths", ParsedValue("glob", selection.check_path), "GLOB",
+        "The path below DIR matches; * takes slashes too.",
     ),
-    _many("--regex", "regexes", ParsedValue("regex", check_regex), "REGEX", "That whole path matches (Python's re)."),
     _many(
-        "--type", "types", ParsedValue("types", parse_types), "f,d,l,p,s,b,c",
+        "--regex", "regexes", ParsedValue("regex", selection.check_regex), "REGEX",
+        "That whole path matches (Python's re).",
+    ),
+    _many(
+        "--type", "types", ParsedValue("types", selection.parse_types), "f,d,l,p,s,b,c",
         "Of one of these types; default: all but d.",
     ),
     _many(
-        "--size", "sizes", ParsedValue("size", parse_size_bound), "[+-]N[KMGT]",
+        "--size", "sizes", ParsedValue("size", selection.parse_size_bound), "[+-]N[KMGT]",
         "Larger, smaller, exactly so many bytes.",
     ),
     click.option("--older", multiple=True, metavar="WHEN", help="Before WHEN: 7d, 2026-11-01, @SECONDS, ./FILE."),
@@ -190,11 +169,11 @@ selection_options = together((
     _many("--group", "gids", ParsedValue("group", gid_of), "GROUP", "Of that group."),
     click.option("--empty", is_flag=True, help="Empty files and directories."),
     _many(
-        "--depth", "depths", ParsedValue("depth", parse_depths), "N|A..B",
+        "--depth", "depths", ParsedValue("depth", selection.parse_depths), "N|A..B",
         "At most N levels below DIR, or from A to B; its own entries are at 1.",
     ),
     _many(
-        "--exclude", "excludes", ParsedValue("glob", check_exclude), "GLOB",
+        "--exclude", "excludes", ParsedValue("glob", selection.check_exclude), "GLOB",
         "Neither take nor enter what matches; by path if it has a slash.",
     ),
 ))  # fmt: skip
@@ -212,15 +191,13 @@ def read_selection(kernel: Kernel, options: dict[str, Any]) -> Selection:
     times = list[TimeBound]()
     try:
         if older or newer:
-            from fusefs.cli.options import AgeCutoffs  # others are spared it
-
             cutoffs = AgeCutoffs(kernel, notes=bool(older))
             now_ns = cutoffs.now.wall_ns
             times += [TimeBound(by, before_ns=_when(kernel, text, by, now_ns, cutoffs.ago)) for text in older]
             times += [TimeBound(by, after_ns=_when(kernel, text, by, now_ns)) for text in newer]
             cutoffs.tell()
-        types = common_types(options.pop("types"))
-        least, most = common_depths(options.pop("depths"))
+        types = selection.common_types(options.pop("types"))
+        least, most = selection.common_depths(options.pop("depths"))
     except ValueError as error:
         raise UsageError(str(error)) from error
     others = {name: options.pop(name) for name in Selection._fields if name in options}
@@ -339,10 +316,6 @@ class SweepOptions(NamedTuple):
         for name, is_asked, is_there, other in needs:
             if is_asked and not is_there:
                 raise UsageError(f"{name} is for {other} only", "leave it out")
-
-    def action(self) -> str:
-        """What is done, in a word."""
-        return "move" if self.target is not None else "delete" if self.delete else "trash"
 
     def did(self) -> str:
         """What became of the matches, as a participle."""
@@ -540,7 +513,8 @@ def _act(asked: SweepOptions) -> Any:
 def _tell(asked: SweepOptions, swept: Swept) -> None:
     did = f"would be {asked.did()}" if asked.dry else asked.did()
     if asked.as_json:
-        as_json(SweepAction(asked.action(), asked.dry), swept)
+        action = "move" if asked.target is not None else "delete" if asked.delete else "trash"
+        as_json(SweepAction(action, asked.dry), swept)
     else:
         for line in told(swept, did):
             print(line)
@@ -565,7 +539,7 @@ def _print_objects(asked: SweepOptions, here: Any, names: Sequence[str]) -> list
     looked, refused = look_at_all(here.kernel, here.sides.fd, names)
     for st in looked:
         path = os.fsdecode(above + b"/" + os.fsencode(st.name))
-        match = SweepMatch(path, letter_of(st.st_mode), st.st_size, st.st_mtime_ns, st.st_uid, st.st_gid)
+        match = SweepMatch(path, selection.letter_of(st.st_mode), st.st_size, st.st_mtime_ns, st.st_uid, st.st_gid)
         sys.stdout.write(json.dumps(match._asdict()) + "\n")
     return refused
 
@@ -635,17 +609,15 @@ def _begun(names: Iterator[Listed], source: bytes) -> Iterator[Listed]:
 
 
 def _absolute(here: bytes, names: Iterable[Listed]) -> Iterator[Listed]:
-    """A name of a format that has more than names is so already, or it is none."""
-    above = os.path.join(here, b"")
+    """A name of a format that has more than names is so already, or it is none.
+
+    Where we are is told without links, so that `..` in front of a name means what it says; not elsewhere.
+    """
     for name in names:
         if isinstance(name, ListedName):
             yield name
-        else:
-            yield _from(here, name) if name.startswith((b"/", b"..")) else above + name
-
-
-def _from(here: bytes, name: bytes) -> bytes:
-    """An absolute path. Where we are is told without links, so that `..` in front means what it says; not elsewhere."""
-    while name == b".." or name.startswith(b"../"):
-        here, name = os.path.dirname(here), name[3:].lstrip(b"/")
-    return os.path.join(here, name)
+            continue
+        above = here
+        while name == b".." or name.startswith(b"../"):
+            above, name = os.path.dirname(above), name[3:].lstrip(b"/")
+        yield os.path.join(above, name)

@@ -15,10 +15,10 @@ from fusefs.core.toml_reader import (
     Schema,
     Settings,
     SettingsBuilder,
+    SettingsReader,
     Source,
     Tables,
     read_document,
-    read_settings,
 )
 
 POLL_S = 600
@@ -143,6 +143,11 @@ VOLUME: Schema = {
     "free_space": _FREE,
     "free_inodes": _FREE,
 }
+_FIELDS = {
+    "serve": "is_served", "paced": "paced", "max_rate": "max_entries_per_s", "max_bytes": "max_bytes_per_s",
+    "nodes": "n_nodes", "takeover_s": "takeover_s", "windows": "windows", "horizon": "horizon_s",
+}  # fmt: skip
+"""The field of VolumePolicy for each key whose value it has as it is."""
 HOOKS: Schema = {
     "on_reaped": toml_reader.COMMAND,
     "on_quarantine": toml_reader.COMMAND,
@@ -183,7 +188,7 @@ def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Confi
     problems: list[ConfigProblem] = []
     settings: Settings = {}
     for source in sources:
-        settings |= read_settings(read_document(source, problems), CONFIG, problems)
+        settings |= SettingsReader(read_document(source, problems), CONFIG, problems).settings
     config = _ConfigBuilder(settings, problems).config(defaults)
     if not all(problem.is_warning for problem in problems):
         raise BadConfig(problems=tuple(problems))
@@ -216,31 +221,22 @@ class _ConfigBuilder(SettingsBuilder):
         return [path for key in self.settings if key[:-1] == above and isinstance(path := key[-1], bytes)]
 
     def _volume(self, at: Key, base: VolumePolicy) -> VolumePolicy:
-        def get(key: str, otherwise: Any) -> Any:
-            return self.get(*at, key, otherwise=otherwise)
-
         rules = self._rules(at, base.rules)
         paths = tuple((path, self._rules((*at, "rules", path), rules)) for path in self._paths(*at, "rules"))
         for path, _rules in paths:
             if not is_at_or_below(path, base.path):
                 what = f"{toml_reader.bare(path.decode())} is not inside {toml_reader.bare(base.path.decode())}"
                 self.wrong(what, "rules stand below the volume that they are for", (*at, "rules", path))
+        values = {field: self.get(*at, key, otherwise=getattr(base, field)) for key, field in _FIELDS.items()}
         return VolumePolicy(
             path=base.path,
-            id=get("id", ""),
-            is_served=get("serve", base.is_served),
+            id=self.get(*at, "id", otherwise=""),
             rules=rules,
             paths=paths,
-            max_entries_per_s=get("max_rate", base.max_entries_per_s),
-            max_bytes_per_s=get("max_bytes", base.max_bytes_per_s),
-            windows=get("windows", base.windows),
-            horizon_s=get("horizon", base.horizon_s),
             quota=Quota(*self._each((*at, "quota"), Quota._fields, base.quota)),
             blocks=self._watermark((*at, "free_space"), base.blocks),
             inodes=self._watermark((*at, "free_inodes"), base.inodes),
-            paced=get("paced", base.paced),
-            n_nodes=get("nodes", base.n_nodes),
-            takeover_s=get("takeover_s", base.takeover_s),
+            **values,
         )
 
     def _rules(self, at: Key, base: RetentionRules) -> RetentionRules:
@@ -328,14 +324,7 @@ def _rules_values(rules: RetentionRules) -> dict[str, Any]:
 def _volume_values(volume: VolumePolicy) -> dict[str, Any]:
     return {
         **_rules_values(volume.rules),
-        "serve": volume.is_served,
-        "paced": volume.paced,
-        "max_rate": volume.max_entries_per_s,
-        "max_bytes": volume.max_bytes_per_s,
-        "nodes": volume.n_nodes,
-        "takeover_s": volume.takeover_s,
-        "windows": volume.windows,
-        "horizon": volume.horizon_s,
+        **{key: getattr(volume, field) for key, field in _FIELDS.items()},
         "quota": volume.quota._asdict(),
         "free_space": (volume.blocks or _OFF)._asdict(),
         "free_inodes": (volume.inodes or _OFF)._asdict(),

@@ -66,10 +66,11 @@ class TrashdError(Exception):
     errno = _errno.EIO
     hint = ""
 
-    def __init__(self, detail: str | bytes = "", hint: str = "") -> None:
-        """detail: what it was about (bytes are a path); hint: overrides the class's next step."""
+    def __init__(self, detail: str | bytes = "", hint: str = "", number: int = 0) -> None:
+        """detail: what it was about (bytes are a path); hint, number: instead of the class's next step and errno."""
         self.detail = printable(detail) if isinstance(detail, bytes) else detail
         self.hint = hint or type(self).hint
+        self.errno = number or type(self).errno
         super().__init__(self.detail)
 
     def message(self) -> str:
@@ -330,11 +331,6 @@ class KernelRefused(TrashdError):
 
     exit_code = Exit.KERNEL_REFUSED
 
-    def __init__(self, detail: str | bytes = "", hint: str = "", number: int = _errno.EIO) -> None:
-        """number: the errno that came up, kept as this error's own."""
-        super().__init__(detail, hint)
-        self.errno = number
-
 
 class ServerAway(TrashdError):
     """The filesystem's server does not answer"""
@@ -345,11 +341,6 @@ class ServerAway(TrashdError):
         "nothing is lost: the next reap goes on where this one ended, once the server answers; "
         "if it is the mount that is dead: unmount it, and mount it again"
     )
-
-    def __init__(self, detail: str | bytes = "", hint: str = "", number: int = _errno.ENOTCONN) -> None:
-        """number: what the kernel said of it."""
-        super().__init__(detail, hint)
-        self.errno = number
 
 
 class LacksCall(TrashdError):
@@ -411,24 +402,24 @@ _HINTS = {
 }
 
 
+_KINDS: dict[int, type[TrashdError]] = {
+    _errno.EXDEV: CrossesBoundary, _errno.ENOLCK: NoLocks, _errno.ENOTDIR: NotADirectory, _errno.EACCES: NotPermitted,
+    _errno.EPERM: NotPermitted,
+}  # fmt: skip
+
+
 def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
     """The error class and hint for what the kernel said about `what`; an error of ours as it is."""
     if isinstance(error, TrashdError):
         return error
     number = error.errno or _errno.EIO
-    if number == _errno.EXDEV:
-        return CrossesBoundary(what)
-    if number == _errno.ENOLCK:
-        return NoLocks(what)
+    text = printable(what) if isinstance(what, bytes) else what
+    if number in _KINDS:
+        return _KINDS[number](what)
     if number == _errno.ENOKEY:
-        return NotEncrypted(f"{printable(what) if isinstance(what, bytes) else what}: {error.strerror}")
-    if number in (_errno.EACCES, _errno.EPERM):
-        return NotPermitted(what)
+        return NotEncrypted(f"{text}: {error.strerror}")
     if number == _errno.ENOENT:
         return NotFound(what, "nothing has that name; trashd list shows what can be restored")
-    if number == _errno.ENOTDIR:
-        return NotADirectory(what)
-    text = printable(what) if isinstance(what, bytes) else what
     reason = error.strerror or _errno.errorcode.get(number, str(number))
     return KernelRefused(f"{text}: {reason}", _HINTS.get(number, ""), number)
 

@@ -65,13 +65,12 @@ def compile_glob(pattern: str, *, ignores_case: bool = False) -> Matches:
 def name_ends(pattern: str) -> NameEnds:
     """What a glob that heeds case says of its names' ends; what is no UTF-8 stands for itself, as in names."""
     tokens = _read(pattern, None)
-    first, last = (_text_before(some) for some in (tokens, tokens[::-1]))
+    first, last = (_text(takewhile(_is_literal, some)) for some in (tokens, tokens[::-1]))
     return NameEnds(*(text.encode("utf-8", "surrogateescape") for text in (first, last[::-1])))
 
 
-def _text_before(tokens: Sequence[_Token]) -> str:
-    """The characters that stand before all others."""
-    return _text(takewhile(lambda token: not isinstance(token, _Set) and token not in ("*", "?"), tokens))
+def _is_literal(token: _Token) -> bool:
+    return not isinstance(token, _Set) and token not in ("*", "?")
 
 
 def _text(tokens: Iterable[_Token]) -> str:
@@ -173,7 +172,7 @@ def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matc
 
 
 def _by_regex(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matches:
-    in_bytes = _compile(_read(_bytewise(pattern), _fold_byte if ignores_case else None), ASCII.__getitem__)
+    in_bytes = _compile(_read(_bytewise(pattern), _fold_ascii if ignores_case else None), ASCII.__getitem__)
     in_characters = cache(lambda: _compile(tokens, in_class))  # most names are ASCII, and its classes take a while
     is_ascii, has_characters = pattern.isascii(), _is_utf8(pattern)
 
@@ -185,10 +184,6 @@ def _by_regex(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Mat
         return in_bytes(_bytewise(name)) is not None
 
     return matches
-
-
-def _fold_byte(character: str) -> str:
-    return character.lower() if character.isascii() else character
 
 
 def _compile(tokens: Sequence[_Token], in_class: Callable[[str], str]) -> Callable[[str], re.Match[str] | None]:

@@ -145,15 +145,6 @@ def parse_when(
     cutoff_ns  the moment so many nanoseconds ago; None: by `now_ns` alone
     Raises     ValueError with a message for the person who typed it
     """
-    told_ns = _told_ns(text, local_s)
-    if told_ns is not None:
-        return told_ns
-    span_ns = parse_duration(text) * SECOND_NS
-    return now_ns - span_ns if cutoff_ns is None else cutoff_ns(span_ns)
-
-
-def _told_ns(text: str, local_s: Callable[[CivilTime], float]) -> int | None:
-    """A moment that is not told by how long ago it was; None for one that is. Raises  ValueError"""
     if found := re.fullmatch(_SECONDS, text, re.ASCII):
         sign, whole, part = found.groups(default="")
         return int(sign + "1") * (int(whole) * SECOND_NS + int(part.ljust(9, "0")))
@@ -165,7 +156,8 @@ def _told_ns(text: str, local_s: Callable[[CivilTime], float]) -> int | None:
         if found := re.fullmatch(r"[0-9]+ ?([A-Za-z]+)", text):
             raise ValueError(f"{text!r}: there is no unit {found[1]!r}: s, m (minutes), h, d, w, month or y")
         raise ValueError(f"{text!r} is not a time: {_HOW}")
-    return None
+    span_ns = parse_duration(text) * SECOND_NS
+    return now_ns - span_ns if cutoff_ns is None else cutoff_ns(span_ns)
 
 
 def _civil_ns(text: str, found: re.Match[str], local_s: Callable[[CivilTime], float]) -> int:

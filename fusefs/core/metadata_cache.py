@@ -56,52 +56,23 @@ class Attributes(NamedTuple):
 
 
 ACCESS_ACL, DEFAULT_ACL = b"system.posix_acl_access", b"system.posix_acl_default"
-
-
 ACLS: Final = frozenset({ACCESS_ACL, DEFAULT_ACL})
-
-
 CAPABILITY, LABEL = b"security.capability", b"security.selinux"
-
-
 NAMES: Final = b""
-
 """Stands for the list of all names; its value is these, each ended by a zero byte, as listxattr(2) tells them."""
-
-
 Answers = Mapping[bytes, bytes | int]
-
 """By name what it was answered: the value, or an errno."""
-
-
 UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
-
 """After one of these answers there is no need to ask about the next file."""
-
-
 _ABSENT: Final = UNSUPPORTED | {errno.ENODATA}
-
 """There is none; any other error may be over the next time."""
-
-
 ASKED_OF_ALL: Final = (NAMES, ACCESS_ACL, DEFAULT_ACL, CAPABILITY, LABEL)
-
 """Numbered as in mount/native/prefetch.c."""
-
-
 _NUMBERS: Final = {name: number for number, name in enumerate(ASKED_OF_ALL)}
-
-
 _LONGEST_BYTES = 4096
-
-
 _ONE = Struct("=IBi")
-
 """The uid that was told; the number of the name; and the bytes of the value that follows, or a negative errno."""
-
-
 Known = dict[tuple[int, bytes], bytes | int]
-
 """Answers by the uid that was told, and the name; uid 0: every user would be told the same, or it is root's."""
 
 
@@ -144,23 +115,12 @@ def unpack(packed: bytes, at: int = 0) -> Known:
 
 
 NodeId = NewType("NodeId", int)
-
 """The number that the kernel knows a node by: the backing inode's own, unless another live node has it."""
-
-
 SourceKey = tuple[int, bytes] | tuple[int, int, int]
-
 """One incarnation of one backing inode: (device, file handle), or (device, ino, birth time) without handles."""
-
-
 ROOT = NodeId(1)
-
-
 TOP = NodeId(1 << 62)
-
 """The root too, where the kernel knows it by another inode than the filesystem's own: see mount/life/root_inode.py."""
-
-
 ROOTS = (ROOT, TOP)
 
 
@@ -178,7 +138,6 @@ class NodeZone(enum.IntEnum):
 
 
 Dirent = tuple[bytes, int, int, int]
-
 """Name, inode number, offset of the next entry, type (DT_DIR and so on; DT_UNKNOWN where the filesystem won't say)."""
 
 
@@ -236,43 +195,20 @@ class PackedEntries:
 
 
 Epoch = NewType("Epoch", int)
-
 """The number of the newest change when a look began."""
-
-
 _PACKED = Struct("=QQIIIIQQQIqqqqd")
-
 """Attributes, and the time until which they may be believed: a fifth of what the tuple and its numbers take."""
-
-
 _N_FIELDS = len(Attributes._fields)
-
-
 _UNTIL = Struct("=d")
-
 """The time until which it is valid, before packed extended attributes."""
-
-
 _Changed = SourceKey | tuple[SourceKey, bytes | None]
-
 """An inode's attributes; one name in a directory, or its listing; all its names (None)."""
-
-
 _MOST_NOTES = 4096
-
-
 _MOST_XATTRS = 32
-
 """Of one inode: where each user is told something else there may be many."""
-
-
 _LISTING = b""
-
 """For a name: what a change of any name changes."""
-
-
 _LARGEST_SHARE = 4
-
 """A directory that takes more than this part of the cache would push out all else, and itself before it is complete."""
 
 
@@ -282,23 +218,11 @@ def _allocated(size_bytes: int) -> int:
 
 
 _BYTES_BYTES = getsizeof(b"") + 7  # and half a step
-
-
 _TUPLE_BYTES = _allocated(getsizeof((None, None)))
-
-
 _NUMBER_BYTES = _allocated(getsizeof(1 << 59))  # int and float
-
-
 _HANDLE_BYTES = _TUPLE_BYTES + _NUMBER_BYTES + _BYTES_BYTES
-
-
 _BIRTH_BYTES = _allocated(getsizeof((None, None, None))) + 3 * _NUMBER_BYTES
-
-
 _UNTIL_BYTES = _TUPLE_BYTES + _NUMBER_BYTES
-
-
 _LISTING_BYTES = _allocated(getsizeof((None, None, None))) + 2 * _NUMBER_BYTES
 
 

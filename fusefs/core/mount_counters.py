@@ -7,7 +7,6 @@ changes in place. Readers take the names from the file: numbers of another versi
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from enum import IntEnum
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -247,10 +246,6 @@ def decode(data: bytes | bytearray) -> MountStats:
     except (msgspec.MsgspecError, ValueError, struct.error) as error:
         hint = "is its daemon of another version, or another machine's? Mount it anew"
         raise TrashdError(f"the numbers of a mount are not understood ({error})", hint) from error
-    return _named(table, layout, cells)
-
-
-def _named(table: CounterTable, layout: CounterLayout, cells: Sequence[int]) -> MountStats:
     gauges = dict(zip(table.gauges, cells[layout.gauges : layout.sorts], strict=True))
     pairs = range(layout.sorts, layout.sorts + 2 * len(table.sorts), 2)
     remembered = {name: Remembered(cells[at], cells[at + 1]) for name, at in zip(table.sorts, pairs, strict=True)}

@@ -233,10 +233,6 @@ class MountOption(NamedTuple):
         """The command line's option."""
         return "--" + self.name.replace("_", "-")
 
-    def choices(self) -> list[str]:
-        """The values, if it has a few."""
-        return self.value.split("|") if "|" in self.value else []
-
 
 def _values(kind: type[_OneOf]) -> str:
     return "|".join(one.value for one in kind)

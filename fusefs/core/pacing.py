@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from enum import Enum
 from math import exp, floor
+from operator import add, sub
 from typing import NamedTuple
 
 SLICE_S = 0.05
@@ -233,19 +234,23 @@ class Pressure(NamedTuple):
 class Requests(NamedTuple):
     """Of a device: reads and flushes, and the seconds that they took together."""
 
-    n_reads: int = 0
+    n_reads: float = 0
     reads_s: float = 0.0
-    n_flushes: int = 0
+    n_flushes: float = 0
     flushes_s: float = 0.0
 
     def since(self, before: Requests) -> Requests:
         """What came after `before`."""
-        return Requests(
-            self.n_reads - before.n_reads,
-            self.reads_s - before.reads_s,
-            self.n_flushes - before.n_flushes,
-            self.flushes_s - before.flushes_s,
-        )
+        return Requests(*map(sub, self, before))
+
+    def faded(self, seconds: float) -> Requests:
+        """What they count after so long: the older the less."""
+        by = exp(-seconds / _MEMORY_S)
+        return Requests(*(one * by for one in self))
+
+    def plus(self, sample: Sample) -> Requests:
+        """With those of one sample more."""
+        return Requests(*map(add, self, sample.requests or Requests()))
 
 
 class Sample(NamedTuple):
@@ -261,24 +266,6 @@ class Sample(NamedTuple):
     memory: float | None = None
     cpu: float | None = None
     requests: Requests | None = None
-
-
-class RequestSums(NamedTuple):
-    """What others asked of the device in samples of one kind; the older the less it counts."""
-
-    n_reads: float = 0.0
-    reads_s: float = 0.0
-    n_flushes: float = 0.0
-    flushes_s: float = 0.0
-
-    def faded(self, seconds: float) -> RequestSums:
-        """After so long."""
-        by = exp(-seconds / _MEMORY_S)
-        return RequestSums(*(one * by for one in self))
-
-    def plus(self, sample: Sample) -> RequestSums:
-        """With one more."""
-        return RequestSums(*map(sum, zip(self, sample.requests or Requests(), strict=True)))
 
 
 class OtherUsers(Enum):
@@ -306,8 +293,8 @@ class PacingState(NamedTuple):
     share: float = FIRST_SHARE
     heard: tuple[bool, ...] = ()
     last: Sample | None = None
-    resting: RequestSums = RequestSums()
-    working: RequestSums = RequestSums()
+    resting: Requests = Requests()
+    working: Requests = Requests()
     rest_probes: tuple[float, ...] = ()
     work_probes: tuple[float, ...] = ()
     undecided_s: float = 0.0
@@ -358,7 +345,7 @@ def _with(state: PacingState, others: OtherUsers) -> PacingState:
 
 
 def _forgetful(state: PacingState) -> PacingState:
-    return state._replace(resting=RequestSums(), working=RequestSums(), rest_probes=(), work_probes=(), undecided_s=0.0)
+    return state._replace(resting=Requests(), working=Requests(), rest_probes=(), work_probes=(), undecided_s=0.0)
 
 
 def _added(state: PacingState, sample: Sample) -> PacingState:

@@ -13,21 +13,20 @@ from fusefs.core.errors import BadConfig, ConfigProblem, TrashdError
 from fusefs.core.glob import compile_glob
 from fusefs.core.human_units import SECOND_NS, CivilTime, is_path, parse_when
 from fusefs.core.results import Swept
-from fusefs.core.selection import DEVICES, DIRECTORY, KINDS, Field, Selection, SizeBound, TimeBound
+from fusefs.core.selection import DEVICES, DIRECTORY, KINDS, TIMES, Field, Selection, SizeBound, TimeBound
 from fusefs.core.toml_reader import (
     ConfigKey,
     Document,
     RemovedKey,
     Schema,
     SettingsBuilder,
-    SettingsTable,
+    SettingsReader,
     Source,
     ValueKind,
     read_document,
     read_tables,
 )
 
-_FIELDS: Final[tuple[Field, ...]] = ("mtime", "atime", "ctime", "btime")
 _SPAN = re.compile(r"(?:[0-9]+[smhdw])+", re.ASCII)
 
 
@@ -154,7 +153,7 @@ class PlanContext(NamedTuple):
 
 def _fields(found: Any) -> tuple[str, ...]:
     fields = toml_reader.read_texts(found)
-    if not fields or not set(fields) <= set(_FIELDS):
+    if not fields or not set(fields) <= set(TIMES):
         raise ValueError(found)
     return fields
 
@@ -258,7 +257,7 @@ def _is_meant(wanted: str, name: str) -> bool:
 class _RuleBuilder(SettingsBuilder):
     """One rule's settings turned into values, as far as they can be read."""
 
-    def __init__(self, table: SettingsTable, world: PlanContext, problems: list[ConfigProblem]) -> None:
+    def __init__(self, table: SettingsReader, world: PlanContext, problems: list[ConfigProblem]) -> None:
         super().__init__(table.settings, problems)
         self._table = table
         self._world = world
@@ -346,7 +345,7 @@ class _RuleBuilder(SettingsBuilder):
         return None if older_ns is None else RuleAge(self._fields(), older_ns)
 
     def _fields(self) -> tuple[Field, ...]:
-        return tuple(field for field in _FIELDS if field in self.get("by", otherwise=("mtime",)))
+        return tuple(field for field in TIMES if field in self.get("by", otherwise=("mtime",)))
 
     def _moment(self, text: str, cutoff_ns: Callable[[int], int] | None = None) -> int:
         if is_path(text):

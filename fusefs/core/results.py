@@ -15,12 +15,10 @@ from fusefs.core.orphan_sums import Survey
 from fusefs.core.record import MAX_FAILURES, Failure
 
 Progress = Callable[[int, int], None]
-
 """Called with the entries removed and the bytes freed since the last call (bytes: as far as they were looked at)."""
 
 
 Stops = Callable[[], bool]
-
 """Asked now and then: after a yes what is under way comes to its end."""
 
 
@@ -95,16 +93,9 @@ class Waited(NamedTuple):
 
 
 STORE = "store"
-
-
 PINNED = "pinned"
-
-
 CAME_IN = "came-in"
-
 """Of a directory that is not known to have been there when the tree came."""
-
-
 WORDS = {
     STORE: "a trash store that holds something; restore what it holds (trashd list --volume DIR, where DIR is the "
     "directory above it), or trashd reap --with-stores ID deletes it too",
@@ -188,41 +179,19 @@ class RemovalGroup(NamedTuple):
 
 
 OUTSIDE = "outside of the directory"
-
 """What failures name as their call for a listed path that leads elsewhere."""
-
-
 DOTS = "ends in a dot"
-
 """The same for a listed path that ends in `.` or `..`."""
-
-
 UNCLEAR = "not as the format has it"
-
 """The same for a line of a list that can't be understood, or could mean two things."""
-
-
 LOCKED_BY_OTHERS = "locked by a user who is neither its owner nor root"
-
-
 LOCKED_BY_UNKNOWN = "locked by a process that is not seen here"
-
-
 KEPT_BY_OTHERS = "holds .trashd-keep of a user who is neither its owner nor root"
-
 """The same for a directory with a mark that is reported."""
-
-
 ANOTHER = "it is another one than the list tells: its inode number differs"
-
 """Why a listed name is spared."""
-
-
 NOT_TAKEN = "another user's directory, which no earlier run saw there"
-
-
 NOT_GIVEN = "another user's directory, or one that others can write in, is in its place"
-
 """What failures name as their call for what root does not carry across the boundary between users."""
 
 
@@ -263,7 +232,6 @@ class SweepSums(NamedTuple):
 
 
 MATCHES_MAX = 5
-
 """The largest, and the oldest, that a dry run tells."""
 
 

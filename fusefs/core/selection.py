@@ -85,14 +85,16 @@ class StatBounds(NamedTuple):
         """What asks one thing each."""
         checks: list[Check] = []
         if self.size != _ANY_SIZE:
-            checks.append(_is_sized(self.size))
+            least, most = self.size
+            checks.append(lambda st, _btime_ns: least <= st.st_size <= most)
         checks += [
             _is_timed(f"st_{name}_ns", bound)
             for name, bound in zip(TIMES[:3], self.times[:3], strict=True)
             if bound != _ANY
         ]
         if self.asks_birth:
-            checks.append(_is_born(self.times[3]))
+            from_ns, to_ns = self.times[3]
+            checks.append(lambda _st, btime_ns: bool(btime_ns) and from_ns <= (btime_ns or 0) <= to_ns)
         if self.uids:
             checks.append(lambda st, _btime_ns: {st.st_uid}.issuperset(self.uids))
         if self.gids:
@@ -130,15 +132,9 @@ class StatBounds(NamedTuple):
         return _PACKED.pack(*words, *owners, kinds, self.asks_birth, self.must_be_empty)
 
 
-def stat_bounds(
-    sizes: Iterable[SizeBound],
-    times: Iterable[TimeBound],
-    uids: Iterable[int],
-    gids: Iterable[int],
-    *,
-    must_be_empty: bool,
-) -> StatBounds:
-    """What must hold if all of some bounds must."""
+def stat_bounds(selection: Selection) -> StatBounds:
+    """What must hold of an entry's stat."""
+    sizes, times = selection.sizes, selection.times
     least, most = [bound.least for bound in sizes], [bound.most for bound in sizes]
     mtime, atime, ctime, btime = [
         (
@@ -151,9 +147,9 @@ def stat_bounds(
         (_within(max, least, 0), _within(min, most, _MOST)),
         (mtime, atime, ctime, btime),
         any(bound.field == "btime" for bound in times),
-        frozenset(uids),
-        frozenset(gids),
-        must_be_empty,
+        frozenset(selection.uids),
+        frozenset(selection.gids),
+        selection.empty,
     )
 
 
@@ -163,19 +159,9 @@ def _within(closest: Callable[[Iterable[int]], int], bounds: Sequence[int | None
     return closest([widest, *told])
 
 
-def _is_sized(bound: Bound) -> Check:
-    least, most = bound
-    return lambda st, _btime_ns: least <= st.st_size <= most
-
-
 def _is_timed(name: str, bound: Bound) -> Check:
     from_ns, to_ns = bound
     return lambda st, _btime_ns: from_ns <= getattr(st, name) <= to_ns
-
-
-def _is_born(bound: Bound) -> Check:
-    from_ns, to_ns = bound
-    return lambda _st, btime_ns: bool(btime_ns) and from_ns <= (btime_ns or 0) <= to_ns
 
 
 def _is_empty(st: SelectionStat, _btime_ns: int | None) -> bool:
@@ -260,9 +246,7 @@ class Matcher:
         self._pruned_name = _any([matches for text, matches in pruned if "/" not in text])
         self._pruned_path = _any([matches for text, matches in pruned if "/" in text])
         self._min_depth, self._max_depth = selection.min_depth, selection.max_depth
-        self.bounds = stat_bounds(
-            selection.sizes, selection.times, selection.uids, selection.gids, must_be_empty=selection.empty
-        )
+        self.bounds = stat_bounds(selection)
         self.takes: Check = self.bounds.takes()
         self.types = selection.types or (_ALL if selection.empty else _ALL - DIRECTORY)
         if selection.empty:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+import msgspec
+
 from fusefs.core.names import join
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.results import Report, add_failures
@@ -49,7 +51,7 @@ def unpack(bundle: bytes) -> list[str]:
     return bundle.decode("utf-8", "surrogateescape").split("/")
 
 
-class SliceWork:
+class SliceWork(msgspec.Struct, eq=False):
     """What is to be done in one directory, or with one large file.
 
     names          entries to unlink; one that turns out to be a directory becomes a subdirectory
@@ -64,35 +66,16 @@ class SliceWork:
     cut_bytes      a file that is unlinked already: what is left to cut off; None for a directory
     """
 
-    __slots__ = (
-        "bundles", "cut_bytes", "emptied", "failed", "is_listed", "is_productive", "n_failed", "n_passes", "names",
-        "subdirs",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        names: list[str] | None = None,
-        bundles: list[bytes] | None = None,
-        subdirs: list[str] | None = None,
-        emptied: list[tuple[str, int]] | None = None,
-        *,
-        is_listed: bool = True,
-        failed: set[str] | None = None,
-        n_failed: int = 0,
-        n_passes: int = 0,
-        is_productive: bool = False,
-        cut_bytes: int | None = None,
-    ) -> None:
-        self.names = [] if names is None else names
-        self.bundles = [] if bundles is None else bundles
-        self.subdirs = [] if subdirs is None else subdirs
-        self.emptied = [] if emptied is None else emptied
-        self.is_listed = is_listed
-        self.failed = set[str]() if failed is None else failed
-        self.n_failed = n_failed
-        self.n_passes = n_passes
-        self.is_productive = is_productive
-        self.cut_bytes = cut_bytes
+    names: list[str] = []
+    bundles: list[bytes] = []
+    subdirs: list[str] = []
+    emptied: list[tuple[str, int]] = []
+    is_listed: bool = True
+    failed: set[str] = set()
+    n_failed: int = 0
+    n_passes: int = 0
+    is_productive: bool = False
+    cut_bytes: int | None = None
 
     def fail(self, name: str) -> None:
         """Pass over an entry from now on."""
@@ -212,38 +195,23 @@ class FinishedDirectory(NamedTuple):
     has_failed: bool
 
 
-class _Node:
+class _Node(msgspec.Struct, eq=False):
     """A directory that is begun: its work that no slice has, and how much of it is under way.
 
     is_whole     all that is in it is this plan's to remove, what is not known of yet too
     n_unlinking  of the slices that run, how many unlink in it
     """
 
-    __slots__ = (
-        "fd", "is_hoisted", "is_whole", "n_children", "n_running", "n_unlinking", "name", "parent", "path", "work",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        parent: int | None,
-        name: str,
-        fd: int,
-        path: bytes,
-        work: SliceWork,
-        *,
-        is_hoisted: bool = False,
-        is_whole: bool = True,
-    ) -> None:
-        self.parent = parent
-        self.name = name
-        self.fd = fd
-        self.path = path
-        self.work = work
-        self.is_hoisted = is_hoisted
-        self.is_whole = is_whole
-        self.n_running = 0
-        self.n_unlinking = 0
-        self.n_children = 0
+    parent: int | None
+    name: str
+    fd: int
+    path: bytes
+    work: SliceWork
+    is_hoisted: bool = False
+    is_whole: bool = True
+    n_running: int = 0
+    n_unlinking: int = 0
+    n_children: int = 0
 
     def begins(self, share: SliceWork) -> bool:
         """A slice has a share of it; whether it is for what is below directories alone."""
@@ -332,7 +300,8 @@ class SlicePlan:
         self._n_bytes = 0
         self._failures: list[Failure] = []
         self._n_failed = 0
-        self._doubts: frozenset[int] = frozenset()
+        self.doubts: frozenset[int] = frozenset()
+        """The errnos of failures that may have been the server's, and not the entries'."""
         self._entered: dict[str, Entered] = {}
 
     def add(self, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool = False, is_whole: bool = False) -> int:
@@ -428,7 +397,7 @@ class SlicePlan:
         self._n_bytes += outcome.n_bytes
         add_failures(self._failures, outcome.failures)
         self._n_failed += outcome.n_failed
-        self._doubts |= outcome.doubts
+        self.doubts |= outcome.doubts
         self._nodes[done.key].ends(done, outcome.rest)
         self._changed(done.key)
         key, path = done.key, done.path
@@ -464,10 +433,6 @@ class SlicePlan:
             elif node.work.cut_bytes is None:
                 above.work.emptied.append((node.name, node.work.n_passes))
             key = node.parent
-
-    def doubts(self) -> frozenset[int]:
-        """The errnos of failures that may have been the server's, and not the entries'."""
-        return self._doubts
 
     def note(self, entered: Iterable[Entered]) -> None:
         """Remember directories of others for the next reap, as many as a record has room for."""

@@ -160,23 +160,15 @@ def read_path(found: Any) -> bytes:
     return b"/" + "/".join(part for part in parts if part).encode()
 
 
-def _write_path(path: bytes) -> str:
-    return quoted(path.decode("utf-8", "backslashreplace"))
-
-
 def _is_user(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9_][^\s:,/*?\[\]]*", text) is not None and text.isprintable()
 
 
 def _read_command(found: Any) -> tuple[str, ...] | None:
-    words = _items(found, _word)
+    words = _items(found, lambda word: "" if word == "" else _text(word))
     if words and (not words[0].startswith("/") or words[0].endswith("/")):
         raise ValueError(found)
     return words or None
-
-
-def _word(found: Any) -> str:
-    return "" if found == "" else _text(found)
 
 
 def _read_address(found: Any) -> tuple[str, int]:
@@ -219,7 +211,10 @@ RATE: Final = ValueKind(
     lambda rate: quoted(_size_text(rate) + "/s"),
 )
 SHARE: Final = ValueKind("a share", 'write "10%", in quotes', _read_share, lambda share: quoted(f"{share * 100:.6g}%"))
-PATH: Final = ValueKind("an absolute path", 'write "/scratch", without `..`', read_path, _write_path)
+PATH: Final = ValueKind(
+    "an absolute path", 'write "/scratch", without `..`', read_path,
+    lambda path: quoted(path.decode("utf-8", "backslashreplace")),
+)  # fmt: skip
 VOLUME_ID: Final = ValueKind(
     "a volume's id", "write the id that trashd status --json has of it", _only(is_volume_id, _text), quoted
 )
@@ -311,32 +306,29 @@ def read_document(source: Source, problems: list[ConfigProblem], manual: str = "
 
     manual  what tells how such a file is written
     """
+    name, text = source
+    lines = text.split("\n")
+    too_long = next((number for number, line in enumerate(lines, 1) if len(line) > LINE_MAX_CHARS), None)
     try:
-        return _parse(source, manual)
+        if len(text) > TEXT_MAX_BYTES:
+            raise _too_large(name)
+        if text.startswith("\ufeff"):
+            raise _bad(name, "it begins with a byte order mark", "save it as UTF-8 without one")
+        if too_long is not None:
+            what = f"line {too_long} has more than {LINE_MAX_CHARS} characters"
+            raise _bad(name, what, "break the array into lines")
+        return Document(name, tomllib.loads(text))
     except BadConfig as error:
         problems += error.problems
-        return Document(source.name, {})
-
-
-def _parse(source: Source, manual: str) -> Document:
-    name, text = source
-    if len(text) > TEXT_MAX_BYTES:
-        raise _too_large(name)
-    if text.startswith("\ufeff"):
-        raise _bad(name, "it begins with a byte order mark", "save it as UTF-8 without one")
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        if len(line) > LINE_MAX_CHARS:
-            what = f"line {number} has more than {LINE_MAX_CHARS} characters"
-            raise _bad(name, what, "break the array into lines")
-    try:
-        return Document(name, tomllib.loads(text))
-    except RecursionError as error:
-        raise _bad(name, "arrays or tables within each other, far too deep", "nest no deeper than needed") from error
+    except RecursionError:
+        problems += _bad(
+            name, "arrays or tables within each other, far too deep", "nest no deeper than needed"
+        ).problems
     except ValueError as error:
         found = re.search(r"\(at line (\d+), column \d+\)$", str(error))
         fix = _advice(lines[int(found[1]) - 1].strip()) if found else ""
-        raise _bad(name, f"not TOML: {error}", fix or f"see {manual}") from error
+        problems += _bad(name, f"not TOML: {error}", fix or f"see {manual}").problems
+    return Document(name, {})
 
 
 def _bad(name: str, what: str, fix: str) -> BadConfig:
@@ -384,25 +376,26 @@ class Setting(NamedTuple):
 Settings = dict[Key, Setting]
 
 
-def read_settings(document: Document, schema: Schema, problems: list[ConfigProblem]) -> Settings:
-    """What a document sets; what is wrong in it is added to the problems, and the rest goes on."""
-    reader = _SettingsReader(document, schema, problems)
-    reader.read(document.tree, schema, (), ())
-    return reader.settings
+class SettingsReader:
+    """What a document, or a table in it, sets; its values are read one by one, and the rest goes on after a problem.
 
-
-class _SettingsReader:
-    """One document, its values read one by one; problems are noted, and the rest goes on."""
+    place        the document or table
+    wrong        keys with values that can't be read, which is told
+    has_unknown  there are unknown keys, any of which may have been meant as one that is missing
+    """
 
     def __init__(self, document: Document, schema: Schema, problems: list[ConfigProblem]) -> None:
+        """problems: what is wrong is added to them"""
+        self.place = document.place()
         self.settings: Settings = {}
         self.wrong: set[Key] = set()
         self.has_unknown = False
         self._document = document
         self._schema = schema
         self._problems = problems
+        self._read(document.tree, schema, (), ())
 
-    def read(self, table: dict[str, Any], schema: Schema, at: tuple[str | int, ...], to: Key) -> None:
+    def _read(self, table: dict[str, Any], schema: Schema, at: tuple[str | int, ...], to: Key) -> None:
         """Read a table: `at` is where it stands in the document, `to` where its settings go."""
         for key, found in table.items():
             if len(self._problems) >= PROBLEMS_MAX:
@@ -420,7 +413,7 @@ class _SettingsReader:
                 case Tables(inner):
                     self._tables(found, inner, (*at, key), (*to, key))
                 case inner if isinstance(found, dict):
-                    self.read(found, inner, (*at, key), (*to, key))
+                    self._read(found, inner, (*at, key), (*to, key))
                 case inner:
                     self.wrong |= {(*to, key, name) for name in inner}
                     what = f"expected a table, got {shown(found)}"
@@ -464,32 +457,15 @@ class _SettingsReader:
                 self._problems.append(place.problem(what, f"put both into {self.settings[here].place.key[:-5]}"))
             self.settings[here] = path
             rest = {key: value for key, value in table.items() if key != "path"}
-            self.read(rest, schema, (*at, index), here)
-
-
-class SettingsTable(NamedTuple):
-    """What one of several tables sets, its keys without the array's name.
-
-    place        the table
-    wrong        keys with values that can't be read, which is told
-    has_unknown  there are unknown keys, any of which may have been meant as one that is missing
-    """
-
-    place: ConfigKey
-    settings: Settings
-    wrong: frozenset[Key]
-    has_unknown: bool
+            self._read(rest, schema, (*at, index), here)
 
 
 def read_tables(
     document: Document, name: str, schema: Schema, problems: list[ConfigProblem]
-) -> Iterator[SettingsTable]:
-    """Each table of an array, as `read_settings` reads a document."""
+) -> Iterator[SettingsReader]:
+    """Read each table of an array; its keys are without the array's name."""
     for index, table in enumerate(_listed(document.tree.get(name, []), document.place(name), problems)):
-        place = document.place(name, index)
-        reader = _SettingsReader(Document(document.name, table, place.key), schema, problems)
-        reader.read(table, schema, (), ())
-        yield SettingsTable(place, reader.settings, frozenset(reader.wrong), reader.has_unknown)
+        yield SettingsReader(Document(document.name, table, document.place(name, index).key), schema, problems)
 
 
 def _listed(found: Any, place: ConfigKey, problems: list[ConfigProblem]) -> list[dict[str, Any]]:

@@ -43,8 +43,26 @@ def why_not(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
 
     trusts_all  also kernels that may have known faults
     """
-    why = _why_not_by_kernel(facts) or (None if trusts_all else why_not_trusted(facts.release))
-    return why or _why_no_ring(facts) or _why_not_by_cores(facts)
+    if facts.is_enabled is None:
+        if _version(facts.release)[0] < _SINCE:
+            return f"it takes Linux {_SINCE[0]}.{_SINCE[1]}, and this is {facts.release}"
+        return f"this kernel is built without it (CONFIG_FUSE_IO_URING): there is no {SWITCH}"
+    if not facts.is_enabled:
+        return (
+            f"{SWITCH} is N, for every FUSE mount of this machine; root sets it by "
+            "`trashd service install --uring`, or by a mount with uring=on"
+        )
+    if not trusts_all and (faults := why_not_trusted(facts.release)):
+        return faults
+    if facts.refusal:
+        return _why_no_ring(facts)
+    if facts.barred:
+        some = ", ".join(map(str, sorted(facts.barred)[:3])) + (", …" if len(facts.barred) > 3 else "")
+        cores = "core" if len(facts.barred) == 1 else "cores"
+        return (
+            f"a cpuset or CPU affinity keeps the daemon from {cores} {some}, whose programs it could not answer there"
+        )
+    return None
 
 
 def why_not_trusted(release: str) -> str | None:
@@ -67,22 +85,7 @@ def _version(release: str) -> tuple[tuple[int, int], int]:
     return (major, minor), patch
 
 
-def _why_not_by_kernel(facts: UringFacts) -> str | None:
-    if facts.is_enabled is None:
-        if _version(facts.release)[0] < _SINCE:
-            return f"it takes Linux {_SINCE[0]}.{_SINCE[1]}, and this is {facts.release}"
-        return f"this kernel is built without it (CONFIG_FUSE_IO_URING): there is no {SWITCH}"
-    if not facts.is_enabled:
-        return (
-            f"{SWITCH} is N, for every FUSE mount of this machine; root sets it by "
-            "`trashd service install --uring`, or by a mount with uring=on"
-        )
-    return None
-
-
-def _why_no_ring(facts: UringFacts) -> str | None:
-    if not facts.refusal:
-        return None
+def _why_no_ring(facts: UringFacts) -> str:
     if facts.disabled == _NOBODY:
         return "io_uring is switched off: kernel.io_uring_disabled is 2"
     if facts.refusal == errno.EPERM and facts.disabled == _GROUP_ONLY:
@@ -92,14 +95,6 @@ def _why_no_ring(facts: UringFacts) -> str | None:
         return f"a container or a unit denies io_uring here, by seccomp or the like: {name}"
     hint = "; the limit of locked memory may be too low (ulimit -l)" if facts.refusal == errno.ENOMEM else ""
     return f"io_uring can't be had: {name}{hint}"
-
-
-def _why_not_by_cores(facts: UringFacts) -> str | None:
-    if not facts.barred:
-        return None
-    some = ", ".join(map(str, sorted(facts.barred)[:3])) + (", …" if len(facts.barred) > 3 else "")
-    cores = "core" if len(facts.barred) == 1 else "cores"
-    return f"a cpuset or CPU affinity keeps the daemon from {cores} {some}, whose programs it could not answer there"
 
 
 class FastPath(Enum):

@@ -30,7 +30,7 @@ from fusefs.core.selection import KINDS, Matcher, Selection
 from fusefs.engine.pace import SetsSpeed, pacer_in
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.keep_guard import Locking, why_spared
+from fusefs.plan.keep_protection import Locking, why_spared
 from fusefs.plan.purge_lists import CountedPurges, open_lists
 from fusefs.plan.units import Judged, Unit, Young, judge_units, open_quietly, time_of
 from fusefs.store.backing_and_mount import BackingAndMount, Scope

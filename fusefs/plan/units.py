@@ -21,7 +21,7 @@ from fusefs.core.selection import Field, Matcher, letter_of
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.xattrs import restored_ns
-from fusefs.plan.keep_guard import find_lock, why_exempt, why_held, why_kept, why_locked
+from fusefs.plan.keep_protection import find_lock, why_exempt, why_held, why_kept, why_locked
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
 from fusefs.store.layout import is_stores_own
 from fusefs.store.user_boundary import whose_is

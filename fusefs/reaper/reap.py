@@ -189,7 +189,7 @@ class _Removal:
         )
         slices.run()
         stopped = not self._plan.is_dry()
-        doubts = frozenset() if stopped else self._plan.doubts()
+        doubts = frozenset() if stopped else self._plan.doubts
         number = self._away or min(doubts & CUT_OFF, default=0)
         if number or doubts:
             goes_on = self._outage.wait(number, self._container) if number else self._outage.wait_in_doubt()

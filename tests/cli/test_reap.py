@@ -162,7 +162,7 @@ def test_what_was_kept_after_it_was_chosen_is_not_reaped(volume: Path, capsys: p
     chosen = [find_container(Kernel(), (raw(volume),), make_orphan(volume, name)) for name in ("kept", "over")]
     for entry, word in zip(chosen, ("7d", "0"), strict=True):
         done_well("keep", entry.id, "--for", word, "--volume", volume)
-    assert reap_all(Kernel(), (raw(volume),), chosen, ReapOptions(is_meant=has_expired), as_json=False) == 0
+    assert reap_all(Kernel(), chosen, ReapOptions(volumes=(raw(volume),), is_meant=has_expired)) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[:2] == [f"{chosen[0].id}: skipped, it is kept by now", f"{chosen[1].id}: 4 entries removed"]
     assert os.listdir(volume / ".trashd/u/0/orphans") == [chosen[0].id]
@@ -178,7 +178,7 @@ def test_a_longer_term_wins_over_a_reap_that_has_chosen_already(
     chosen = find_containers(Kernel(), (raw(volume),), identifiers)
     for identifier, term in zip(identifiers[:3], (["--for", "7d"], [], ["--for", "1h"]), strict=True):
         done_well("keep", identifier, *term, "--volume", volume)
-    assert reap_all(Kernel(), (raw(volume),), chosen, ReapOptions(), as_json=False) == 0
+    assert reap_all(Kernel(), chosen, ReapOptions(volumes=(raw(volume),))) == 0
     kept = identifiers[:2]
     assert capsys.readouterr().out.splitlines()[:2] == [f"{one}: skipped, it is kept by now" for one in kept]
     assert sorted(os.listdir(volume / ".trashd/u/0/orphans")) == sorted(kept)

@@ -12,7 +12,7 @@ from fusefs.core.plan_rules import RuleAge
 from fusefs.core.results import ReportedMark, Spared
 from fusefs.core.selection import KINDS, Field, Matcher, Selection
 from fusefs.linux.kernel import Kernel
-from fusefs.plan.keep_guard import KEPT, LOCKED, Locking, why_locked, why_spared
+from fusefs.plan.keep_protection import KEPT, LOCKED, Locking, why_locked, why_spared
 from fusefs.plan.units import MOUNTED, Judged, Unit, Young, judge_units
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.deep_path import DeepOpeners
