@@ -31,8 +31,8 @@ from bench.subjects import (
 from bench.support import keep, measuring, tell, time_command, volume
 from tests.support.foreground_mount import forget_all
 from tests.support.fuse_watchdog import FuseMount
+from tests.support.make_trees import make_chain, walk_chain
 from tests.support.mount_namespaces import see_own_mounts_only
-from tests.support.nested_directories import make_chain, walk_chain
 from tests.support.real_filesystems import bind_mount
 
 RESULTS = Path(__file__).with_name("results") / "depth.jsonl"

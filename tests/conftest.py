@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from tests.support import machine_capabilities
 from tests.support.cheap_forks import Growth, ease_each_fork, ease_forks
 from tests.support.covering_sets import EVERY_CASE, choose_pairwise, split_axes
 from tests.support.mount_namespaces import see_own_mounts_only
+from tests.support.store_verbs import tmpfs_store
 from tests.support.user_homes import forget_stores
 
 PAGES = Path(__file__).parents[1] / "build/man"
@@ -268,3 +269,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.line(f"WARNING: {told}", yellow=True, bold=True)
     for group in _list_idle_groups(config):
         terminalreporter.line(f"CI fails: no test of tests/{group} ran", red=True, bold=True)
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A tmpfs with a store; in the end the checker has nothing to say. Some directories and files have their own."""
+    with tmpfs_store() as path:
+        yield path

@@ -5,8 +5,6 @@ session of its own, as other people's work has: sessions share the processors fa
 loops in its own session the service, which is idle by its priority, would not run at all.
 """
 
-from __future__ import annotations
-
 import argparse
 import mmap
 import os

@@ -1,7 +1,5 @@
 """`trashd browse`: a person presses keys, reads the screen, and the other commands do the work."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """`trashd browse` on terminals: real keys, no colours, signals, and where it can't be."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

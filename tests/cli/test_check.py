@@ -1,7 +1,5 @@
 """`trashd check` and `swap --dry-run` say what `swap` then does, and leave nothing behind: a table of places."""
 
-from __future__ import annotations
-
 import errno
 import json
 import subprocess

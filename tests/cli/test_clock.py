@@ -4,8 +4,6 @@ A test can't set the machine's clock. Records say what they would say had it bee
 before remember of it is written for them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

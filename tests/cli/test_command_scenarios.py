@@ -1,31 +1,78 @@
-"""Each command line of the table ends as the table, the golden files, the JSON schema and docs/json.md say.
-
-A scenario runs once, and every checker reads its result.
-"""
-
-from __future__ import annotations
+"""Each command line of the table ends as the table, the golden files, the JSON schema and docs/json.md say."""
 
 import ast
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from build_docs.json_schema import ERROR, printed
+from build_docs.json_schema import ERROR, JSON_VERSION, definition_of, printed, schema, text
 from fusefs.cli import main, rm_paths, swap_paths
 from fusefs.cli.output import wants_json
 from fusefs.core.errors import BY_NAME
-from tests.cli.test_json_schema import complaints
+from tests.support.background_mounts import workbench
 from tests.support.command_scenarios import SCENARIOS, Scenario, fill
 from tests.support.golden_files import GOLDEN, ID, compare, steady
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import init
-from tests.support.trashd_command import CommandResult
+from tests.support.trashd_command import CommandResult, done_well
 from tests.support.typed_commands import FILLED_IN, all_commands, mistakes
+
+PUBLISHED = Path(__file__).parents[2] / "docs/json.schema.json"
+
+
+def closed(node: Any) -> Any:
+    """A schema that allows no key but its own: what is printed and not in it is found too."""
+    if isinstance(node, list):
+        return [closed(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    told = {key: closed(item) for key, item in node.items()}
+    return {**told, "additionalProperties": False} if "properties" in node and "required" in node else told
+
+
+@cache
+def _validator(command: str, *, is_closed: bool) -> Draft202012Validator:
+    definitions = (closed(schema()) if is_closed else schema())["$defs"]
+    return Draft202012Validator({"$ref": f"#/$defs/{definition_of(command)}", "$defs": definitions})
+
+
+def complaints(command: str, told: object, *, is_closed: bool = True) -> list[str]:
+    """What is not as the schema has it, of one object."""
+    return [
+        f"{error.json_path}: {error.message}" for error in _validator(command, is_closed=is_closed).iter_errors(told)
+    ]
+
+
+def test_what_is_published_is_what_the_types_say() -> None:
+    assert PUBLISHED.read_text(encoding="utf-8") == text(), "make schema"
+
+
+def test_it_is_a_schema_with_a_version() -> None:
+    Draft202012Validator.check_schema(schema())
+    assert schema()["version"] == JSON_VERSION
+
+
+def test_later_versions_may_add_keys_and_take_none() -> None:
+    told = {"id": "x", "retention_s": None, "expires_ns": None}
+    assert complaints("keep", {**told, "a_new_one": 1}, is_closed=False) == []
+    assert complaints("keep", {**told, "a_new_one": 1}) != []
+    assert complaints("keep", {"id": "x", "retention_s": None}, is_closed=False) != []
+
+
+@pytest.mark.needs("root", "fuse")
+def test_what_is_told_of_an_end_of_a_mount_is_as_its_schema_says() -> None:
+    with workbench() as bench:
+        done_well("mount", bench / "source", bench / "target")
+        (told,) = done_well("umount", "--json", bench / "target").objects()
+    assert complaints("umount", told) == []
+
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTED = set(re.findall(r"`(\w+)`", (ROOT / "docs/json.md").read_text(encoding="utf-8")))
@@ -220,5 +267,5 @@ def test_the_commands_that_hints_help_and_other_strings_name_can_be_typed() -> N
 
 def test_a_text_that_names_no_command_or_option_is_found() -> None:
     assert [*mistakes("trashd list shows it; trashd reap --now ID frees it; trashd restore ID [PATH]")] == []
-    for text in ("trashd unswap DIR", "trashd reap --later ID", "trashd keep ID ID", "trashd service instal"):
-        assert len([*mistakes(text)]) == 1, text
+    for wrong in ("trashd unswap DIR", "trashd reap --later ID", "trashd keep ID ID", "trashd service instal"):
+        assert len([*mistakes(wrong)]) == 1, wrong

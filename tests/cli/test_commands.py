@@ -1,22 +1,30 @@
-"""Every command through the real console script: exit codes, output for people and programs, errors with a hint."""
+"""Every command: exit codes, output for people and programs, errors with a hint; closed streams, broken stores."""
 
-from __future__ import annotations
-
+import errno
+import io
 import json
 import os
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from fusefs.cli import main
+from fusefs.cli.group import trashd as group
+from fusefs.core.errors import NotFound, UsageError
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags, snapshot
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
-from tests.support.store_verbs import assert_silent, entries
+from tests.support.store_verbs import assert_silent, entries, init
 from tests.support.trash_without_walk import gather
-from tests.support.trashd_command import TRASHD, done_well, swapped, trashd
+from tests.support.trashd_command import TRASHD, done_well, environment, swapped, trashd
+from tests.support.user_homes import ALICE, homes, trashd_as
 
 pytestmark = pytest.mark.needs("root")
+
 
 NOBODY = 65_534
 
@@ -184,3 +192,226 @@ def test_nothing_else_may_print_beside_it(volume: Path, other: str) -> None:
     victim = make_tree(volume / "job", {"f": "1"})
     done = trashd("swap", "--print-id", other, victim)
     assert (done.code, done.out, entries(volume)) == (USAGE, "", [])
+
+
+def test_what_is_told_to_a_closed_standard_error_is_in_no_file(volume: Path) -> None:
+    victim = make_victim(volume)
+    refused = f"exec {TRASHD} rm missing {victim} 2>&-"
+    assert subprocess.run(["sh", "-c", refused], cwd=volume, stdout=subprocess.DEVNULL, check=False).returncode == 13
+    (found,) = done_well("list", "--json", "--volume", volume).objects()
+    assert found["origin"] == str(victim)
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), NotFound("x"), OSError(errno.EIO, "x", "x")])
+def test_what_was_printed_is_out_however_it_ends(monkeypatch: pytest.MonkeyPatch, end: BaseException) -> None:
+    def prints(_arguments: list[str]) -> int:
+        print("done so far")
+        raise end
+
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out))
+    monkeypatch.setattr(main, "_run", prints)
+    assert main.run([]) != 0
+    assert out.getvalue() == b"done so far\n"
+
+
+def test_a_closed_pipe_ends_it_silently() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run([TRASHD, "--help"], stdout=pipe, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 141
+    assert done.stderr == b""
+
+
+def test_where_a_user_may_not_write_is_told_as_he_knows_it(volume: Path) -> None:
+    home = volume / "home"
+    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", TRASHD, "pause"]
+    variables = {**os.environ, "HOME": str(home), "XDG_RUNTIME_DIR": "", "XDG_STATE_HOME": "", "XDG_CACHE_HOME": ""}
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    assert done.returncode == 4
+    assert f"Not permitted: {home}" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["sweep . --name x --print"])
+def test_who_is_in_a_directory_that_was_removed_is_told_so(volume: Path, words: str) -> None:
+    (volume / "here").mkdir()
+    shell = f'cd "{volume}/here" && rmdir "{volume}/here" && exec {TRASHD} {words}'
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
+    assert (done.returncode, "the working directory was removed" in done.stderr) == (5, True)
+
+
+@pytest.mark.parametrize("words", ["sweep {} --name x --delete", "sweep {} --name x --print", "swap {}"])
+def test_an_output_that_is_full_is_no_full_volume(volume: Path, words: str) -> None:
+    make_tree(volume / "victim", {"x": ""})
+    command = [TRASHD, *words.format(volume / "victim").split()]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, "standard output: No space left on device" in done.stderr) == (11, True)
+    assert "reap" not in done.stderr
+
+
+WORDS = {
+    "swap": "{victim}", "rm": "{victim} missing", "undo": "", "list": "--volume {volume}",
+    "browse": "--volume {volume}", "du": "--volume {volume}",
+    "ls": "--volume {volume} {id}", "cat": "--volume {volume} {id}:file", "diff": "--volume {volume} {id}",
+    "restore": "--volume {volume} {id} --to {top}/back", "keep": "--volume {volume} {id}",
+    "reap": "--volume {volume} --now {id}", "check": "{victim}", "holders": "--volume {volume} {id}",
+    "sweep": "{victim} --name file", "plan": "show {top}/plan.toml", "status": "",
+    "doctor": "{volume}", "init": "{volume}", "mount": "--explain {volume} {volume}", "umount": "{volume}",
+    "service": "status", "pause": "{volume}", "resume": "{volume}",
+    "config": "show",
+}  # fmt: skip
+STREAMS = ("", "<&- >&- 2>&-", "2>/dev/full")
+PLAN = """
+[[rule]]
+directory = "{}"
+name = "file"
+"""
+
+
+def code_of(top: Path, command: str, redirected: str) -> int:
+    """Its exit code with the streams so; it may not end by an error of ours."""
+    top.mkdir()
+    victim, orphan = make_tree(top / "victim", {"file": "x"}), make_tree(top / "orphan", {"file": "y"})
+    (top / "plan.toml").write_text(PLAN.format(victim))
+    words = WORDS[command].format(top=top, volume=top.parent, victim=victim, id=swapped(orphan)["id"])
+    if not redirected:
+        plain = trashd(command, *words.split(), cwd=top)
+        assert "Traceback" not in plain.err
+        return plain.code
+    line = f"{TRASHD} {command} {words} </dev/null >/dev/null 2>{top}/told {redirected}"
+    done = subprocess.run(["sh", "-c", line], env=environment({}), cwd=top, check=False)
+    assert "Traceback" not in (top / "told").read_text()
+    return done.returncode
+
+
+def test_every_command_is_tried() -> None:
+    assert sorted(WORDS) == sorted(group.list_commands(click.Context(group)))
+
+
+@pytest.mark.parametrize("command", WORDS)
+def test_a_command_does_the_same_whatever_its_streams_are(volume: Path, command: str) -> None:
+    codes = [code_of(volume / str(number), command, redirected) for number, redirected in enumerate(STREAMS)]
+    assert codes == [codes[0], UsageError.exit_code if command == "cat" else codes[0], codes[0]]
+
+
+def test_what_can_not_be_told_stops_nothing(volume: Path) -> None:
+    victim = make_tree(volume / "victim", {"file": "x"})
+    done = subprocess.run(["sh", "-c", f"exec {TRASHD} swap missing {victim} 2>/dev/full"], cwd=volume, check=False)
+    assert (done.returncode, list(victim.iterdir())) == (13, [])
+
+
+NO_STORE, INCOMPLETE = 6, 13
+COMMANDS = (
+    "swap d", "rm d/a.log", "sweep d --name *.log", "check d", "list --volume .", "list --volume d", "list", "du",
+    "restore ID", "restore e", "restore --volume d ID", "undo", "keep ID", "reap ID", "reap --now --all --volume d",
+    "reap --volume .", "doctor .", "doctor --repair .",
+)  # fmt: skip
+
+
+def cut_short(file: Path) -> None:
+    os.truncate(file, 10)
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def of_others(file: Path) -> None:
+    file.write_text('{"magic": "another program\'s"}')
+
+
+@pytest.fixture(params=[cut_short, empty, of_others, Path.unlink], ids=lambda break_it: break_it.__name__)
+def broken(volume: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The id of an orphan in a volume whose store does not say any more which it is."""
+    make_tree(volume / "d", {"a.log": "1"})
+    make_tree(volume / "e", {"f": "2"})
+    orphan = swapped(volume / "e")["id"]
+    request.param(volume / ".trashd/volume.json")
+    yield orphan
+    done_well("init", volume)
+
+
+@pytest.mark.quick("doctor")
+def test_every_command_is_refused_and_says_what_helps(volume: Path, broken: str) -> None:
+    before = snapshot(volume)
+    for line in COMMANDS:
+        done = trashd(*line.replace("ID", broken).split(), cwd=volume)
+        assert done.code == (INCOMPLETE if line == "du" else NO_STORE), (line, done)
+        told = done.out + done.err
+        assert told.count("The trash store there is broken") == 1, (line, done)
+        assert f"trashd init {volume}" in told, (line, done)
+        assert snapshot(volume) == before, line
+
+
+@pytest.mark.usefixtures("broken")
+def test_doctor_names_it_without_being_led_there(volume: Path) -> None:
+    done = trashd("doctor")
+    assert done.code == 1
+    assert f"{volume}/.trashd/volume.json" in done.out
+    assert f"trashd init {volume}" in done.out
+
+
+@pytest.mark.usefixtures("broken")
+def test_other_volumes_are_listed_all_the_same() -> None:
+    with tmpfs_volume() as other:
+        init(other)
+        make_tree(other / "job", {"f": ""})
+        orphan = str(swapped(other / "job")["id"])
+        done = trashd("list")
+        assert (orphan[-12:] in done.out, done.code) == (True, NO_STORE), done
+        done_well("reap", "--now", orphan)
+        done_well("list", "--volume", other)
+
+
+def test_a_users_own_is_his_trouble_and_not_roots() -> None:
+    with homes(ALICE) as home:
+        job = make_tree(home[ALICE] / "work", {"job": {"f": "x"}}) / "job"
+        for path in (job.parent, job, job / "f"):
+            os.chown(path, ALICE, ALICE)
+        (home[ALICE].parent).chmod(0o755)
+        assert trashd_as(ALICE, home[ALICE], "swap", job).code == 0
+        (file,) = home[ALICE].rglob("volume.json")
+        cut_short(file)
+        assert trashd_as(ALICE, home[ALICE], "swap", job).code == NO_STORE
+        assert trashd_as(ALICE, home[ALICE], "list").code == NO_STORE
+        assert trashd("list").code == 0
+        assert trashd_as(ALICE, home[ALICE], "init", file.parents[1]).code == 0
+        assert trashd_as(ALICE, home[ALICE], "restore", job).code == 0
+        assert (job / "f").read_text() == "x"
+
+
+# Of another format
+
+
+@pytest.fixture(params=[1, 3], ids="format {}".format)
+def unknown(volume: Path, request: pytest.FixtureRequest) -> Iterator[int]:
+    """The format that volume.json states, in a volume whose store holds an orphan of `e`."""
+    make_tree(volume / "d", {"a.log": "1"})
+    make_tree(volume / "e", {"f": "2"})
+    swapped(volume / "e")
+    file = volume / ".trashd/volume.json"
+    text = file.read_text()
+    file.write_text(json.dumps({**json.loads(text), "format": request.param}))
+    yield request.param
+    file.write_text(text)
+
+
+def test_no_command_changes_a_store_of_an_unknown_format(volume: Path, unknown: int) -> None:
+    before = snapshot(volume, with_times=True)
+    for line in (*COMMANDS, "init ."):
+        done = trashd(*line.replace("ID", "20261121").split(), cwd=volume)
+        assert done.code == (INCOMPLETE if line == "du" else NO_STORE), (line, done)
+        told = done.out + done.err
+        assert f"{volume}/.trashd/volume.json has format {unknown}" in told, (line, done)
+        assert f"mv {volume}/.trashd {volume}/.trashd-old" in told, (line, done)
+        assert snapshot(volume, with_times=True) == before, line
+
+
+def test_what_is_called_so_and_holds_no_users_folders_is_no_store() -> None:
+    with tmpfs_volume() as volume:
+        make_tree(volume / ".trashd", {"notes": ""})
+        make_tree(volume / "d", {"e": {"f": ""}})
+        done_well("swap", volume / "d/e")
+        assert (volume / "d/.trashd/volume.json").exists()

@@ -1,7 +1,5 @@
 """trashd config: says what is wrong with file, key and fix; shows what is in force, and where it comes from."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -3,8 +3,6 @@
 What an answer has in common with docs/troubleshooting.md is in test_troubleshooting_tried.py.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from functools import partial

@@ -1,7 +1,5 @@
 """No name, note or path that a user made reaches another's terminal, log, metrics or shell as anything but text."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -22,7 +20,7 @@ from fusefs.core.record import quote
 from fusefs.core.service_status import Status, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir
 from fusefs.service.state_files import write_status
-from tests.cli.test_undo import in_a_shell
+from tests.cli.test_restore import in_a_shell
 from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import IMMUTABLE, Dir, make_tree, set_flags
 from tests.support.other_users import run_as

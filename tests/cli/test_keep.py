@@ -1,7 +1,5 @@
 """trashd keep: says how long, or why not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

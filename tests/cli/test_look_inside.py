@@ -1,7 +1,5 @@
 """`trashd ls`, `cat` and `diff`: what an orphan holds, by id or path, for its owner and root alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from functools import partial

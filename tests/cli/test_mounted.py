@@ -1,7 +1,5 @@
 """Every command through the real console script on a mounted tree: what people type, and what they are told."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

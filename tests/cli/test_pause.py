@@ -1,7 +1,5 @@
 """trashd pause and resume: what they say, with and without a reaper that hears it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

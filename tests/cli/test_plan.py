@@ -1,7 +1,5 @@
 """trashd plan: says what it would do until it is told to; a wrong rule is told with its key, and nothing is done."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,15 +1,15 @@
-"""`trashd reap`: its pace, its sum, its stop, what it says of the space, --one and --free."""
-
-from __future__ import annotations
+"""`trashd reap`: its pace, its sum, its stop, what it says of the space, --one, --free and --paced."""
 
 import json
+import math
 import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,14 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store import orphans
 from fusefs.store.orphans import ListedContainer, find_container, find_containers
 from fusefs.store.swap import remove_path
-from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
-from tests.support.many_files import fill
+from tests.support.make_trees import IMMUTABLE, fill, make_tree, set_flags
+from tests.support.real_filesystems import loop_volume
 from tests.support.store_verbs import raw
 from tests.support.terminals import Terminal
 from tests.support.trashd_command import TRASHD, CommandResult, done_well, environment, swapped, trashd
 
 pytestmark = pytest.mark.needs("root")
+
 
 LARGE = b"x" * (1 << 20)
 """More than `--wait` tolerates to be missing."""
@@ -444,3 +445,52 @@ def test_what_is_pinned_never_goes_so(volume: Path, ids: dict[str, str]) -> None
     assert trashd("reap", "--free", "1M", "--all", "--volume", volume).code == 2
     done_well("reap", "--free", "8M", "--yes", "--json", "--volume", volume)
     assert left(volume, ids) == {"pinned"}
+
+
+SILENT_S = 0.5
+"""A neighbour who says nothing for longer need not be heard: far less than a reap takes at its rate."""
+
+
+@contextmanager
+def fsyncing(root: Path) -> Iterator[Callable[[], float]]:
+    """A process that writes and fsyncs all the time; it has begun when the `with` does.
+
+    Yields  for how many seconds it was silent at most: a busy machine keeps it waiting too
+    """
+    fd = os.open(root / "log", os.O_WRONLY | os.O_CREAT)
+    has_begun, ends = threading.Event(), threading.Event()
+    longest_s = 0.0
+
+    def work() -> None:
+        nonlocal longest_s
+        spoke_s = time.monotonic()
+        while not ends.is_set():
+            # Always the same block: however long it takes, it never fills the volume.
+            os.pwrite(fd, bytes(4096), 0)
+            os.fdatasync(fd)
+            now_s = time.monotonic()
+            longest_s, spoke_s = max(longest_s, now_s - spoke_s), now_s
+            has_begun.set()
+
+    neighbour = threading.Thread(target=work)
+    neighbour.start()
+    has_begun.wait()
+    try:
+        yield lambda: longest_s
+    finally:
+        ends.set()
+        neighbour.join()
+        os.close(fd)
+
+
+def test_it_says_to_whom_it_yields_and_comes_to_its_end() -> None:
+    with loop_volume("ext4", 256) as root:
+        done_well("init", root)
+        says_so, silent_s = False, math.inf
+        while not says_so and silent_s > SILENT_S:
+            identifier = str(swapped(fill(root / "victim", 600))["id"])
+            with fsyncing(root) as longest_s:
+                done = done_well("reap", "--now", "--paced", "--max-rate", "200", "--volume", root, identifier)
+                says_so, silent_s = "trashd: yielding: " in done.err, longest_s()
+            assert done.out.startswith(f"{identifier}: 601 entries removed")
+        assert says_so

@@ -1,7 +1,5 @@
 """`trashd rm` of several: one orphan on each filesystem, whole or by name, and never more than each alone would be."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

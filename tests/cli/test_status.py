@@ -1,7 +1,5 @@
 """`trashd status`: what it tells of services that live, rest, hang and are dead, and that it is quick and fits."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -76,10 +74,6 @@ def status_of(*volumes: VolumeStatus, pid: int = os.getpid(), age_s: float = 0) 
     )  # fmt: skip
 
 
-def phased(phase: VolumePhase) -> VolumeStatus:
-    return msgspec.structs.replace(VOLUME, phase=phase)
-
-
 @pytest.fixture
 def directory() -> Iterator[bytes]:
     """The directory of root's service, empty."""
@@ -138,7 +132,7 @@ def test_a_service_that_says_nothing_is_14(alive: bytes) -> None:
 
 @pytest.mark.parametrize("phase", VolumePhase)
 def test_only_a_broken_volume_is_14(alive: bytes, phase: VolumePhase) -> None:
-    write_status(alive, status_of(VOLUME, phased(phase)))
+    write_status(alive, status_of(VOLUME, msgspec.structs.replace(VOLUME, phase=phase)))
     assert trashd("status").code == (14 if phase is VolumePhase.BROKEN else 0)
 
 

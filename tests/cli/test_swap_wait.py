@@ -1,7 +1,5 @@
 """`trashd swap --wait`: it ends when the space is back, or with the reason why it is not; the swap stays done."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """trashd sweep: what it says, what it asks, and what it refuses before anything is touched."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

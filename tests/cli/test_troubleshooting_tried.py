@@ -1,7 +1,5 @@
 """docs/troubleshooting.md: each message is caused for real, and what its section tells to do helps."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Following orphans: to their end, or until it is known what keeps them; by a clock that only pauses move."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

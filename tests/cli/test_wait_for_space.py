@@ -1,7 +1,5 @@
 """`--wait` after a reap: the space comes back, or each process that keeps it is named with its bytes."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -4,8 +4,6 @@ Round k has a tree at the name `v<k>`. Before a verb the round says by a mark wh
 (`start k SHAPE`), and once the verb has promised it, which one is there for good (`durable k SHAPE`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -16,7 +14,7 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.store.layout import CACHEDIR_TEXT, decode_volume
 from fusefs.store.orphans import ListedContainer
-from tests.support.asked_directly import asked_directly
+from tests.support.other_users import asked_directly
 from tests.support.store_verbs import entries, init, problems, reap_now, recover_all
 from tests.support.user_homes import forget_stores
 

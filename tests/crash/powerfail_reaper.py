@@ -1,7 +1,5 @@
 """The reaper's work whose power is cut, the service's own operations among it; and all scenarios."""
 
-from __future__ import annotations
-
 from contextlib import closing, suppress
 
 from fusefs.core.names import ContainerId
@@ -13,8 +11,7 @@ from fusefs.service.orphan_schedule import ForRoot
 from fusefs.service.work_session import take_over
 from fusefs.store.orphans import KeepFor, find_container, keep_by_id
 from tests.crash.powerfail_invariants import Shape
-from tests.crash.powerfail_keeping import KEEPING
-from tests.crash.powerfail_work import USER, VERBS, Cut, Scenario
+from tests.crash.powerfail_work import KEEPING, USER, VERBS, Cut, Scenario
 from tests.support.store_verbs import folder_of, raw, reap_now, restore, swap
 
 

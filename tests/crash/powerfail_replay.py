@@ -1,7 +1,5 @@
 """Rounds on a logged volume, and what each crash state of it is, on each filesystem."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

@@ -1,9 +1,7 @@
 """A call of `trashd init`, or of root's first look, fails, or another comes between: what stores hold stays listed.
 
-tests/store/test_old_stores.py says what else holds where a disk fails.
+tests/store/test_init_store.py says what else holds where a disk fails.
 """
-
-from __future__ import annotations
 
 import errno
 import shutil

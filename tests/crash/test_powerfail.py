@@ -1,7 +1,5 @@
 """Power cut at every moment of every verb: no crash state loses a tree, shows a half, or breaks a promise."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

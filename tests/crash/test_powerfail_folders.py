@@ -1,12 +1,10 @@
 """Power cut while root registers users' folders: nothing is lost, and nothing proven that root has not looked at."""
 
-from __future__ import annotations
-
 import pytest
 
 from fusefs.linux.kernel import Kernel
-from tests.crash.powerfail_folders import FOLDERS, FlushedHere, FlushedThere
 from tests.crash.powerfail_replay import IS_EVERYWHERE, NoRecordFsync, on_some_fs, replay, replay_a_sample
+from tests.crash.powerfail_work import FOLDERS, FlushedHere, FlushedThere
 
 ALL = [(verb, kind) for verb in FOLDERS for kind in (Kernel, FlushedHere, FlushedThere)]
 SOME = [("registration", Kernel), ("taking over", FlushedHere)]

@@ -1,16 +1,14 @@
 """A power cut while an orphan with stores in it is reaped loses nothing that is pinned there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 from fusefs.core.errors import TrashdError
 from tests.crash.powerfail_replay import on_some_fs, replay_a_sample
 from tests.crash.powerfail_work import Cut, Scenario
-from tests.support.asked_directly import asked_directly
 from tests.support.make_trees import make_tree
 from tests.support.nested_stores import reap_with_stores, store_in
+from tests.support.other_users import asked_directly
 from tests.support.small_orphans import EXPIRED, PINNED
 from tests.support.store_verbs import entries, problems, reap_now, recover_all, swap
 

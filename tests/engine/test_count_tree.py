@@ -1,7 +1,5 @@
 """Counting before a reap: each inode once, nothing missed in any shape, and nothing asked that is not the tree's."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat
@@ -19,10 +17,20 @@ from fusefs.engine.count_tree import survey
 from fusefs.engine.pace import PacedLooks
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store import walk
-from tests.cli.test_reap_paced import fsyncing
+from tests.cli.test_reap import fsyncing
 from tests.support.fuse_silent import silent_fuse
-from tests.support.make_trees import Dir, File, HardLink, Spec, SpecialFile, Symlink, deep_chain, make_tree, weird_names
-from tests.support.many_files import fill
+from tests.support.make_trees import (
+    Dir,
+    File,
+    HardLink,
+    Spec,
+    SpecialFile,
+    Symlink,
+    deep_chain,
+    fill,
+    make_tree,
+    weird_names,
+)
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, loop_volume, sync, tmpfs_volume
 from tests.support.small_orphans import OTHER, orphan_in

@@ -1,7 +1,5 @@
 """Which rank has which slices of the first rank's plan."""
 
-from __future__ import annotations
-
 import random
 
 from hypothesis import example, given

@@ -1,7 +1,5 @@
 """What C does to many names at a time is what Python does to each: the same names, sizes, errors, kinds."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

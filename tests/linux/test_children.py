@@ -1,7 +1,5 @@
 """Children: how they end, and questions that may never be answered, whose child holds nothing that others wait for."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """The configuration's files: found in their order, believed only if no other user can write them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from functools import partial

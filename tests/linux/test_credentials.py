@@ -1,7 +1,5 @@
 """Credentials: one call as another user, and root that is less than root."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

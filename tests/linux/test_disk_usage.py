@@ -1,7 +1,5 @@
 """What a filesystem knows of a directory's size: believed where it is that directory's alone, and understood."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

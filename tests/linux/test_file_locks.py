@@ -1,7 +1,5 @@
 """The service's lock: one holder, seen by every process, gone with it, and no other user can keep it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

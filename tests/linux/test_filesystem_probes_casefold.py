@@ -1,7 +1,5 @@
 """Where one file has many names: a missing name must not be remembered there, nor where that is unknown."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

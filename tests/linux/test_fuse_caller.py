@@ -1,7 +1,5 @@
 """What /proc tells of a caller: of its thread, at that moment, and only if it acts as itself."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -11,9 +9,9 @@ import pytest
 
 from fusefs.linux.credentials import Capability, ThreadCredentials, are_ours, call_as
 from fusefs.linux.fuse_caller import Caller, Rights, is_capable, keeps_group, rights_of
+from tests.support.fake_dev_fuse import Somebody
 from tests.support.other_users import become
 from tests.support.privileges import FIRST, HE, as_root_in_there, keep_only
-from tests.support.vfs_without_mount import Somebody
 
 pytestmark = pytest.mark.needs("root")
 

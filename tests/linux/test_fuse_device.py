@@ -1,7 +1,5 @@
 """Ids of files that the kernel reads and writes for a FUSE filesystem, on a connection that has agreed on it."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

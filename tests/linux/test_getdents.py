@@ -1,7 +1,5 @@
 """Entries as getdents(2) has them: any name, the offset to go on at, and the kind where it is known."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """inotify as the service uses it: told of names, of the end of what is watched, and holding nothing busy."""
 
-from __future__ import annotations
-
 import errno
 import os
 import select

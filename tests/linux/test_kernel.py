@@ -1,7 +1,5 @@
 """Calls that some filesystem answers oddly: a listing again, a file without a name, a directory that moved."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
@@ -70,10 +68,6 @@ def test_a_directory_that_is_immutable_forbids_them() -> None:
 LONG_S = 600.0
 
 
-def _rename(old: int, new: int) -> None:
-    os.rename("tree", "tree", src_dir_fd=old, dst_dir_fd=new)
-
-
 def _rename_free(old: int, new: int) -> None:
     Kernel().rename_free(old, b"tree", new, b"tree")
 
@@ -96,7 +90,7 @@ def test_a_directory_that_another_machine_moved_can_be_renamed(
             (tmp_path / "at/tree").rename(tmp_path / "there/tree")  # behind the kernel's back
             for _ in range(2):
                 with pytest.raises(OSError, match="Stale") as raised:
-                    _rename(there, to)
+                    os.rename("tree", "tree", src_dir_fd=there, dst_dir_fd=to)
                 assert raised.value.errno == errno.ESTALE
             ours(there, to)
         finally:

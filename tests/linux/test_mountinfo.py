@@ -1,6 +1,4 @@
-"""Mount tables: which mount a path is on, and what is mounted inside a directory, however it is seen."""
-
-from __future__ import annotations
+"""Mount tables: which mount a path is on, which disk it has, and what is mounted inside a directory."""
 
 import select
 from pathlib import Path
@@ -17,6 +15,7 @@ from fusefs.linux.mountinfo import (
     MountWatch,
     below,
     covering,
+    disk_of,
     every_place,
     find_place,
     is_inside,
@@ -26,7 +25,7 @@ from fusefs.linux.mountinfo import (
     read_mounts,
     views,
 )
-from tests.support.real_filesystems import tmpfs_volume
+from tests.support.real_filesystems import loop_volume, tmpfs_over, tmpfs_volume
 
 ABSOLUTE = st.lists(st.sampled_from([b"a", b"ab", b"b"]), max_size=4).map(lambda names: b"/" + b"/".join(names))
 
@@ -259,3 +258,37 @@ def test_it_lets_go_of_everything() -> None:
     with MountWatch():
         pass
     assert len(list(Path("/proc/self/fd").iterdir())) == n_before
+
+
+_LOOP = Mount(1, 0, b"7:0", b"/", b"/m", b"ext4", b"/dev/loop0", b"rw")
+
+
+@pytest.mark.needs("root", "loop")
+@pytest.mark.parametrize("fs_type", ["ext4", pytest.param("btrfs", marks=pytest.mark.needs("btrfs"))])
+def test_a_disk_is_the_same_as_long_as_it_is_attached(fs_type: str) -> None:
+    with loop_volume(fs_type) as first, loop_volume(fs_type) as second:
+        disks = [disk_of(next(one for one in read_mounts() if one.point == bytes(path))) for path in (first, second)]
+        again = disk_of(next(one for one in read_mounts() if one.point == bytes(first)))
+    assert [one.is_block for one in disks] == [True, True]
+    assert disks[0] == again != disks[1]
+
+
+@pytest.mark.parametrize("fs_type", [b"fuseblk", b"fuse.sshfs", b"fuse.trashd"])
+def test_what_a_user_mounts_by_fuse_is_no_disk(fs_type: bytes) -> None:
+    assert not disk_of(_LOOP._replace(fstype=fs_type)).is_block
+
+
+@pytest.mark.needs("root", "loop")
+@pytest.mark.parametrize("option", ["uhelper=udisks2", "user=alice"])
+def test_what_a_user_had_mounted_is_told_by_libmount(option: str) -> None:
+    with loop_volume("ext4") as volume, tmpfs_over(Path("/run/mount")):
+        mount = next(one for one in read_mounts() if one.point == bytes(volume))
+        assert not disk_of(mount).is_users
+        Path("/run/mount/utab").write_text(f"SRC=/dev/loop0 TARGET={volume} ROOT=/ OPTS={option}\n")
+        assert disk_of(mount).is_users
+
+
+@pytest.mark.needs("root")
+def test_a_filesystem_in_memory_is_no_disk() -> None:
+    with tmpfs_volume() as volume:
+        assert not disk_of(next(one for one in read_mounts() if one.point == bytes(volume))).is_block

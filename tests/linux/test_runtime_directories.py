@@ -1,7 +1,5 @@
 """Where the service keeps its files, and a private directory that no other user enters."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

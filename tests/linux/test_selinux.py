@@ -1,7 +1,5 @@
 """Whether the kernel labels files."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

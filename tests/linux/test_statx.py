@@ -1,7 +1,5 @@
 """What a look tells: all that stat does, to the bit, the birth time and the handle; or the errno that stat has."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """What journald and the service manager get, on real datagram sockets; log lines on a real standard error too."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

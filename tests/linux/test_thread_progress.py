@@ -1,7 +1,5 @@
 """Whether a thread gets on is told from outside: it waits, it works, or it only waits for Python's lock."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Users and groups as people type them, and whose subordinate a uid is by what /etc/subuid says."""
 
-from __future__ import annotations
-
 import pwd
 from collections.abc import Callable
 from pathlib import Path

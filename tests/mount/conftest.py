@@ -1,7 +1,5 @@
 """One mount for the tests of a file, on tmpfs and on ext4; each test has a directory of its own in it."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import tempfile

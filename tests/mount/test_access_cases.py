@@ -7,8 +7,6 @@ No difference may give any user more than the filesystem below: what is explaine
 answers alone, as old as it may be.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +19,23 @@ import pytest
 
 from fusefs.linux.credentials import Capability
 from tests.support.access_calls import ACTS, DEVICE, DIRECTORY, FD, FIFO, FILE, GIVEN, KERNEL, NAME, NAMES, THING
-from tests.support.access_cases import AFTER, AT_A_STROKE, AT_ONCE, BEFORE, BY, DURING, LATER, AccessScene, draw
-from tests.support.access_runner import Actors, Came, Place, begin, end, play
+from tests.support.access_runner import (
+    AFTER,
+    AT_A_STROKE,
+    AT_ONCE,
+    BEFORE,
+    BY,
+    DURING,
+    LATER,
+    AccessScene,
+    Actors,
+    Came,
+    Place,
+    begin,
+    draw,
+    end,
+    play,
+)
 from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount
 from tests.support.privileges import HE, PEOPLE
 from tests.support.real_filesystems import loop_volume

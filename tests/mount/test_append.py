@@ -4,8 +4,6 @@ Whether it appends the kernel tells with each write: fcntl(2) may have changed i
 memory that is mapped never does. Files that are passed through it writes itself.
 """
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os

@@ -1,7 +1,5 @@
 """When a file was made is told through the mount, and what else is told with it is as lasting as ever."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket
@@ -41,10 +39,6 @@ def statx(path: Path | int) -> tuple[int, ...]:
     return mask & (BASIC | BTIME), mode, size, *times[:2], *times[4:], *birth
 
 
-def has_birth(path: Path) -> bool:
-    return bool(statx(path)[0] & BTIME)
-
-
 def make_younger(path: Path, born: tuple[int, ...]) -> None:
     """Make a file that was born later; of two that are made in one tick of the clock neither was."""
 
@@ -70,7 +64,7 @@ def make_all(place: Path) -> list[Path]:
 
 def test_all_that_is_told_with_a_birth_is_as_below(mounted: Mounted, place: Path) -> None:
     below = mounted.backing / place.name
-    assert has_birth(below)
+    assert statx(below)[0] & BTIME
     for path in (*make_all(place), place, mounted.path):
         same = mounted.backing / path.relative_to(mounted.path)
         assert statx(path) == statx(same)

@@ -1,7 +1,5 @@
 """Blocks, holes and copies of parts of files, as on the native filesystem: fallocate, lseek, copy_file_range."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

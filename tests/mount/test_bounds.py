@@ -1,7 +1,5 @@
 """The daemon needs little: few fds however much is listed and walked, and nothing kept of what is forgotten."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.foreground_mount import Mounted, trashd_mount, until
-from tests.support.many_files import fill
+from tests.support.make_trees import fill
 from tests.support.proc_stat import status_of
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.trashd_command import EXECUTED

@@ -5,8 +5,6 @@ that are not there, of what is changed, its other names, its directory and the d
 is made, and everything must be what it is on the backing filesystem. No timeout sees to that: it is an hour.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import mmap
@@ -28,11 +26,11 @@ from fusefs.mount.tables.daemon_cache import DaemonCache
 from fusefs.mount.tables.tables_lock import TablesLock
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.covering_sets import Axes
+from tests.support.fake_dev_fuse import vfs_at
 from tests.support.foreground_mount import Mounted
 from tests.support.mount_and_backing import Sides, sides_on, told
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount
-from tests.support.vfs_without_mount import vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
 

@@ -1,27 +1,31 @@
-"""What the daemon remembers is bounded: however many names are looked up, its memory stays what it was.
+"""What is remembered is bounded, as long as it is true; nothing where names fold or xattrs are missing."""
 
-TRASHD_TEST_LOOKUPS  how many (make soak-mount: millions)
-"""
-
-from __future__ import annotations
-
+import errno
 import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from fusefs.core.metadata_cache import ROOT
+from fusefs.linux import filesystem_probes, syscalls
+from fusefs.mount.tree.vfs import Vfs
+from tests.support.acls import ACCESS
 from tests.support.covering_sets import Axes
+from tests.support.fake_dev_fuse import DirectoryRequests, Names, Somebody, vfs_at
 from tests.support.foreground_mount import Mounted, trashd_mount, until
-from tests.support.many_files import fill
+from tests.support.fuse_casefold import folding_volume
+from tests.support.make_trees import fill
 from tests.support.proc_stat import status_of
-from tests.support.real_filesystems import tmpfs_volume
+from tests.support.real_filesystems import overlay_volume, tmpfs_volume
 from tests.support.trashd_command import EXECUTED
 
 pytestmark = pytest.mark.needs("root", "fuse")
+
 
 N_LOOKUPS = int(os.environ.get("TRASHD_TEST_LOOKUPS", "6000"))
 N_FILES = 2000
@@ -110,3 +114,162 @@ def test_tables_are_empty_and_the_cache_is_full_when_all_is_forgotten() -> None:
         assert CACHE_BYTES / 4 < told["cache_bytes"] <= CACHE_BYTES
         assert told["cache_size_bytes"] == CACHE_BYTES
         assert told["n_handles"] == 0
+
+
+@pytest.fixture(params=["local", "slow"])
+def mounted(request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    with tmpfs_volume() as volume:
+        (volume / "source").mkdir()
+        for name in ("file", "other"):
+            (volume / "source" / name).touch()
+            os.setxattr(volume / "source" / name, "user.x", b"1")
+        options = ["coherence=exclusive", "no_xattr", f"backing={request.param}"]
+        with trashd_mount(volume / "source", options=options) as mounted:
+            yield mounted
+
+
+CALLS: dict[str, Callable[[Path], object]] = {
+    "get": lambda path: os.getxattr(path, "user.x"),
+    "get an ACL": lambda path: os.getxattr(path, ACCESS),
+    "set": lambda path: os.setxattr(path, "user.x", b"2"),
+    "remove": lambda path: os.removexattr(path, "user.x"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_without_them_all_calls_say_so(mounted: Mounted, call: str) -> None:
+    """Of ACLs the kernel says itself that a file has none."""
+    for _ in range(2):
+        for name in ("file", "other"):
+            with pytest.raises(OSError, match=r".") as caught:
+                CALLS[call](mounted.path / name)
+            assert caught.value.errno == (errno.ENODATA if call == "get an ACL" else errno.EOPNOTSUPP)
+    assert os.getxattr(mounted.backing / "file", "user.x") == b"1"
+
+
+def test_without_them_the_kernel_asks_once(mounted: Mounted) -> None:
+    for name in ("file", "other", "."):
+        for _ in range(5):
+            with pytest.raises(OSError, match=r"."):
+                os.getxattr(mounted.path / name, "user.x")
+    assert mounted.n_asked("getxattr", "listxattr") == 1
+
+
+def test_without_them_files_go_on(mounted: Mounted) -> None:
+    (mounted.path / "new").write_bytes(b"content")
+    (mounted.path / "new").chmod(0o640)
+    assert (mounted.path / "new").stat().st_mode & 0o777 == 0o640
+
+
+ME = Somebody(0, 0, os.getpid(), 0o022)
+CASEFOLD_FL = 0x40000000
+SPELLINGS = ("Readme", "README", "readme", "rEADME")
+
+
+@pytest.mark.parametrize("backing", ["local", "slow"])
+def test_each_spelling_is_found_as_below(backing: str) -> None:
+    with folding_volume(["Readme", "other"]) as volume:
+        point = volume.with_name("mounted")
+        with trashd_mount(volume, point, ["ro", "coherence=exclusive", f"backing={backing}"]) as mounted:
+            for _ in range(2):
+                for name in SPELLINGS:
+                    assert os.path.lexists(point / name)
+                    assert not os.path.lexists(point / f"{name}-absent")
+                assert sorted(os.listdir(point)) == ["Readme", "other"]
+                mounted.forget_all()
+
+
+@pytest.fixture
+def folding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vfs]:
+    """A tree whose directories say that they fold, all but `exact`, as this kernel has none that does."""
+
+    def ioctl(fd: int, _request: int, buffer: bytearray) -> None:
+        folds = os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) != "exact"
+        buffer[:4] = (CASEFOLD_FL if folds else 0).to_bytes(4, "little")
+
+    with tmpfs_volume() as top:
+        (top / "known").write_bytes(b"content")
+        (top / "exact").mkdir()
+        monkeypatch.setattr(syscalls, "ioctl", ioctl)
+        monkeypatch.setattr(filesystem_probes, "_TMPFS_FEATURE", os.fspath(top))
+        with vfs_at(top, timeout_s=3600) as vfs:
+            yield vfs
+
+
+def test_a_missing_name_is_not_remembered_where_names_fold(folding: Vfs) -> None:
+    with pytest.raises(FileNotFoundError):
+        Names(folding).lookup(ROOT, b"absent", ME)
+
+
+def test_a_name_is_asked_for_each_time_where_names_fold(folding: Vfs) -> None:
+    """Of `known` unlinked as `KNOWN` the kernel would not learn."""
+    assert Names(folding).lookup(ROOT, b"known", ME).timeout_s == 0
+    assert Names(folding).mkdir(ROOT, b"made", 0o755, ME).timeout_s == 0
+
+
+def test_each_directory_s_own_flag_counts(folding: Vfs) -> None:
+    exact = Names(folding).lookup(ROOT, b"exact", ME).nodeid
+    for _ in range(2):
+        assert Names(folding).lookup(exact, b"absent", ME).timeout_s
+        with pytest.raises(FileNotFoundError):
+            Names(folding).lookup(ROOT, b"absent", ME)
+
+
+def test_a_listing_makes_no_name_known_where_names_fold(folding: Vfs) -> None:
+    listed = DirectoryRequests(folding).entries(ROOT)
+    assert {one.name for one in listed} == {b".", b"..", b"known", b"exact"}
+    assert not any(one.entry.nodeid for one in listed)
+
+
+def test_a_missing_name_is_remembered_where_they_do_not() -> None:
+    with tmpfs_volume() as top, vfs_at(top, timeout_s=3600) as vfs:
+        known = Names(vfs).lookup(ROOT, b"absent", ME)
+        assert (known.nodeid, known.timeout_s > 0) == (0, True)
+        assert Names(vfs).mkdir(ROOT, b"made", 0o755, ME).timeout_s > 0
+
+
+LIMIT_S = 40.0
+CONTENT = b"content " * 1000
+
+
+class File(NamedTuple):
+    """One, seen through the mount and behind it, where nothing tells of changes."""
+
+    mounted: Mounted
+    seen: Path
+    behind: Path
+
+    def costs_a_read(self) -> bool:
+        """Whether it was read anew from the backing filesystem."""
+        before = self.mounted.n_asked("read")
+        assert self.seen.read_bytes() == self.behind.read_bytes()
+        return self.mounted.n_asked("read") > before
+
+
+@pytest.fixture
+def file() -> Iterator[File]:
+    with overlay_volume() as overlay:
+        (overlay.path / "file").write_bytes(CONTENT)
+        with trashd_mount(overlay.path, options=["coherence=shared", "passthrough=off"]) as mounted:
+            yield File(mounted, mounted.path / "file", overlay.path / "file")
+
+
+def test_what_has_not_changed_for_a_while_is_read_once(file: File) -> None:
+    assert file.costs_a_read()
+    assert until(lambda: not any(file.costs_a_read() for _ in range(3)), LIMIT_S)  # but for a kernel short of memory
+
+
+def test_a_change_in_the_same_tick_is_seen_too(file: File) -> None:
+    """Of the same size, and so soon that its time may be that of the one before."""
+    for number in range(200):
+        with file.behind.open("r+b", buffering=0) as behind:
+            os.pwrite(behind.fileno(), b"%04d" % number, 0)
+        assert file.seen.read_bytes()[:4] == b"%04d" % number
+
+
+def test_a_time_that_is_set_back_hides_no_change(file: File) -> None:
+    before = file.behind.stat()
+    assert until(lambda: not file.costs_a_read(), LIMIT_S)
+    file.behind.write_bytes(CONTENT.swapcase())
+    os.utime(file.behind, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.seen.read_bytes() == CONTENT.swapcase()

@@ -1,7 +1,5 @@
 """For any caller the mount creates, refuses and clears bits for each user as the filesystem below does."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A thread of the native core that is in a call keeps nobody from the tables; and none believes what is old."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import struct

@@ -3,8 +3,6 @@
 TRASHD_TEST_ENDS  how often (make soak-mount: 300 times)
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

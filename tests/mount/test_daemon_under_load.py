@@ -1,7 +1,5 @@
 """The daemon under load: its other tasks go on, and it ends with its mount; an idle one costs nothing."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

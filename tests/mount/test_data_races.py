@@ -6,8 +6,6 @@ and in the end both sides have the same. A plain directory keeps that law too: i
 TRASHD_TEST_CHANGES  what each client does (make soak-mount: many)
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

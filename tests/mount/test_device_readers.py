@@ -3,8 +3,6 @@
 What waits here is told when to go on: one name of a filesystem that answers at once otherwise, or a frozen disk.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import mmap
@@ -24,12 +22,11 @@ import pytest
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.background_processes import LIMIT_S, clients, ends, in_time, is_ended
 from tests.support.busy_clients import work
-from tests.support.file_leases import is_broken_into, write_lease
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
 from tests.support.fsfreeze import frozen
 from tests.support.hanging_mounts import N_FILES, HangingMount, hanging_mount
 from tests.support.make_trees import snapshot
-from tests.support.open_files import waits_in_the_kernel
+from tests.support.open_files import is_broken_into, waits_in_the_kernel, write_lease
 from tests.support.real_filesystems import loop_volume, mount_of, tmpfs_over
 from tests.support.transports import RING, VARIABLE
 from tests.support.trashd_command import trashd

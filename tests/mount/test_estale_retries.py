@@ -1,7 +1,5 @@
 """A process that uses a name which others unlink and make all the time never gets ESTALE, as elsewhere."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -15,10 +13,10 @@ from fusefs.core.metadata_cache import ROOT
 from fusefs.linux.fd import Fd
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_processes import workers
+from tests.support.fake_dev_fuse import Files, Names, Somebody, vfs_at
 from tests.support.foreground_mount import SHARED_LIMIT_S, fresh_mount
 from tests.support.oracle_subjects import outcome
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.vfs_without_mount import Files, Names, Somebody, vfs_at
 
 pytestmark = pytest.mark.needs("root", "fuse")
 

@@ -1,7 +1,5 @@
 """Whatever one user has open through a mount, others open theirs: the daemon's fds are shared between them."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ TRASHD_TEST_FUZZ_S     for how long (make fuzz: an hour)
 TRASHD_TEST_FUZZ_SEED  the seed of the first case; others follow
 """
 
-from __future__ import annotations
-
 import os
 import time
 from itertools import count

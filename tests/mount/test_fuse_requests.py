@@ -1,7 +1,5 @@
 """Requests that we answer ourselves: each has one answer, whatever goes wrong."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import logging

@@ -1,7 +1,5 @@
 """Requests under traffic, signals and changes of mind: each is answered once, and rightly."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A filesystem mounted inside SRC that never answers keeps waiting its own callers, and no others."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

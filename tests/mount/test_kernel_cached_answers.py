@@ -1,7 +1,5 @@
 """What the kernel answers without us is as old as docs/mount.md says, row by row of its table, and never gets older."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

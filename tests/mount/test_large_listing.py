@@ -7,8 +7,6 @@ law too: it is the first of the places.
 TRASHD_TEST_ENTRIES  that stand there (make soak-mount: a million)
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil
@@ -24,7 +22,7 @@ import pytest
 
 from tests.support.background_processes import workers
 from tests.support.foreground_mount import trashd_mount
-from tests.support.many_files import fill
+from tests.support.make_trees import fill
 from tests.support.real_filesystems import gives_numbers_again, loop_volume, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")

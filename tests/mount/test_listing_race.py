@@ -1,7 +1,5 @@
 """Listings under change: no entry twice, none lost that stood there throughout."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

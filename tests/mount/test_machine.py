@@ -5,8 +5,6 @@ same filesystem that no FUSE is in front of. So with caches on, off and tiny, wh
 whether the backing filesystem is waited for in threads or not.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

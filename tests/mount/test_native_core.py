@@ -1,7 +1,5 @@
 """The native core answers what it is for, as Python does: where it left that to Python nobody would see it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import struct
@@ -17,8 +15,7 @@ from fusefs.core.fuse_protocol import Opcode
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, CAN_BIND, CAPABILITY, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.core_requests import CoreClient, asked_core
-from tests.support.fake_dev_fuse import FakeKernel, FuseReply
-from tests.support.vfs_without_mount import Names, Somebody, vfs_at
+from tests.support.fake_dev_fuse import FakeKernel, FuseReply, Names, Somebody, vfs_at
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.takes_engine]
 

@@ -1,7 +1,5 @@
 """Files without a name (O_TMPFILE), made and named as on the native filesystem."""
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Offsets as far as they go, and a byte on: what is refused there, and what is not, is as on the filesystem below."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from collections.abc import Callable

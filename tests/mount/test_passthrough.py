@@ -1,7 +1,5 @@
 """Reads and writes go past the daemon, and all that is told of a file stays true (docs/decisions/0064)."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

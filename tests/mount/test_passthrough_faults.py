@@ -1,7 +1,5 @@
 """What can't be written past the daemon fails as on the filesystem below, and ends as there."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import resource

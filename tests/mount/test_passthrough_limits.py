@@ -1,7 +1,5 @@
 """Where nothing can pass the daemon the mount says why, and works; what is refused below is refused as it is there."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import mmap

@@ -1,16 +1,23 @@
-"""Open files that are passed through while their names change and go: by swaps, the reaper, and other processes."""
+"""Files passed through while their names go and all else goes wrong: what the kernel holds for us is let go of."""
 
-from __future__ import annotations
-
+import errno
 import mmap
 import os
-from contextlib import ExitStack
+import resource
+import shutil
+import signal
+import subprocess
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.support.foreground_mount import Mounted, trashd_mount
-from tests.support.open_files import opened
+from fusefs.linux.mountinfo import DAEMON_GONE
+from tests.support.background_mounts import ended
+from tests.support.background_processes import clients, ends, workers
+from tests.support.foreground_mount import Mounted, trashd_mount, until
+from tests.support.open_files import may_be_written, opened, waits_in_the_kernel
+from tests.support.other_users import as_user
 from tests.support.passthrough_files import (
     CONTENT,
     LIMIT_S,
@@ -18,11 +25,14 @@ from tests.support.passthrough_files import (
     SIZE,
     free_bytes,
     not_asked,
+    processes,
     put,
     space_comes_back,
     works_on,
 )
+from tests.support.proc_stat import stop
 from tests.support.store_verbs import reap_now, recover_all, swap
+from tests.support.trashd_command import done_well
 
 pytestmark = [pytest.mark.needs("root", "fuse"), pytest.mark.takes_engine]
 
@@ -148,3 +158,217 @@ def assert_one_file(first: int, second: int) -> None:
         assert there[:5] == os.pread(second, 5, 0) == b"first"
         os.pwrite(second, b"SECOND", 0)
         assert here[:6] == os.pread(first, 6, 0) == b"SECOND"
+
+
+N_PROCESSES, N_OPENS_EACH = 20, 50
+STRANGER = 4711
+
+
+# Many.
+
+
+def test_a_thousand_opens_of_one_file_by_many_processes_read_and_append_through(mount: Mounted) -> None:
+    with space_comes_back(mount.backing):
+        file = put(mount.path / "file")
+
+        def open_often() -> None:
+            for number in range(N_OPENS_EACH):
+                fd = os.open(file, os.O_RDWR | os.O_APPEND)
+                assert os.pread(fd, 16, 16 * number) == CONTENT[:16]
+                assert os.write(fd, b"%07d\n" % number) == 8
+
+        with not_asked(mount), processes(N_PROCESSES, open_often):
+            assert mount.n_fds() > N_PROCESSES * N_OPENS_EACH
+            appended = file.read_bytes()[SIZE:].split()
+            assert sorted(appended) == sorted([b"%07d" % number for number in range(N_OPENS_EACH)] * N_PROCESSES)
+        file.unlink()
+
+
+def test_a_thousand_files_open_at_a_time_are_passed_through_each_by_itself(mount: Mounted) -> None:
+    with space_comes_back(mount.backing), ExitStack() as stack:
+        (mount.path / "many").mkdir()
+        files = [mount.path / "many" / str(number) for number in range(1000)]
+        with not_asked(mount):
+            fds = [stack.enter_context(opened(path, os.O_RDWR | os.O_CREAT)) for path in files]
+            for number, fd in enumerate(fds):
+                os.write(fd, b"%d" % number * 4096)
+            for number, fd in enumerate(fds):
+                assert os.pread(fd, SIZE, 0) == b"%d" % number * 4096
+        for path in files:
+            path.unlink()
+
+
+# Opens that come to nothing.
+
+
+def test_clients_killed_while_they_open_leave_no_file_behind(mount: Mounted) -> None:
+    n_fds = mount.n_fds()
+    with space_comes_back(mount.backing):
+        file = put(mount.path / "file")
+        (mount.path / "new").mkdir()
+        for _ in range(15):
+            begun, begins = os.pipe()
+
+            def open_on(begins: int = begins) -> None:
+                os.write(begins, b".")
+                new = mount.path / "new" / str(os.getpid())
+                while True:
+                    os.close(os.open(file, os.O_RDWR))
+                    os.close(os.open(new, os.O_CREAT | os.O_RDWR))
+                    new.unlink()
+
+            with workers([open_on] * 3):
+                for _ in range(3):
+                    os.read(begun, 1)
+                ask_for_missing_names(mount.path, 20)
+            os.close(begun)
+            os.close(begins)
+        shutil.rmtree(mount.path / "new")
+        file.unlink()
+    assert until(lambda: mount.n_fds() <= n_fds)
+
+
+def ask_for_missing_names(path: Path, n: int) -> None:
+    for number in range(n):
+        assert not (path / f"missing-{os.getpid()}-{number}").exists()
+
+
+def test_clients_killed_before_the_daemon_has_read_their_open_leave_no_file_behind(mount: Mounted) -> None:
+    n_fds = mount.n_fds()
+    with space_comes_back(mount.backing):
+        file = put(mount.path / "file")
+        begun, begins = os.pipe()
+
+        def open_once() -> None:
+            os.write(begins, b".")
+            os.open(file, os.O_RDWR)
+            signal.pause()
+
+        stop(mount.pid)
+        try:
+            with clients([open_once] * 4) as pids:
+                for _ in pids:
+                    os.read(begun, 1)
+                assert until(lambda: all(waits_in_the_kernel(pid) for pid in pids))
+        finally:
+            os.kill(mount.pid, signal.SIGCONT)  # over io_uring they end no sooner
+        assert {ends(pid) for pid in pids} == {-signal.SIGKILL}
+        os.close(begun)
+        os.close(begins)
+        with opened(file) as fd, not_asked(mount):
+            works_on(fd)
+        file.unlink()
+    assert until(lambda: mount.n_fds() <= n_fds)
+
+
+def test_opens_that_fail_leave_no_file_behind(mount: Mounted) -> None:
+    n_fds = mount.n_fds()
+    with space_comes_back(mount.backing):
+        file = put(mount.path / "file")
+        file.chmod(0o600)
+        for flags, number in (
+            (os.O_RDONLY | os.O_DIRECTORY, errno.ENOTDIR),
+            (os.O_RDWR | os.O_CREAT | os.O_EXCL, errno.EEXIST),
+        ):
+            with pytest.raises(OSError, match=os.strerror(number)):
+                os.open(file, flags)
+
+        def open_as_stranger() -> int:
+            try:
+                return os.open(file, os.O_RDWR)
+            except PermissionError:
+                return -1
+
+        assert as_user(STRANGER, open_as_stranger) == -1
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+            with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+                os.open(file, os.O_RDWR)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert until(lambda: mount.n_fds() <= n_fds)
+        with opened(file) as fd, not_asked(mount):
+            works_on(fd)
+        file.unlink()
+
+
+def test_a_program_that_runs_is_not_written_and_leaves_no_file_behind(mount: Mounted) -> None:
+    n_fds = mount.n_fds()
+    with space_comes_back(mount.backing):
+        program = mount.path / "program"
+        program.write_bytes(Path("/bin/sleep").read_bytes())
+        program.chmod(0o755)
+        for place in (mount.path, mount.backing):
+            assert until(lambda: mount.n_fds() <= n_fds)  # nothing runs what the daemon still has open to be written
+            with subprocess.Popen([place / "program", "60"]) as running:
+                assert until(lambda: os.path.realpath(f"/proc/{running.pid}/exe").endswith("program"))
+                with pytest.raises(OSError, match=os.strerror(errno.ETXTBSY)):
+                    os.open(program, os.O_WRONLY)
+                running.kill()
+        assert until(lambda: may_be_written(program))
+        with opened(program) as fd, not_asked(mount):
+            os.pwrite(fd, b"x", 0)
+        program.unlink()
+
+
+def test_a_daemon_out_of_fds_refuses_an_open_and_leaves_no_file_behind(source: Path) -> None:
+    with trashd_mount(source, limit_s=LIMIT_S, n_fds_max=200) as mounted, space_comes_back(mounted.backing):
+        file, others = put(mounted.path / "file"), [mounted.path / str(number) for number in range(20)]
+        for _ in range(2):
+            with ExitStack() as stack, pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+                open_all(stack, [file, *map(put, others)] * 20)
+            with opened(file) as fd, not_asked(mounted):
+                works_on(fd)
+        for path in (file, *others):
+            path.unlink()
+
+
+def open_all(stack: ExitStack, files: list[Path]) -> None:
+    for file in files:
+        stack.enter_context(opened(file))
+
+
+# The end.
+
+
+def test_after_a_lazy_unmount_who_has_a_file_open_goes_on_until_he_closes_it(source: Path) -> None:
+    with space_comes_back(source), trashd_mount(source, limit_s=LIMIT_S, expect_end=True) as mounted:
+        pid_fd = os.pidfd_open(mounted.pid)
+        file = put(mounted.path / "file")
+        with opened(file) as fd:
+            assert subprocess.run(["umount", mounted.path], check=False, stderr=subprocess.DEVNULL).returncode
+            done_well("umount", "--lazy", mounted.path)
+            works_on(fd)
+            (source / "file").unlink()
+            works_on(fd)
+        ended(pid_fd)
+
+
+def test_a_stopped_daemon_takes_no_file_with_it(source: Path) -> None:
+    with space_comes_back(source), trashd_mount(source, limit_s=LIMIT_S, expect_end=True) as mounted:
+        pid_fd = os.pidfd_open(mounted.pid)
+        with opened(put(mounted.path / "file")) as fd:
+            os.kill(mounted.pid, signal.SIGTERM)
+            ended(pid_fd)
+            with suppress(OSError):
+                assert os.pread(fd, SIZE, 0) == CONTENT
+        (source / "file").unlink()
+
+
+def test_a_killed_daemon_takes_no_file_with_it_once_its_mount_is_gone(source: Path) -> None:
+    with space_comes_back(source), trashd_mount(source, limit_s=LIMIT_S, expect_end=True) as mounted:
+        pid_fd = os.pidfd_open(mounted.pid)
+        with opened(put(mounted.path / "file")) as fd, mmap.mmap(fd, SIZE) as mapped:
+            os.kill(mounted.pid, signal.SIGKILL)
+            ended(pid_fd)
+            assert mapped[:] == CONTENT
+            with suppress(OSError):
+                assert os.pread(fd, SIZE, 0) == CONTENT
+            with pytest.raises(OSError, match=r".") as caught:
+                os.open(mounted.path / "file", os.O_RDONLY)
+            assert caught.value.errno in DAEMON_GONE
+        done_well("umount", mounted.path)
+        (source / "file").unlink()

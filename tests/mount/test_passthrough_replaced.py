@@ -1,7 +1,5 @@
 """The daemon is killed, and another takes its place: clients with open files go on, and nothing is lost or kept."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from collections.abc import Iterator

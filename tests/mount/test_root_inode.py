@@ -1,7 +1,5 @@
 """The mount's root: the kernel keeps its ACL, and a process that passes it on the way to a name asks no daemon."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

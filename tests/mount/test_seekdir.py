@@ -1,7 +1,5 @@
 """Readers that seekdir find each entry where it was told to be, and read on from there."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterator

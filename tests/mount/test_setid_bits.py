@@ -3,8 +3,6 @@
 The writer may be any user; where we differ, more is taken away, never less (docs/mount.md).
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

@@ -6,8 +6,6 @@ directories, some as another user.
 TRASHD_TEST_STEPS  how many each of them does (make soak-mount: very many)
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import random
@@ -23,8 +21,8 @@ import pytest
 from fusefs.linux.fd import Fd
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.background_processes import clients, is_ended
+from tests.support.fake_dev_fuse import SWITCH_S, daemon_command
 from tests.support.foreground_mount import Mounted, trashd_mount, until
-from tests.support.odd_daemon import SWITCH_S, daemon_command
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.transports import cases
 

@@ -4,8 +4,6 @@ What hangs is one name of a slow filesystem, and whatever is about it, until it 
 be killed, so each client is a process.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import os

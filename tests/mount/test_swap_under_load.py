@@ -1,7 +1,5 @@
 """Swaps and restores while many work in the tree and beside it: no error that a native exchange would not give."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from itertools import count

@@ -1,7 +1,5 @@
 """Threads for what may wait: no user has so many that others have none, and each has a turn."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Nothing here is remembered for less than an hour (coherence=exclusive), so that 
 unseen.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

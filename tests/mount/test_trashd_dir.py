@@ -1,7 +1,5 @@
 """What `.trashd` shows inside the mount, asked of the decisions themselves, on a real directory."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -17,10 +15,10 @@ from fusefs.linux.kernel import Kernel
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tree.trashd_dir import DropLinks, drop_of, hides_stores, is_below, is_drop, prepare_store, user_of
 from fusefs.store.layout import is_stores_own
+from tests.support.fake_dev_fuse import Somebody
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import assert_silent, init, raw, recover_all
-from tests.support.vfs_without_mount import Somebody
 
 ALICE, BOB = 4711, 4712
 _DIRECTORY = Attributes(1, 1, stat.S_IFDIR | 0o755, 2, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 0)

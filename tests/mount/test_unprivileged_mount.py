@@ -1,4 +1,4 @@
-"""Mounts without root: for the mounting user alone, by fusermount3."""
+"""Mounts without root: for the mounting user alone, by fusermount3; and the ordinary commands in them."""
 
 import ctypes
 import json
@@ -9,18 +9,22 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
 from tests.support import acls
 from tests.support.background_mounts import daemon_of, ended, kill_daemon, our_mount
 from tests.support.background_processes import LIMIT_S
-from tests.support.other_users import run_as
+from tests.support.foreground_mount import until
+from tests.support.make_trees import Spec, make_tree, snapshot
+from tests.support.other_users import as_user, run_as
 from tests.support.proc_stat import stop
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
 from tests.support.trashd_command import TRASHD, done_well
 
 pytestmark = pytest.mark.needs("root", "fuse")
+
 
 USER, OTHER = 1000, 1001
 _PIDFD_GETFD = 438
@@ -231,3 +235,70 @@ def test_umount_force_kills_nobody_who_was_sent_the_connection(bench: Path) -> N
         assert other.poll() is None
         other.kill()
     ended(pid_fd)
+
+
+N_DIRECTORIES, SLACK = 200, 8
+
+
+@pytest.fixture
+def mounted_bench(users_bench: Path) -> Iterator[Path]:
+    """The user's own mount of `source` at `target`."""
+    trashd_well("mount", users_bench / "source", users_bench / "target")
+    yield users_bench
+    trashd_well("umount", users_bench / "target")
+
+
+def trashd_well(*words: str | Path) -> CompletedProcess[bytes]:
+    done = run_as(USER, [TRASHD, *words])
+    assert done.returncode == 0, done
+    return done
+
+
+def told(*words: str | Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in trashd_well(*words).stdout.splitlines()]
+
+
+def test_swap_restore_and_reap(mounted_bench: Path) -> None:
+    target = mounted_bench / "target"
+    job = target / "job"
+    as_user(USER, lambda: str(make_tree(job, {"a": "x"})))
+    before = as_user(USER, lambda: snapshot(job))
+    [swapped] = told("swap", "--json", job)
+    assert swapped["path"] == str(job)
+    assert (os.listdir(mounted_bench / "source/job"), as_user(USER, lambda: os.listdir(job))) == ([], [])
+    [entry] = told("list", "--json", "--volume", target)
+    assert (entry["id"], entry["origin"]) == (swapped["id"], str(job))
+    trashd_well("restore", "--volume", target, swapped["id"])
+    assert as_user(USER, lambda: snapshot(job)) == before
+    trashd_well("rm", job)
+    trashd_well("reap", "--all", "--now", "--volume", target)
+    assert told("list", "--json", "--volume", target) == []
+
+
+def test_drop_leads_to_the_users_own_folder(mounted_bench: Path) -> None:
+    target = mounted_bench / "target"
+    trashd_well("init", target)
+    as_user(USER, lambda: str(make_tree(target / "job", {"a": "x"})))
+    done = run_as(USER, ["mv", target / "job", target / f".trashd-{USER}/drop/"])
+    assert (done.returncode, done.stderr) == (0, b"")
+    [entry] = told("list", "--json", "--volume", mounted_bench / "source")
+    assert (entry["method"], entry["uid"]) == ("removed", USER)
+
+
+@pytest.mark.needs("prune")
+def test_after_swap_and_reap_the_daemon_holds_nothing_and_all_inodes_are_back(mounted_bench: Path) -> None:
+    target, daemon = mounted_bench / "target", daemon_of(mounted_bench / "target")
+
+    def n_fds() -> int:
+        return len(os.listdir(f"/proc/{daemon}/fd"))
+
+    def swap_and_reap(spec: Spec) -> None:
+        as_user(USER, lambda: str(make_tree(target / "job", spec)))
+        [swapped] = told("swap", "--json", target / "job")
+        trashd_well("reap", "--now", "--volume", target, swapped["id"])
+        as_user(USER, (target / "job").rmdir)
+
+    swap_and_reap({})  # the store has what it needs by then
+    fds, inodes = n_fds(), os.statvfs(mounted_bench).f_ffree
+    swap_and_reap({f"d{number}": {"a": "x", "b": "y"} for number in range(N_DIRECTORIES)})
+    assert until(lambda: n_fds() <= fds + SLACK and os.statvfs(mounted_bench).f_ffree >= inodes - SLACK), (n_fds(), fds)

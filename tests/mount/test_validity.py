@@ -1,7 +1,5 @@
 """Attributes of directories: believed for long while nothing changes in there, and never after a change."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket
@@ -21,9 +19,9 @@ from fusefs.mount.native._core import Tables
 from fusefs.mount.tree.kernel_timeouts import AttrTimeouts, EntryParam
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_processes import workers
+from tests.support.fake_dev_fuse import Files, Names, Somebody, vfs_at
 from tests.support.foreground_mount import fresh_mount
 from tests.support.transports import by_ring
-from tests.support.vfs_without_mount import Files, Names, Somebody, vfs_at
 
 HOUR_S, SECOND_S = 3600.0, 1.0
 ROOT = 1

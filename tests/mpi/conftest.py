@@ -1,7 +1,5 @@
 """A user's volume, and each MPI that there is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,31 +1,41 @@
-"""One orphan that the ranks of an MPI job share, as one machine's workers would: by the same laws."""
+"""One orphan, or one sweep, that the ranks of an MPI job share: by one machine's laws, ranks lost or not."""
 
-from __future__ import annotations
-
+import json
 import os
+import pwd
+import shlex
 import subprocess
+import time
+from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from fusefs.core.pacing import CUT_BYTES
-from tests.mpi.conftest import MPICH
-from tests.support.make_trees import Spec, Symlink, make_tree, weird_names
-from tests.support.many_files import bulky_tree, fill
+from tests.mpi.conftest import EACH_MPI, MPICH
+from tests.support.make_trees import Spec, Symlink, bulky_tree, fill, make_chain, make_tree, weird_names
 from tests.support.mpi_jobs import (
     PYTHON,
+    ROOT,
     USER,
+    RankMounts,
     folder_of_user,
     give_to_user,
     is_gone,
     orphan_of_user,
     run_ranks,
+    start_ranks,
     state_of_user,
     swap_by_user,
 )
-from tests.support.nested_directories import make_chain
+from tests.support.other_users import as_user
 from tests.support.outside_tree import Canary
-from tests.support.trashd_command import environment, trashd
+from tests.support.real_filesystems import tmpfs_volume
+from tests.support.run_sweep import names
+from tests.support.slurm_cluster import slurm_cluster
+from tests.support.store_verbs import assert_silent, init, swap
+from tests.support.trashd_command import TRASHD, done_well, environment, swapped, trashd
 
 N_RANKS = 3
 AS_USER = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", str(PYTHON))
@@ -199,3 +209,216 @@ def test_ranks_that_know_of_no_other_are_told_apart_from_a_job_of_one(volume: Pa
 def test_what_is_of_one_machine_does_not_go_with_it(volume: Path, mpi: str, option: str, told: str) -> None:
     done = run_ranks(mpi, 2, "reap", "--mpi", option, "--volume", volume)
     assert (done.code, told in done.err) == (2, True)
+
+
+N_KILLS = int(os.environ.get("TRASHD_TEST_KILLS", "8")) // 2
+"""By each MPI; `make soak-mpi` asks for a hundred in all."""
+_GLANCE_S = 0.01
+_JOB_S = 0.8
+"""How long the ranks are at it, about, once they have begun."""
+
+
+def lose_a_rank(volume: Path, mpi: str, identifier: str, random: Random) -> bool:
+    """Begin a job and kill one of its ranks; whether that came before its end."""
+    ranks = start_ranks(mpi, N_RANKS, "reap", "--mpi", "--now", "--volume", volume, identifier)
+    reaping = folder_of_user(volume) / "reaping"
+    while not os.listdir(reaping) and ranks.process.poll() is None:
+        time.sleep(_GLANCE_S)
+    time.sleep(random.random() * _JOB_S)
+    pids = ranks.pids()
+    is_hit = bool(pids) and ranks.process.poll() is None
+    if is_hit:
+        ranks.lose(random.choice(pids))
+    code = ranks.wait().code
+    assert not ranks.pids()
+    return is_hit and code != 0
+
+
+@pytest.mark.timeout(100 + 20 * N_KILLS)
+@pytest.mark.parametrize("mpi", EACH_MPI)
+def test_a_reap_that_lost_ranks_at_any_time_is_finished_by_the_next_and_nothing_outside_is_touched(
+    volume: Path, mpi: str
+) -> None:
+    random, canary = Random(f"ranks of {mpi}"), Canary(volume)
+    n_hits = n_jobs = 0
+    while n_hits < N_KILLS:
+        tree = bulky_tree(volume / f"job{n_jobs}", 30, 300, 30_000)
+        (tree / "out").symlink_to(canary.path)
+        give_to_user(tree)
+        canary.link_into(tree)
+        identifier = swap_by_user(tree)
+        while not is_gone(volume, identifier) and n_hits < N_KILLS:
+            n_jobs += 1
+            n_hits += lose_a_rank(volume, mpi, identifier, random)
+            canary.assert_untouched()
+            if not is_gone(volume, identifier):
+                assert state_of_user(volume, identifier) in ("orphans", "reaping")
+        if not is_gone(volume, identifier):
+            done = run_ranks(mpi, N_RANKS, "reap", "--mpi", "--now", "--volume", volume, identifier)
+            assert done.code == 0, done
+        assert is_gone(volume, identifier)
+        canary.assert_alone()
+    print(f"{mpi}: {n_hits} ranks lost in {n_jobs} jobs")
+
+
+WAYS = (
+    ("--name", "*.log", "--delete"),
+    ("--name", "build", "--type", "d", "--delete", "--recursive"),
+    ("--empty", "--delete"),
+    ("--size", "+1K", "--delete"),
+)
+
+
+def tree_at(top: Path) -> Path:
+    many: Spec = {
+        f"d{n}": {"a.log": "x" * 2000, "b": "", "build": {"c": {"d": "x"}, "e": ""}, "none": {}} for n in range(60)
+    }
+    make_tree(top, {"many": many, "odd": {name: {name + b".log"[: 255 - len(name)]: ""} for name in weird_names()}})
+    fill(top / "flat.log", 3000)
+    give_to_user(top)
+    return top
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_goes_is_what_one_machine_would_take(volume: Path, mpi: str, way: tuple[str, ...]) -> None:
+    twin, top = tree_at(volume / "twin"), tree_at(volume / "top")
+    (alone,) = done_well("sweep", twin, *way, "--json").objects()
+    done = run_ranks(mpi, N_RANKS, "sweep", "--mpi", top, *way, "--json")
+    assert done.code == 0, done
+    (told,) = done.objects()
+    assert told["sums"] == alone["sums"]
+    assert names(top) == names(twin)
+
+
+@pytest.mark.needs("root", "fuse", "mpich")
+def test_machines_share_a_large_flat_directory(nodes: RankMounts) -> None:
+    top = fill(nodes.path / "top", 2500)
+    give_to_user(top)
+    nodes.slow(1000)
+    done = nodes.run(2, "sweep", "--mpi", top, "--name", "f*", "--delete")
+    assert (done.code, done.err) == (0, ""), done
+    assert os.listdir(top) == []
+    assert min(nodes.shares("unlink")) > 0.2
+
+
+@pytest.mark.needs("root", "fuse", "mpich")
+def test_another_directory_at_its_path_on_a_machine_ends_the_job_before_anything_is_gone(nodes: RankMounts) -> None:
+    other = nodes.path / "other"
+    other.mkdir()
+    for top in (nodes.path / "top", other / "top"):
+        give_to_user(fill(top, 10))
+    mounts = [nodes.path, other]
+    done = run_ranks(
+        "mpich", 2, "sweep", "--mpi", nodes.path / "top", "--name", "f*", "--delete", nodes=mounts, at=nodes.path
+    )
+    assert done.code == 3
+    assert ": Refused: the first rank has another /" in done.err
+    assert [len(os.listdir(top)) for top in (nodes.path / "top", other / "top")] == [10, 10]
+
+
+@pytest.mark.parametrize("mpi", [MPICH])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "--mpi without --delete"),
+        (("--print",), "--mpi without --delete"),
+        (("--move-to", "x"), "--mpi without --delete"),
+        (("--delete", "--paced"), "--mpi with --paced"),
+        (("--delete", "--max-delete", "1"), "--mpi with --max-delete"),
+    ],
+)
+def test_it_deletes_and_does_nothing_else(volume: Path, mpi: str, words: tuple[str, ...], told: str) -> None:
+    top = fill(volume / "top", 3)
+    done = run_ranks(mpi, 2, "sweep", "--mpi", top, "--name", "f*", *words)
+    assert (done.code, told in done.err, "  hint: " in done.err) == (2, True, True), done
+    assert len(os.listdir(top)) == 3
+
+
+N_TASKS, N_ORPHANS = 8, 20
+
+
+@pytest.mark.needs("root", "slurm")
+def test_an_array_of_tasks_reaps_every_orphan_exactly_once(tmp_path: Path) -> None:
+    with tmpfs_volume("64m") as volume, slurm_cluster() as variables:
+        init(volume)
+        orphans = [swapped(fill(volume / f"job{n}", 200), "--keep-for", "0s")["id"] for n in range(N_ORPHANS)]
+        reap = shlex.join([TRASHD, "reap", "--one", "--json", "--volume", str(volume)])
+        script = tmp_path / "task"
+        script.write_text(f'#!/bin/sh\nwhile told=$({reap}) && [ "$told" ]; do echo "$told"; done\n')
+        array = ["sbatch", "--wait", f"--array=1-{N_TASKS}", f"--output={tmp_path}/%a.out", str(script)]
+        subprocess.run(array, env=environment(variables), check=True, capture_output=True, timeout=90)
+        told = [json.loads(line) for out in tmp_path.glob("*.out") for line in out.read_text().splitlines()]
+        assert Counter(one["id"] for one in told) == dict.fromkeys(orphans, 1)
+        assert os.listdir(volume / ".trashd/u/0/orphans") == []
+        assert_silent(volume)
+
+
+@pytest.mark.needs("root", "slurm")
+@pytest.mark.needs("mpich")
+def test_srun_starts_ranks_that_share_a_tree() -> None:
+    """As a user whom the system knows: Slurm starts nothing for others."""
+    user = pwd.getpwnam("games")
+    with tmpfs_volume("64m") as volume, slurm_cluster() as variables:
+        os.chown(volume, user.pw_uid, user.pw_gid)
+
+        def orphan() -> str:
+            init(volume)
+            return str(swap(bulky_tree(volume / "job", 6, 100, 2000)).id)
+
+        identifier = as_user(user.pw_uid, orphan, gid=user.pw_gid)
+        words = ("reap", "--mpi", "--now", "--json", "--volume", str(volume), identifier)
+        variables |= {"PYTHONPATH": str(ROOT), "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            ["srun", "--mpi=pmi2", "--ntasks=4", str(PYTHON), "-m", "fusefs.cli.main", *words],
+            env=environment(variables),
+            cwd="/",
+            user=user.pw_uid,
+            group=user.pw_gid,
+            extra_groups=[],
+            capture_output=True,
+            check=False,
+            timeout=90,
+        )
+        assert done.returncode == 0, done
+        assert json.loads(done.stdout)["report"]["n_failed"] == 0
+        as_user(user.pw_uid, lambda: assert_silent(volume), gid=user.pw_gid)
+
+
+N_NODES = 2
+DELAY_US = 2_000
+
+
+@pytest.mark.needs("root", "fuse", "mpich")
+def test_machines_share_a_large_flat_orphan(nodes: RankMounts) -> None:
+    identifier = orphan_of_user(fill(nodes.path / "job", 1500))
+    nodes.slow(DELAY_US)
+    done = nodes.run(N_NODES, "reap", "--mpi", "--now", "--volume", nodes.path, identifier)
+    assert (done.code, done.err) == (0, ""), done
+    assert is_gone(nodes.path, identifier)
+    assert min(nodes.shares("unlink")) > 0.25
+
+
+@pytest.mark.needs("root", "fuse", "mpich")
+def test_machines_share_a_tree_of_every_shape(nodes: RankMounts) -> None:
+    identifier = orphan_of_user(bulky_tree(nodes.path / "job", 8, 30, 300))
+    nodes.slow(DELAY_US // 2)
+    done = nodes.run(3, "reap", "--mpi", "--now", "--volume", nodes.path, identifier)
+    assert (done.code, done.err) == (0, ""), done
+    assert is_gone(nodes.path, identifier)
+    assert min(nodes.shares("unlink")) > 0.2
+
+
+@pytest.mark.needs("root", "fuse", "mpich")
+def test_a_machine_that_has_not_the_volume_ends_the_job_before_anything_is_gone(
+    nodes: RankMounts, tmp_path: Path
+) -> None:
+    identifier = orphan_of_user(fill(nodes.path / "job", 10))
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    mounts = [nodes.path, bare]
+    words = ("reap", "--mpi", "--now", "--volume", nodes.path, identifier)
+    done = run_ranks("mpich", 2, *words, nodes=mounts, at=nodes.path)
+    assert done.code == 3
+    assert "trashd: Refused: rank 1: " in done.err
+    assert "  hint: each rank needs the volume at the same path" in done.err
+    assert len(os.listdir(folder_of_user(nodes.path) / f"orphans/{identifier}/tree")) == 10

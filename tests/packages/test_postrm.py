@@ -1,7 +1,5 @@
 """What the packages run when they are removed: users' files are read with their users' rights."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The tree of `make tarball`, as an ordinary user has it: without root and network, wherever it is."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

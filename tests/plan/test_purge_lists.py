@@ -1,7 +1,5 @@
 """Purge lists: each user is told what of theirs goes, and no user chooses where the lists are written."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

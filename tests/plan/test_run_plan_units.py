@@ -1,7 +1,5 @@
 """A plan's parts: which directories a pattern means, how old a unit is, and what is left alone."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """pjdfstest and fsx on a mount of ours: what they find wrong there and not below is our fault."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A reap does what the user who asked could have done, and nothing more (I13): by root's command too."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -15,8 +13,18 @@ import pytest
 
 from fusefs.core.errors import NotFound
 from fusefs.core.results import Reaped
-from tests.support.make_trees import Dir, File, Spec, deep_chain, make_tree, remove_tree_hard, snapshot
-from tests.support.many_files import bulky_tree, fill, roomy_volume
+from tests.support.make_trees import (
+    Dir,
+    File,
+    Spec,
+    bulky_tree,
+    deep_chain,
+    fill,
+    make_tree,
+    remove_tree_hard,
+    roomy_volume,
+    snapshot,
+)
 from tests.support.other_users import as_user
 from tests.support.proc_stat import status_of
 from tests.support.reap_process import Reaping, assert_quarantined, left_in, reasons, start_reap, state_of

@@ -1,7 +1,5 @@
 """A removal whose workers find everything by its path, as the ranks of an MPI job do: by the laws of one machine."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle
@@ -30,9 +28,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.remove_by_ranks import RemovalByRanks
-from tests.support.make_trees import deep_chain, make_tree
-from tests.support.many_files import bulky_tree
-from tests.support.nested_directories import make_chain
+from tests.support.make_trees import bulky_tree, deep_chain, make_chain, make_tree
 from tests.support.real_filesystems import bind_mount
 from tests.support.reap_process import state_of
 from tests.support.store_verbs import own, place, swap

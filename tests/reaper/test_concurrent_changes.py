@@ -1,7 +1,5 @@
 """People who work in a tree while it is reaped: they can make a reap fail, and never make it leave the tree (I6)."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -15,8 +13,7 @@ import pytest
 
 from fusefs.core.container_states import State
 from fusefs.linux.syscalls import RENAME_EXCHANGE, renameat2
-from tests.support.make_trees import deep_chain, make_tree, snapshot
-from tests.support.many_files import bulky_tree, fill
+from tests.support.make_trees import bulky_tree, deep_chain, fill, make_tree, snapshot
 from tests.support.reap_process import (
     DONE,
     QUARANTINED,

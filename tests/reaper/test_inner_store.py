@@ -1,7 +1,5 @@
 """The remover stops at a trash store that holds something, and at no other; what is pinned in it survives."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -14,7 +12,6 @@ import pytest
 from fusefs.core.container_states import State
 from fusefs.core.results import PINNED, STORE, Reaped
 from fusefs.store.stage import SwapOptions
-from tests.support.file_leases import write_lease
 from tests.support.make_trees import Dir, make_tree
 from tests.support.nested_stores import (
     made_elsewhere,
@@ -24,6 +21,7 @@ from tests.support.nested_stores import (
     store_in,
     without_upper_store,
 )
+from tests.support.open_files import write_lease
 from tests.support.other_users import as_user
 from tests.support.reap_process import state_of
 from tests.support.small_orphans import PINNED as KEPT

@@ -3,8 +3,6 @@
 Each mate does the same to a twin tree in the open: what that mate can't delete there, a reap does not delete.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`node`: a booted machine on which trashd is installed and alice has an account, for all recipes of a worker."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A machine that recipes are followed on."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """docs/recipes/ansible.md against the machine itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """docs/recipes/ci.md with the real npm, which needs no network for a package in a file."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """docs/recipes/kubernetes.md: the schemas, and what the manifests' users may, in namespaces without Kubernetes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """docs/recipes/logrotate.md by the distribution's own unit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

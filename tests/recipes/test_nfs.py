@@ -1,7 +1,5 @@
 """docs/recipes/nfs.md: a server and a client, each a kernel of its own."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

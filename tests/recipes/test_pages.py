@@ -1,7 +1,5 @@
 """Every page is in the index, leads somewhere, and says what was run and what was not."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/recipes/slurm.md under Debian's slurmctld, slurmd and munge."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

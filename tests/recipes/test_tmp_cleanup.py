@@ -1,7 +1,5 @@
 """docs/recipes/tmp-cleanup.md: each old line leaves what its new one leaves."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

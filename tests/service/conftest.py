@@ -1,6 +1,4 @@
-"""The volume of most tests here, a shared one, a service's places, and homes; files that need more have their own."""
-
-from __future__ import annotations
+"""A shared volume, a service's places, and homes; files that need more have their own."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,15 +7,7 @@ import pytest
 
 from tests.support.hostile_volume import Shared, shared_volume
 from tests.support.service_process import places
-from tests.support.store_verbs import tmpfs_store
 from tests.support.user_homes import ALICE, BOB, homes
-
-
-@pytest.fixture
-def volume() -> Iterator[Path]:
-    """A tmpfs with a store; in the end the checker has nothing to say."""
-    with tmpfs_store() as path:
-        yield path
 
 
 @pytest.fixture

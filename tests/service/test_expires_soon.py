@@ -1,17 +1,14 @@
 """What is told before an orphan's term ends: by the running service, to a hook, once."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
 
 from fusefs.store.stage import SwapOptions
-from tests.support.service_process import QUICK, configure, service
+from tests.support.service_process import QUICK, configure, outwait, service
 from tests.support.small_orphans import orphan_in, orphan_of
 from tests.support.trashd_command import done_well
-from tests.support.volume_under_service import outwait
 
 pytestmark = pytest.mark.needs("root")
 

@@ -1,7 +1,5 @@
 """The service's children: processes that have one user's rights and no more, do as they are told, and end with it."""
 
-from __future__ import annotations
-
 import math
 import os
 import select
@@ -38,12 +36,12 @@ from fusefs.service.messages import (
     Tended,
 )
 from fusefs.service.open_volume import open_volume
-from tests.support.many_files import fill
+from tests.support.make_trees import fill
 from tests.support.other_users import as_user
 from tests.support.proc_stat import status_of
+from tests.support.service_process import is_begun
 from tests.support.small_orphans import EXPIRED, OTHER, ids, orphan_in, orphan_of
 from tests.support.store_verbs import place, swap
-from tests.support.volume_under_service import is_begun
 
 pytestmark = pytest.mark.needs("root")
 
@@ -76,10 +74,6 @@ async def until(condition: Callable[[], bool]) -> None:
     """Wait for what is not announced."""
     while not condition():
         await trio.sleep(0.005)
-
-
-def large_in(volume: Path, n_files: int = 5000) -> str:
-    return str(swap(fill(volume / "large", n_files), options=EXPIRED).id)
 
 
 def store_of(volume: Path) -> bytes:
@@ -169,7 +163,7 @@ def test_error_of_a_store_is_an_error_of_the_order_alone(volume: Path) -> None:
 
 
 def test_held_it_does_nothing_and_goes_on_where_it_was(volume: Path) -> None:
-    large = large_in(volume)
+    large = str(swap(fill(volume / "large", 5000), options=EXPIRED).id)
 
     async def body() -> list[Answer]:
         async with deputy_of(0, volume) as child_handle, trio.open_nursery() as nursery:

@@ -1,7 +1,5 @@
 """Hooks with real processes: what they are given, as which user they run, and that none can hold up the service."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

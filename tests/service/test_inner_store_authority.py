@@ -1,7 +1,5 @@
 """Stores in what its owner could not delete and root takes over (`authority = "root"`): no store goes by that."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

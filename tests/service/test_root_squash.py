@@ -1,7 +1,5 @@
 """Root squash: root is nobody to the server, `init`, `doctor` and `status` say it, and the ways around it work."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

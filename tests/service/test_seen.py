@@ -1,7 +1,5 @@
 """What a running service lets others see of its work: audit log, hooks, metrics, status, and no more than that."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -20,11 +18,10 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from tests.support.make_trees import IMMUTABLE, Dir, make_tree, set_flags
 from tests.support.other_users import as_user
-from tests.support.service_process import Service, places, service
+from tests.support.service_process import Service, events_in, objects_in, places, service
 from tests.support.small_orphans import EXPIRED, OTHER, orphan_in
 from tests.support.store_verbs import swap
 from tests.support.trashd_command import trashd
-from tests.support.volume_under_service import events_in, objects_in
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
 EVIL = "plans\n\x1b[2J"
@@ -72,16 +69,12 @@ textfile = "{base}/trashd.prom"
 http = "{address}"
 allow_remote = true  # as which all but 127.0.0.1 counts
 """
-        jobs_of(OTHER, volume)
+        make_tree(volume / "home", Dir({}, owner=(OTHER, OTHER)))
         orphan_in(volume, "before")
         orphan_of_his(volume, "before")
         with service(base, volume, config=config) as running:
             wait_until_known(running, volume, 2)
             yield Watched(running, base, address)
-
-
-def jobs_of(uid: int, volume: Path) -> None:
-    make_tree(volume / "home", Dir({}, owner=(uid, uid)))
 
 
 def orphan_of_his(volume: Path, name: str, options: SwapOptions | None = None) -> Swapped:

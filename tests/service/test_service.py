@@ -1,29 +1,48 @@
-"""The service as people run it: what is due goes, what is not stays; it comes, reloads and ends without a trace."""
-
-from __future__ import annotations
+"""The service as people run it: what is due goes by policy, it tells of itself, and ends without a trace."""
 
 import fcntl
+import os
 import shutil
 import signal
 import subprocess
+import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.errors import Busy
+from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
-from tests.support.make_trees import make_tree, snapshot
-from tests.support.many_files import roomy_volume
+from tests.support.hostile_volume import ALICE, MALLORY, Shared
+from tests.support.make_trees import fill, make_tree, roomy_volume, snapshot
+from tests.support.other_users import as_user
+from tests.support.peak_usage import peak_of
+from tests.support.proc_stat import status_of
+from tests.support.real_filesystems import tmpfs_volume, unmount
 from tests.support.reap_process import is_claimed
-from tests.support.service_process import configure, service
-from tests.support.service_timers import SCALED
-from tests.support.small_orphans import EXPIRED, ids, orphan_in, victim_in
-from tests.support.store_verbs import assert_silent, entries, folder_of, restore
+from tests.support.replaced_package import ReplacedPackage, modules_ever
+from tests.support.service_process import (
+    QUICK,
+    SCALED,
+    SLOW,
+    Service,
+    aged,
+    audited,
+    begin_large,
+    configure,
+    next_due_s,
+    outwait,
+    service,
+)
+from tests.support.small_orphans import EXPIRED, ids, many_orphans, orphan_in, orphan_of, victim_in
+from tests.support.store_verbs import assert_silent, entries, folder_of, init, restore, swap
 from tests.support.trash_without_walk import gather
-from tests.support.trashd_command import trashd
-from tests.support.volume_under_service import SLOW, audited, begin_large, next_due_s, outwait
+from tests.support.trashd_command import EXECUTED, done_well, trashd
 
 pytestmark = pytest.mark.needs("root")
+
 
 COPIES_WAIT = SCALED._replace(copy_pause_s=3600.0)
 """Longer than any test: what is not adopted soon never is."""
@@ -178,3 +197,327 @@ def test_second_service_of_a_user_says_that_one_runs(base: Path, volume: Path) -
         second = trashd("service", "run", "--config", str(base), "--volume", volume, STATE_DIRECTORY=str(base))
     assert second.code == Busy.exit_code
     assert "Another reaper service" in second.err
+
+
+HOUR_S = 3600
+AT_ANY_AGE = 'minimum_age = "0s"\n'
+
+
+def window_in(hours: int) -> str:
+    """A window of an hour that begins so many hours from now."""
+    begins = (time.localtime().tm_hour + hours) % 24
+    return f'windows = ["{begins:02d}:00-{(begins + 1) % 24:02d}:00"]\n'
+
+
+@pytest.mark.parametrize(
+    "limit",
+    ['free_space = { low = "55%", high = "60%" }\n', 'quota = { bytes = "25M" }\n'],  # of 64 MiB: 34 are free
+    ids=["low space", "quota"],
+)
+def test_the_oldest_are_taken_before_their_time_until_the_rest_is_within_the_limit(
+    base: Path, volume: Path, limit: str
+) -> None:
+    oldest, older, young = (
+        aged(volume, name, hours * HOUR_S, 10) for name, hours in (("oldest", 3), ("older", 2), ("young", 1))
+    )
+    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + limit) as running:
+        running.until(lambda: oldest not in ids(volume))
+        outwait(running, volume)
+        assert ids(volume) == {older, young}
+    assert ("low space" in running.log.read_text()) == ("free" in limit)
+
+
+def test_low_on_inodes_takes_the_oldest_before_its_time(base: Path, volume: Path) -> None:
+    fill(volume / "many", os.statvfs(volume).f_files // 50)
+    identifier = swap(volume / "many").id
+    low = 'free_inodes = { low = "99%", high = "99.9%" }\n'
+    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + low) as running:
+        running.until(lambda: identifier not in ids(volume))
+
+
+def test_quota_holds_for_what_comes_later_too(base: Path, volume: Path) -> None:
+    with service(base, volume, config="[defaults]\n" + AT_ANY_AGE + 'quota = { bytes = "15M" }\n') as running:
+        first = aged(volume, "first", HOUR_S, 10)
+        outwait(running, volume)
+        assert ids(volume) == {first}
+        second = aged(volume, "second", 0, 10)
+        running.until(lambda: ids(volume) == {second})
+
+
+def pin(home: Path, has_links: bool) -> None:
+    """Six orphans of 4 MiB each that stay, or of one such file that has a name in each of them."""
+    for n in range(6):
+        job = home / f"pinned{n}"
+        job.mkdir()
+        if has_links and n:
+            (job / "a").hardlink_to(home / "file")
+        else:
+            (job / "a").write_bytes(b"x" * (4 << 20))
+            if has_links:
+                (home / "file").hardlink_to(job / "a")
+        swap(job, options=SwapOptions(retention_s=None))
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_what_mallory_pins_takes_nothing_from_alice(shared: Shared, has_links: bool) -> None:
+    """More than the quota: names of one file, which take nothing, or files of hers, which count against her alone."""
+    as_user(MALLORY, partial(pin, shared.home(MALLORY), has_links))
+    alices = shared.throw(ALICE, options=SwapOptions())
+    large = shared.throw(MALLORY, "large", SwapOptions(), {"a": b"x" * (15 << 20)})
+    with shared.served("[defaults]\n" + AT_ANY_AGE + 'quota = { bytes = "13M" }\n') as running:
+        running.until(lambda: shared.is_gone(large))
+        outwait(running, shared.volume)
+        assert shared.is_in(alices, "orphans")
+
+
+def test_low_space_takes_the_largest_and_leaves_what_could_not_help(shared: Shared) -> None:
+    alices = [shared.throw(ALICE, f"job{n}", SwapOptions()) for n in range(3)]
+    large = shared.throw(MALLORY, "large", SwapOptions(), {"a": b"x" * (15 << 20)})
+    low = 'free_space = { low = "90%", high = "95%" }\n'
+    with shared.served("[defaults]\n" + AT_ANY_AGE + low) as running:
+        running.until(lambda: shared.is_gone(large))
+    assert all(shared.is_in(identifier, "orphans") for identifier in alices)
+
+
+def test_low_space_that_no_orphan_takes_deletes_nobodys(shared: Shared) -> None:
+    """Whoever fills the disk for a minute with files in use does not delete what all others could take back."""
+    alices = [shared.throw(ALICE, f"job{n}", SwapOptions()) for n in range(3)]
+    (shared.volume / "live").write_bytes(bytes(30 << 20))
+    low = 'free_space = { low = "90%", high = "95%" }\n'
+    with shared.served("[defaults]\n" + AT_ANY_AGE + low) as running:
+        running.until(lambda: "low space" in running.log.read_text())
+        outwait(running, shared.volume)
+        running.until_phase(shared.volume, VolumePhase.IDLE)
+        assert all(shared.is_in(identifier, "orphans") for identifier in alices)
+
+
+def test_what_a_person_keeps_stays(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        identifier = orphan_in(volume, "kept", SwapOptions(retention_s=HOUR_S)).id
+        running.until(lambda: running.volume(volume).next_due_ns is not None)
+        done_well("keep", "--volume", volume, identifier)
+        running.until(lambda: running.volume(volume).next_due_ns is None)
+        assert ids(volume) == {identifier}
+
+
+def test_rules_of_a_path_hold_for_what_came_from_there(base: Path, volume: Path) -> None:
+    (volume / "ci").mkdir()
+    ci, other = aged(volume, "ci/job", HOUR_S), aged(volume, "job", HOUR_S)
+    rules = f'[[volume]]\npath = "{volume}"\n[[volume.rules]]\npath = "{volume}/ci"\nretention = "30m"\n'
+    with service(base, volume, config=rules) as running:
+        running.until(lambda: ci not in ids(volume))
+        outwait(running, volume)
+        assert ids(volume) == {other}
+
+
+def test_outside_its_window_it_waits_until_a_reload_opens_one(base: Path, volume: Path) -> None:
+    identifier = orphan_in(volume, options=EXPIRED).id
+    with service(base, volume, config="[defaults]\n" + window_in(3)) as running:
+        assert running.until_phase(volume, VolumePhase.WINDOW).why.startswith("it may work")
+        assert ids(volume) == {identifier}
+        assert not running.volume(volume).is_known
+        assert "backlog   not known" in done_well("status").out
+        configure(base, "")
+        running.reload()
+        running.until(lambda: not ids(volume))
+
+
+def test_what_comes_outside_the_window_is_told_as_not_looked_at(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        outwait(running, volume)
+        configure(base, "[defaults]\n" + window_in(3))
+        running.reload()
+        running.until_phase(volume, VolumePhase.WINDOW)
+        orphan_in(volume, options=EXPIRED)
+        running.until(lambda: running.volume(volume).n_unread == 1)
+        assert "1 not looked at yet" in done_well("status").out
+
+
+def test_volume_that_runs_full_does_not_wait_for_its_window(base: Path, volume: Path) -> None:
+    identifier = aged(volume, "large", HOUR_S, 10)
+    with service(base, volume) as running:
+        outwait(running, volume)  # it knows that there is something to give up
+        low = 'free_space = { low = "99%", high = "100%" }\n'
+        configure(base, "[defaults]\n" + AT_ANY_AGE + low + window_in(3))
+        running.reload()
+        running.until(lambda: identifier not in ids(volume))
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_paused_volume_is_let_go_of_and_goes_on_when_resumed(base: Path, volume: Path, is_named: bool) -> None:
+    named = [volume] if is_named else []
+    with service(base, volume) as running:
+        done_well("pause", *named)
+        running.until_phase(volume, VolumePhase.PAUSED)
+        identifier = orphan_in(volume, options=EXPIRED).id
+        assert "paused by" in running.volume(volume).why
+        assert ids(volume) == {identifier}
+        done_well("resume", *named)
+        running.until(lambda: not ids(volume))
+
+
+def test_pause_ends_by_itself(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        began_ns = time.time_ns()
+        done_well("pause", "--for", "1s", volume)
+        identifier = orphan_in(volume, options=EXPIRED).id
+        running.until(lambda: "reaped" in [event["event"] for event in audited(base)])
+    (reaped,) = [event for event in audited(base) if event["event"] == "reaped"]
+    assert reaped["id"] == identifier
+    assert reaped["at_ns"] >= began_ns + 10**9
+
+
+def test_pause_is_in_force_for_the_next_service_too(base: Path, volume: Path) -> None:
+    orphan_in(volume, options=EXPIRED)
+    done_well("pause")
+    with service(base, volume) as running:
+        running.until_phase(volume, VolumePhase.PAUSED)
+        done_well("resume")
+        running.until(lambda: not ids(volume))
+
+
+def test_paused_in_the_middle_it_can_be_unmounted(base: Path) -> None:
+    with roomy_volume("tmpfs") as volume, service(base, volume, config=SLOW) as running:
+        begin_large(running, volume)
+        done_well("pause", volume)
+        running.until_phase(volume, VolumePhase.PAUSED)
+        running.until(running.is_alone)
+        assert_silent(volume)
+        assert not unmount(volume), "it was busy"
+
+
+MIB = 1024
+HOUR_NS = 3600 * 10**9
+MANY = 20_000
+MORE_KIB, ALL_KIB = 16 * MIB, 120 * MIB
+"""What very many orphans may need beyond what few do, in the service's own process; and all its processes together."""
+
+
+def processes(running: Service) -> list[int]:
+    return [running.process.pid, running.forker(), *running.children()]
+
+
+def test_status_of_an_idle_volume_says_what_is_there_and_when_the_next_is_due(base: Path, volume: Path) -> None:
+    orphan_in(volume, "one")
+    orphan_in(volume, "two")
+    with service(base, volume) as running:
+        told = running.until_phase(volume, VolumePhase.IDLE)
+    assert (told.n_users, told.n_orphans, told.n_due, told.n_quarantined) == (1, 2, 0, 0)
+    assert told.next_due_ns is not None
+    assert abs(told.next_due_ns - time.time_ns() - 24 * HOUR_NS) < HOUR_NS
+    assert (told.filesystem, told.current, told.faults) == ("tmpfs", (), ())
+    assert told.total_bytes == 64 << 20
+
+
+def test_status_of_a_reap_says_whose_orphan_it_is_and_how_far_it_is(base: Path) -> None:
+    with roomy_volume("tmpfs") as volume, service(base, volume, config=SLOW) as running:
+        identifier = begin_large(running, volume)
+        running.until(lambda: running.volume(volume).removed_entries)
+        told = running.volume(volume)
+        assert told.phase in (VolumePhase.REAPING, VolumePhase.YIELDING)
+        (current,) = told.current
+        assert (current.uid, told.n_due, told.n_orphans) == (0, 1, 1)
+        assert identifier.endswith(current.id_end)
+        # Now and then it rests, and may nothing: not each look shows it.
+        running.until(lambda: running.volume(volume).tempo_entries_per_s == 1000)
+
+
+def test_status_counts_what_is_done(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        outwait(running, volume)
+        outwait(running, volume)
+        running.until(lambda: counts(running, volume) == (2, 10, 0))
+
+
+def counts(running: Service, volume: Path) -> tuple[int, int, int]:
+    """Orphans and entries that are gone, and what is left."""
+    told = running.volume(volume)
+    return told.n_reaped, told.removed_entries, told.n_orphans
+
+
+def test_what_came_while_no_service_ran_is_told_once(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        running.stop()
+    identifier = orphan_in(volume).id
+    for _ in range(2):
+        with service(base, volume) as running:
+            outwait(running, volume)
+            running.stop()
+    assert [event["event"] for event in audited(base) if event["id"] == identifier] == ["found"]
+
+
+def test_idle_service_sleeps(base: Path, volume: Path) -> None:
+    orphan_in(volume)
+    with service(base, volume) as running:
+        running.until(lambda: is_asleep(running) and n_wakeups_in(running, 1.0) == 0)
+
+
+def is_asleep(running: Service) -> bool:
+    """Whether no child works for it any more, and it has told so."""
+    seen = running.seen()
+    return seen is not None and seen.age_s > 1.0 and not running.children()
+
+
+def n_wakeups_in(running: Service, seconds: float) -> int:
+    """How often threads of the service and its forker go to sleep, for so long from now on."""
+    pids, ends_at = processes(running), time.monotonic() + seconds
+    before = n_sleeps(pids)
+    running.until(lambda: time.monotonic() > ends_at)
+    return n_sleeps(pids) - before
+
+
+def n_sleeps(pids: list[int]) -> int:
+    found = 0
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # that thread was not needed any more
+                found += int(status_of(pid, f"task/{thread.name}/status")["voluntary_ctxt_switches"][0])
+    return found
+
+
+def pss_kib(pid: int) -> int:
+    """The memory of a process, its share of what others have too; 0 if it has ended."""
+    try:
+        return int(status_of(pid, "smaps_rollup")["Pss"][0])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def test_very_many_orphans_need_little_memory(base: Path) -> None:
+    with tmpfs_volume("1g", ["nr_inodes=500k"]) as volume:
+        init(volume)
+        with service(base, volume, command=EXECUTED) as running:
+            outwait(running, volume)
+            few_kib = peak_of(running.process.pid)
+            running.stop()
+        many_orphans(volume, MANY, retention_s=3600)
+        with service(base, volume, command=EXECUTED) as running:
+            running.until(lambda: running.volume(volume).n_orphans == MANY)
+            outwait(running, volume)
+            assert peak_of(running.process.pid) - few_kib < MORE_KIB
+            assert sum(map(pss_kib, processes(running))) < ALL_KIB
+            running.until(lambda: counts(running, volume)[::2] == (1, MANY))  # the marker came and is gone
+            (told,) = done_well("status", "--json").objects()
+            assert told["volumes"][0]["n_orphans"] == MANY
+
+
+USER = 12_345
+
+
+def test_a_running_service_loads_no_module_of_a_new_version(base: Path, volume: Path, tmp_path: Path) -> None:
+    package = ReplacedPackage(tmp_path)
+    orphan_in(volume, "kept")
+    with service(base, volume, command=package.command) as running:
+        had = package.replace()
+        assert modules_ever("fusefs.service.service") <= had
+        configure(base, f'{QUICK}[metrics]\ntextfile = "{base}/metrics"\nhttp = "127.0.0.1:0"\n')
+        running.reload()
+        of_root = orphan_in(volume, "mine", options=EXPIRED).id
+        of_user = orphan_of(USER, volume, EXPIRED).id
+        running.until(lambda: not {of_root, of_user} & ids(volume))
+        victim_in(volume).rename(next((volume / ".trashd/u/0").glob("drop")) / "job")
+        running.until(lambda: any("job" in name for name in ids(volume)))
+        done_well("pause", volume)
+        done_well("resume", volume)
+        assert package.imported_since() == []
+    assert package.imported_since() == []

@@ -1,32 +1,40 @@
-"""A volume fails, fills or hangs below the service: it rests and says why, others go on, and SIGTERM ends it all."""
-
-from __future__ import annotations
+"""A volume fails, fills or hangs, clocks are set, people interfere: the service rests, says why, and serves others."""
 
 import errno
 import fcntl
+import json
 import os
 import signal
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from fusefs.core.orphan_age import Clock, Era, decode, encode
 from fusefs.core.service_status import VolumePhase
+from fusefs.linux.machine_identity import boot_id
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
+from fusefs.store.stage import SwapOptions
 from tests.support.fuse_eio import broken_volume
 from tests.support.fuse_slow import slow_volume
-from tests.support.many_files import fill
-from tests.support.real_filesystems import full, loop_volume, mount_of, tmpfs_volume
-from tests.support.service_process import LIMIT_S, QUICK, Service, configure, places, service
-from tests.support.service_timers import SCALED
+from tests.support.group_members import FORGED
+from tests.support.hostile_steps import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
+from tests.support.interrupted_command import ask, untold
+from tests.support.make_trees import Dir, File, fill, make_tree
+from tests.support.plain_twin import MARK, Step, Twins, contents
+from tests.support.privileges import Credentials
+from tests.support.real_filesystems import ON_DISK, full, loop_volume, mount_of, tmpfs_volume
+from tests.support.reap_process import state_of
+from tests.support.service_process import LIMIT_S, QUICK, SCALED, Service, configure, events_in, places, service
 from tests.support.small_orphans import EXPIRED, orphan_in
-from tests.support.store_verbs import assert_silent, init, own, recover_all, swap, tmpfs_store
-from tests.support.volume_under_service import events_in
+from tests.support.store_verbs import assert_silent, forge, init, own, place, recover_all, swap, tmpfs_store
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(180)]
+
 
 SLOWLY = QUICK + 'max_rate = "100/s"\n'
 _EXT4_IOC_SHUTDOWN = 0x8004587D
@@ -287,3 +295,190 @@ def test_idle_service_ends_with_its_forker() -> None:
     with tmpfs_store() as volume, places() as base, service(base, volume) as running:
         os.kill(running.forker(), signal.SIGKILL)
         assert running.process.wait(LIMIT_S) != 0
+
+
+NS = 1_000_000_000
+DAY_S = 86_400
+JUMP_S = 30 * DAY_S
+WATCHED_S = 100
+"""So long ago the wall clock was what it had always been."""
+WEEK = SwapOptions(retention_s=7 * DAY_S)
+
+
+def remember(base: Path, ahead_s: int) -> None:
+    """What a service leaves that saw the wall clock run undisturbed, before it was set ahead by so much (or back)."""
+    wall_ns, boot_ns = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    seen_wall_ns, seen_boot_ns = wall_ns - (ahead_s + WATCHED_S) * NS, boot_ns - WATCHED_S * NS
+    clock = Clock(seen_wall_ns, seen_boot_ns, seen_wall_ns - seen_boot_ns, (Era(0, 0),), boot_id())
+    (base / "clock.json").write_bytes(encode(clock))
+
+
+def dated(volume: Path, name: str, age_s: int, ahead_s: int = 0) -> str:
+    """The id of an orphan with a week's retention, so old in truth, made before the wall clock was set ahead."""
+    identifier = orphan_in(volume, name, WEEK).id
+    created_ns = time.time_ns() - (age_s + ahead_s) * NS
+    forge(place(volume, identifier) / "record.json", created_ns=created_ns)
+    return identifier
+
+
+def is_in_no_state(volume: Path, identifier: str) -> bool:
+    return state_of(volume, identifier) is None
+
+
+@pytest.mark.parametrize("ahead_s", [JUMP_S, -JUMP_S, 0])
+def test_ages_are_told_by_the_time_that_passed_and_not_by_the_clock(base: Path, volume: Path, ahead_s: int) -> None:
+    old = dated(volume, "old", 8 * DAY_S, ahead_s)
+    young = [dated(volume, f"young{n}", age_s, ahead_s) for n, age_s in enumerate((WATCHED_S + 60, 6 * DAY_S))]
+    new = orphan_in(volume, "new", WEEK).id
+    asked = orphan_in(volume, "asked", EXPIRED).id
+    remember(base, ahead_s)
+    with service(base, volume) as running:
+        running.until(lambda: is_in_no_state(volume, old) and is_in_no_state(volume, asked))
+        status = running.until_phase(volume, VolumePhase.IDLE)
+        assert status.n_orphans == len([*young, new])
+        assert not any(is_in_no_state(volume, one) for one in [*young, new])
+
+
+@pytest.mark.parametrize("set_s", [JUMP_S, -JUMP_S])
+def test_without_a_memory_what_was_made_in_this_boot_has_its_age(base: Path, volume: Path, set_s: int) -> None:
+    """The clock was set, and then the first service began: records tell the clock that is never set, too."""
+    young, old = (orphan_in(volume, name, WEEK).id for name in ("young", "old"))
+    for identifier, retention_s in ((young, 7 * DAY_S), (old, 0)):
+        record = place(volume, identifier) / "record.json"
+        told = json.loads(record.read_text())
+        created_ns = told["created_ns"] - set_s * NS
+        forge(record, created_ns=created_ns, boot_ns=told["boot_ns"], retention_s=retention_s)
+    with service(base, volume) as running:
+        running.until(lambda: is_in_no_state(volume, old))
+        running.until_phase(volume, VolumePhase.IDLE)
+        assert not is_in_no_state(volume, young)
+
+
+def test_a_killed_service_leaves_what_it_knew_of_the_clock(base: Path, volume: Path) -> None:
+    """The one after it would else take the new time for the true one, and reap weeks early."""
+    young = dated(volume, "young", WATCHED_S + 60, JUMP_S)
+    remember(base, JUMP_S)
+    with service(base, volume) as running:
+        running.until_phase(volume, VolumePhase.IDLE)
+        running.kill()
+    left = decode((base / "clock.json").read_bytes())
+    assert left is not None
+    assert [round(era.ahead_ns / NS / DAY_S) for era in left.eras] == [0, JUMP_S // DAY_S]
+    with service(base, volume) as running:
+        running.until_phase(volume, VolumePhase.IDLE)
+    assert not is_in_no_state(volume, young)
+
+
+def test_a_first_service_that_is_killed_leaves_its_clock(base: Path, volume: Path) -> None:
+    with service(base, volume) as running:
+        running.kill()
+    left = decode((base / "clock.json").read_bytes())
+    assert left is not None
+    assert abs(left.ahead_ns()) < NS
+
+
+AS_ROOT = f'{QUICK}authority = "root"\nusers = ["{ALICE.uid}"]\n'
+ROOTS = "team/project/roots"
+
+
+@pytest.fixture(scope="module")
+def volumes() -> Iterator[tuple[Path, Path]]:
+    with tmpfs_volume() as first, tmpfs_volume() as plain:
+        yield first, plain
+
+
+def throw(twins: Twins, asker: Credentials, where: str, number: int) -> None:
+    assert ask(twins, asker, f"swap --keep-for 0s VOLUME/{where}").code == 0
+    twins.give(asker, where, number, is_swap=True)
+
+
+def is_done(twins: Twins) -> bool:
+    """Whether nothing waits to be reaped any more but what was planted."""
+    return all(path.name == FORGED for state in ("orphans", "reaping") for path in containers(twins, state))
+
+
+def containers(twins: Twins, state: str, whose: str = "*") -> list[Path]:
+    return list(twins.first.volume.glob(f".trashd/*/{whose}/{state}/*Z-*"))
+
+
+def act_before_its_look(twins: Twins, running: Service, act: Sequence[Step]) -> None:
+    """Alice and root throw away while the service is stopped, and the hostile one acts before it goes on."""
+    with running.held():
+        throw(twins, ALICE, DATA, 1)
+        throw(twins, ROOT, ROOTS, 2)
+        for side in (twins.first, twins.plain):
+            twins.act(side, act)
+
+
+def hold(volumes: tuple[Path, Path], hostile: Credentials, act: Sequence[Step], config: str = QUICK) -> None:
+    """Nothing is done that the twin doesn't show."""
+    with team(*volumes, hostile) as twins, places() as base:
+        if config == AS_ROOT:
+            put_roots_into_hers(twins)
+        before = contents(twins.first)
+        with service(base, twins.first.volume, config=config) as running:
+            running.until_phase(twins.first.volume, VolumePhase.IDLE)
+            if config == AS_ROOT:
+                twins.may_go |= twins.deletable(ROOT, DATA)
+            act_before_its_look(twins, running, act)
+            running.until(lambda: is_done(twins))
+            running.until_phase(twins.first.volume, VolumePhase.IDLE)
+            running.stop()
+            assert "fault in trashd" not in running.log.read_text()
+        assert (twins.faults(before), untold(twins)) == ([], [])
+
+
+def put_roots_into_hers(twins: Twins) -> None:
+    for side in (twins.first, twins.plain):
+        make_tree(side.at(f"{DATA}/built"), Dir({"object": File(f"{MARK}built".encode())}))
+
+
+@pytest.mark.parametrize("act", OF_A_MATE)
+def test_service_beside_a_mate(volumes: tuple[Path, Path], act: str) -> None:
+    hold(volumes, BOB, OF_A_MATE[act])
+
+
+@pytest.mark.parametrize("act", OF_THE_MAPPED)
+def test_service_beside_one_with_subordinate_ids(volumes: tuple[Path, Path], act: str) -> None:
+    hold(volumes, MAPPED, OF_THE_MAPPED[act])
+
+
+@pytest.mark.parametrize("act", ["moves in", "exchanges in", "moves files in", "goes up", "plants u", "takes out"])
+def test_service_with_roots_authority_for_her_beside_a_mate(volumes: tuple[Path, Path], act: str) -> None:
+    hold(volumes, BOB, OF_A_MATE[act], AS_ROOT)
+
+
+def test_what_came_in_is_not_taken_out_of_its_owners_reach_by_roots_authority(volumes: tuple[Path, Path]) -> None:
+    """It lies in quarantine beside what root was to delete for her; a service that starts finds it there again."""
+    with team(*volumes, BOB) as twins, places() as base:
+        put_roots_into_hers(twins)
+        with service(base, twins.first.volume, config=AS_ROOT) as running:
+            running.until_phase(twins.first.volume, VolumePhase.IDLE)
+            act_before_its_look(twins, running, OF_A_MATE["moves in"])
+            running.until(lambda: is_done(twins))
+            later_is_gone(twins, running)
+        with service(base, twins.first.volume, config=AS_ROOT) as running:
+            running.until_phase(twins.first.volume, VolumePhase.IDLE)
+            later_is_gone(twins, running)
+        [kept] = containers(twins, "quarantine", f"{ALICE.uid}*")
+        assert (kept / "tree/came-in/results/thesis").exists()
+        assert (kept / "tree/built/object").exists()
+
+
+def later_is_gone(twins: Twins, running: Service) -> None:
+    """What is thrown away now, and what root took over before that, has been reaped."""
+    assert ask(twins, ALICE, "swap --keep-for 0s VOLUME/alice/job").code == 0
+    running.until(lambda: is_done(twins))
+    running.until_phase(twins.first.volume, VolumePhase.IDLE)
+
+
+@pytest.mark.parametrize("act", OF_THE_OWNER)
+def test_service_with_roots_authority_for_one_who_plays_with_it(volumes: tuple[Path, Path], act: str) -> None:
+    hold(volumes, ALICE, OF_THE_OWNER[act], AS_ROOT)
+
+
+@pytest.mark.parametrize("filesystem", ON_DISK)
+def test_service_leaves_what_came_in_on_each_filesystem(filesystem: str) -> None:
+    steps = [*OF_A_MATE["exchanges in"], *OF_A_MATE["moves files in"]]
+    with loop_volume(filesystem) as first, tmpfs_volume() as plain:
+        hold((first, plain), BOB, steps)

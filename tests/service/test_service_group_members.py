@@ -1,7 +1,5 @@
 """What a user plants as another user's folder: the service does not serve it, and one look tells."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

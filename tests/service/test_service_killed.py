@@ -1,7 +1,5 @@
 """The service, its forker and its children killed at any time, people at work beside it: nothing is lost but time."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -14,7 +12,7 @@ import pytest
 
 from fusefs.core.container_states import State
 from tests.support.concurrent_users import Ledger, traffic
-from tests.support.many_files import bulky_tree, roomy_volume
+from tests.support.make_trees import bulky_tree, roomy_volume
 from tests.support.outside_tree import Canary
 from tests.support.real_filesystems import ALL_FILESYSTEMS
 from tests.support.reap_process import state_of

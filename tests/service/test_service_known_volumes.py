@@ -1,7 +1,5 @@
 """Volumes that the service knows again: after a while unserved, as a block copy, and mounted at another path."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,11 +13,10 @@ from fusefs.linux.mountinfo import Disk
 from fusefs.service.known_volumes import KnownVolumes
 from fusefs.store.stage import SwapOptions
 from tests.support.real_filesystems import bind_mount, mounted_image
-from tests.support.service_process import QUICK, service
+from tests.support.service_process import QUICK, next_due_s, outwait, service
 from tests.support.small_orphans import EXPIRED, ids, orphan_in
 from tests.support.store_verbs import init
 from tests.support.trashd_command import done_well
-from tests.support.volume_under_service import next_due_s, outwait
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("loop")]
 

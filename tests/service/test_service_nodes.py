@@ -1,7 +1,5 @@
 """Two services on one volume, of two machines that see neither locks nor notices of each other: claims decide."""
 
-from __future__ import annotations
-
 import contextlib
 import uuid
 from collections import Counter
@@ -18,12 +16,11 @@ from fusefs.linux.kernel import Kernel
 from tests.support.make_trees import make_tree
 from tests.support.mount_namespaces import be_machine
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.service_process import QUICK, Service, service
+from tests.support.service_process import QUICK, Service, audited, begin_large, service
 from tests.support.small_orphans import EXPIRED, ids, orphan_in
 from tests.support.sshfs_volumes import sshfs_of
 from tests.support.store_verbs import ActingBefore, DyingAt, assert_silent, die, forge, in_child, init, restore, swap
 from tests.support.trashd_command import CommandResult, trashd
-from tests.support.volume_under_service import audited, begin_large
 
 _MACHINE_ID, _BOOT_ID = Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id")
 UNCACHED = ("dir_cache=no", "entry_timeout=0", "attr_timeout=0")

@@ -3,8 +3,6 @@
 A few seconds by default, so that it is known to work; `make soak` gives it an hour.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -18,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.concurrent_users import Traffic, traffic
-from tests.support.many_files import roomy_volume
+from tests.support.make_trees import roomy_volume
 from tests.support.outside_tree import Canary
 from tests.support.proc_stat import status_of
 from tests.support.service_process import Service, places, service

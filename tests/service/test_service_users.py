@@ -1,30 +1,32 @@
-"""Several users of one service: each with their own rights, and none in another's way."""
-
-from __future__ import annotations
+"""Several users of one service: each with their own rights, in their own stores, and none in another's way."""
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fusefs.core.container_states import State
+from fusefs.core.names import user_store
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import swap_for_owner
+from fusefs.store.registry_lines import XATTR
 from fusefs.store.stage import SwapOptions
 from tests.support.crash_scenarios import DyingAfter, end_of
-from tests.support.make_trees import IMMUTABLE, Dir, File, make_tree, remove_tree_hard, set_flags
-from tests.support.many_files import fill, roomy_volume
+from tests.support.make_trees import IMMUTABLE, Dir, File, fill, make_tree, remove_tree_hard, roomy_volume, set_flags
 from tests.support.other_users import as_user
 from tests.support.proc_stat import status_of
-from tests.support.real_filesystems import btrfs_subvolume, loop_volume, project_quota_volume, set_project
-from tests.support.service_process import service
+from tests.support.real_filesystems import btrfs_subvolume, loop_volume, project_quota_volume, set_project, tmpfs_volume
+from tests.support.service_process import QUICK, SLOW, begin_large, is_begun, outwait, service
 from tests.support.small_orphans import EXPIRED, ids, orphan_in, orphan_of
 from tests.support.store_verbs import entries, init, raw, remove, swap
-from tests.support.volume_under_service import SLOW, begin_large, is_begun, outwait
+from tests.support.user_homes import own_stores
 
 pytestmark = pytest.mark.needs("root")
+
 
 ALICE, BOB = 12101, 12102
 
@@ -193,3 +195,64 @@ def test_flags_are_cleared_with_clears_flags(base: Path, ext4: Path) -> None:
     immutable_orphan(ALICE, ext4)
     with service(base, ext4, config=AS_ROOT.format(uid=ALICE) + "clears_flags = true\n") as running:
         running.until(lambda: not ids(ext4))
+
+
+NOBODYS = 61234
+"""A user whom the accounts don't list, and who has no home that could have a registry."""
+OFTEN = f'poll = "1s"\n{QUICK}'
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    with tmpfs_volume(options=("mode=1777",)) as volume:
+        yield volume
+
+
+def own(volume: Path) -> Path:
+    return volume / os.fsdecode(user_store(NOBODYS))
+
+
+def thrown(volume: Path) -> Path:
+    """The container of what the user threw away, due at once."""
+    path = make_tree(volume / "job", Dir({"file": "x"}, owner=(NOBODYS, NOBODYS)))
+    identifier = as_user(NOBODYS, lambda: str(swap(path, options=EXPIRED).id))
+    path.rmdir()
+    (found,) = volume.glob(f".trashd*/*/{NOBODYS}/orphans/{identifier}")
+    return found
+
+
+def test_it_is_served_without_a_registry_before_and_after_roots_init(shared: Path, base: Path) -> None:
+    first = thrown(shared)
+    assert first.is_relative_to(own(shared))
+    with service(base, config=OFTEN) as running:
+        running.until(lambda: not first.exists())
+        second = thrown(shared)
+        running.until(lambda: not second.exists())
+        running.until(lambda: {one.owner for one in own_stores(running)} == {NOBODYS})
+        third = thrown(shared)
+        init(shared)
+        fourth = thrown(shared)
+        assert not fourth.is_relative_to(own(shared))
+        running.until(lambda: not third.exists() and not fourth.exists())
+    assert {path.lstat().st_uid for path in (own(shared), *own(shared).rglob("*"))} == {NOBODYS}
+    assert XATTR not in os.listxattr(own(shared))
+
+
+def test_a_copy_is_not(shared: Path, base: Path) -> None:
+    thrown(shared)
+    subprocess.run(["cp", "-a", own(shared), shared / "copy"], check=True)
+    shutil.rmtree(own(shared))
+    (shared / "copy").rename(own(shared))
+    with tmpfs_volume(options=("mode=1777",)) as other, service(base, config=OFTEN) as running:
+        one = thrown(other)
+        running.until(lambda: not one.exists())
+        assert list(own(shared).glob(f"u/{NOBODYS}/orphans/*"))
+
+
+def test_one_that_others_may_enter_is_not(shared: Path, base: Path) -> None:
+    kept = thrown(shared)
+    own(shared).chmod(0o750)
+    with tmpfs_volume(options=("mode=1777",)) as other, service(base, config=OFTEN) as running:
+        one = thrown(other)
+        running.until(lambda: not one.exists())
+        assert kept.exists()

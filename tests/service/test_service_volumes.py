@@ -1,7 +1,5 @@
 """Volumes come and go under the running service: it holds none busy, and takes none for another."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -17,13 +15,12 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import clone_tree, move_mount
 from fusefs.mount.places.runtime_dir import claimed
 from tests.support.background_mounts import backing_of, kill_daemon, mount, our_mount, workbench
-from tests.support.many_files import roomy_volume
+from tests.support.make_trees import roomy_volume
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume, unmount
-from tests.support.service_process import QUICK, Service, service
+from tests.support.service_process import QUICK, SLOW, Service, begin_large, outwait, service
 from tests.support.small_orphans import EXPIRED, ids, orphan_in
 from tests.support.store_verbs import assert_silent, init, tmpfs_store, tree_of
 from tests.support.trashd_command import done_well, trashd
-from tests.support.volume_under_service import SLOW, begin_large, outwait
 
 pytestmark = pytest.mark.needs("root")
 

@@ -1,7 +1,5 @@
 """`nodes`: two nodes on a fresh directory of each shared filesystem, which is up for all tests on it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """trashd on NFS: two machines and a server, of which each may freeze, be cut off or die at any step."""
 
-from __future__ import annotations
-
 import re
 import struct
 import threading

@@ -1,23 +1,31 @@
-"""What one node has swapped is everybody's to list, restore and reap; what others do at the same time is not lost."""
+"""Two nodes on a shared filesystem: what one has swapped is everybody's, killed, frozen or cut off as they are."""
 
-from __future__ import annotations
-
+import fcntl
 import os
 import stat
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from fusefs.core.errors import Busy
+from fusefs.core.errors import Busy, NotFound, Occupied, Refused
+from fusefs.linux.machine_identity import boot_id, host_id
 from tests.support.cluster_nodes import ClusterNodes
-from tests.support.node_steps import (
+from tests.support.fault_rounds import (
+    N_ROUNDS,
     WATCHED_LIMIT_S,
+    Verb,
     assert_quiet,
+    calls_of,
+    clear,
     contents,
     everywhere,
+    last_rename,
     listed,
     names,
+    play,
+    rounds,
     states,
     swapped,
     tree,
@@ -294,3 +302,233 @@ def _assert_kept(nodes: ClusterNodes, identifier: str) -> None:
     found = everywhere(nodes, "job")
     assert {"new": "live"} in found, (identifier, found)
     assert OLD in found, (identifier, found)
+
+
+def test_a_node_is_a_machine_of_its_own(nodes: ClusterNodes) -> None:
+    assert nodes.a.volume == nodes.b.volume
+    seen = [(node.run(host_id), node.run(boot_id), node.run(os.uname).nodename) for node in nodes[:2]]
+    assert [boot for _, boot, _ in seen] == [nodes.a.boot, nodes.b.boot]
+    assert len({*seen[0], *seen[1], host_id(), boot_id()}) == 8
+
+
+@pytest.mark.needs("faketime")
+def test_a_node_may_have_a_clock_of_its_own(nodes: ClusterNodes) -> None:
+    nodes.a.trashd("init", nodes.a.volume)
+    nodes.a.run(partial(os.mkdir, nodes.a.volume / "job"))
+    told = nodes.a.trashd("swap", "--json", nodes.a.volume / "job", clock_s=7200).objects()[0]
+    record = nodes.a.volume / ".trashd/u/0/orphans" / told["id"] / "record.json"
+    ahead_s = nodes.a.run(partial(_ahead_s, record, told["id"]))
+    assert 7100 < ahead_s < 7300
+
+
+def _ahead_s(record: Path, identifier: str) -> float:
+    """How far the clock that gave an id its time was ahead of the filesystem's."""
+    said = datetime.strptime(identifier[:15], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+    return said.timestamp() - record.stat().st_mtime
+
+
+def test_what_one_node_sends_when_it_is_cut_off_comes_late(nodes: ClusterNodes) -> None:
+    nodes.a.run(partial(os.mkdir, nodes.a.volume / "before"))
+    wait_until(nodes.b, partial(os.listdir, nodes.b.volume), ["before"])
+    running = nodes.a.start("init", nodes.a.volume, hold_at=0, call="mkdir")
+    assert running.is_held()
+    nodes.a.cut()
+    running.thaw()
+    assert nodes.b.run(partial(os.listdir, nodes.b.volume)) == ["before"]
+    nodes.a.mend()
+    running.end(100)
+    wait_until(nodes.b, partial(_n_names, nodes.b.volume), 2, 60)
+
+
+def _n_names(directory: Path) -> int:
+    return len(os.listdir(directory))
+
+
+@pytest.mark.timeout(300 + 200 * N_ROUNDS)
+@pytest.mark.parametrize("verb", Verb, ids=lambda verb: verb.name.lower())
+def test_nothing_is_lost_whatever_becomes_of(nodes: ClusterNodes, verb: Verb) -> None:
+    with_store(nodes)
+    calls = calls_of(nodes, verb)
+    clear(nodes)
+    for this in rounds(verb):
+        print(nodes.filesystem, *play(nodes, this, calls), flush=True)
+        clear(nodes)
+
+
+@pytest.mark.skipif(N_ROUNDS == 1, reason="the silence is a minute and a half long: make shared")
+@pytest.mark.timeout(5 * WATCHED_LIMIT_S)
+@pytest.mark.parametrize("wakes", [False, True], ids=["killed", "frozen"])
+def test_a_swap_is_taken_over_after_its_silence_and_loses_nothing_should_its_node_wake(
+    nodes: ClusterNodes, wakes: bool
+) -> None:
+    if wakes and nodes.filesystem == "glusterfs":
+        pytest.skip("its servers keep the locks of a client that is frozen, and not cut off")
+    with_store(nodes)
+    victim = tree(nodes.a)
+    running = nodes.a.start("swap", victim, hold_at=0, call=last_rename(nodes))
+    assert running.is_held()
+    wait_until(nodes.b, partial(_is_staged, nodes.b.volume), True)
+    if wakes:
+        nodes.a.freeze()
+        running.thaw()
+    else:
+        running.kill()
+        running.end()
+    _watched(nodes)
+    assert nodes.b.run(partial(_write_live, victim))
+    if wakes:
+        nodes.a.thaw()
+        running.end(WATCHED_LIMIT_S)
+    _assert_both_kept(nodes)
+
+
+def _assert_both_kept(nodes: ClusterNodes) -> None:
+    """The tree, and what was written into the name meanwhile."""
+    wait_until(nodes.a, partial(_is_listed, nodes.a.volume), True, WATCHED_LIMIT_S)
+    nodes.a.trashd("doctor", "--repair", nodes.a.volume)
+    found = everywhere(nodes, "job")
+    assert any(OLD.items() <= one.items() for one in found), found
+    assert any(one.get("live") == "live" for one in found), found
+    assert_quiet(nodes)
+
+
+def test_a_swap_of_a_node_that_is_away_is_taken_over_at_somebodys_word_whoever_has_its_lock(
+    nodes: ClusterNodes,
+) -> None:
+    """A server may keep a dead client's locks for a day."""
+    with_store(nodes)
+    victim = tree(nodes.a)
+    running = nodes.a.start("swap", victim, hold_at=0, call=last_rename(nodes))
+    assert running.is_held()
+    wait_until(nodes.b, partial(_is_staged, nodes.b.volume), True)
+    nodes.a.freeze()
+    running.thaw()
+    well(nodes.b.trashd("doctor", "--repair", "--ended", nodes.a.boot, nodes.b.volume))
+    assert not nodes.b.run(partial(_is_staged, nodes.b.volume))
+    assert nodes.b.run(partial(_write_live, victim))
+    nodes.a.thaw()
+    running.end(WATCHED_LIMIT_S)
+    _assert_both_kept(nodes)
+
+
+def _watched(nodes: ClusterNodes) -> None:
+    """Watch until it is taken over: first servers that have locks give up who is frozen."""
+    wait_until(nodes.b, partial(_can_be_locked, nodes.b.volume), True, WATCHED_LIMIT_S, every_s=1)
+    well(nodes.b.trashd("doctor", "--repair", "--wait", nodes.b.volume, limit_s=WATCHED_LIMIT_S))
+    assert not nodes.b.run(partial(_is_staged, nodes.b.volume))
+
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["slow", "away"])
+def test_a_late_reaper_reaps_nothing_of_what_was_kept(nodes: ClusterNodes, is_away: bool) -> None:
+    """Where its lock is seen, nothing is kept meanwhile."""
+    identifier = swapped(with_store(nodes), words=("--keep-for", "0s"))
+    running = nodes.a.start("reap", "--volume", nodes.a.volume, hold_at=0, call="rename")
+    assert running.is_held()
+    if is_away:
+        nodes.a.freeze()
+        running.thaw()
+    kept = nodes.b.trashd("keep", "--volume", nodes.b.volume, identifier)
+    if is_away:
+        nodes.a.thaw()
+    else:
+        running.thaw()
+    running.end()
+    assert kept.code in (0, Busy.exit_code), kept
+    if kept.code == 0:
+        well(nodes.a.trashd("reap", "--volume", nodes.a.volume))
+        assert OLD in everywhere(nodes, "job")
+        well(nodes.b.trashd("restore", "--volume", nodes.b.volume, identifier))
+    assert_quiet(nodes)
+
+
+def test_a_reaper_that_looked_before_it_was_restored_ends_well_and_reaps_nothing(nodes: ClusterNodes) -> None:
+    identifier = swapped(with_store(nodes))
+    running = nodes.a.start("reap", "--now", "--volume", nodes.a.volume, identifier, hold_at=0, call="rename")
+    assert running.is_held()
+    done = nodes.b.trashd("restore", "--volume", nodes.b.volume, identifier)
+    running.thaw()
+    code = running.end().code
+    assert done.code in (0, Busy.exit_code), done
+    if done.code == 0:
+        assert code in (0, NotFound.exit_code, Busy.exit_code)
+        wait_until(nodes.a, partial(contents, nodes.a.volume / "job"), OLD)
+    assert_quiet(nodes)
+
+
+def test_a_restore_whose_name_is_taken_in_its_gap_says_so_and_is_an_orphan_again(nodes: ClusterNodes) -> None:
+    sample = swapped(with_store(nodes), "sample")
+    calls = nodes.a.calls("restore", "--volume", nodes.a.volume, sample)
+    if "exchange" in calls:
+        pytest.skip("no gap on this filesystem")
+    for n in reversed(range(calls.count("mkdir"))):
+        name = nodes.a.volume / f"job-{n}"
+        identifier = swapped(nodes, name.name)
+        running = nodes.a.start("restore", "--volume", nodes.a.volume, identifier, hold_at=n, call="mkdir")
+        if running.is_held() and nodes.a.run(partial(names, name)) is None:
+            break
+        running.thaw()
+        running.end()
+    nodes.b.run(partial(os.mkdir, name))
+    assert nodes.b.run(partial(write, name / "live", "live"))
+    running.thaw()
+    assert running.end().code == Occupied.exit_code
+    wait_until(nodes.a, partial(contents, name), {"live": "live"})
+    assert states(nodes.a, identifier) == ["orphans"]
+    assert OLD in everywhere(nodes, name.name)
+    assert_quiet(nodes)
+
+
+def test_what_a_reaper_has_begun_on_is_not_kept(nodes: ClusterNodes) -> None:
+    identifier = swapped(with_store(nodes))
+    running = nodes.a.start("reap", "--now", identifier, hold_at=1, call="unlink")
+    assert running.is_held()
+    wait_until(nodes.b, partial(names, nodes.b.volume / ".trashd/u/0/orphans"), [], every_s=nodes.cache_s)
+    done = nodes.b.trashd("keep", "--volume", nodes.b.volume, identifier)
+    assert done.code in (Refused.exit_code, Busy.exit_code), done  # Busy: its lock is seen
+    running.thaw()
+    well(running.end())
+    assert_quiet(nodes)
+
+
+def test_what_is_in_quarantine_is_not_moved_back(nodes: ClusterNodes) -> None:
+    """A reaper that was cut off may go on with it by the directories that it has open."""
+    identifier = swapped(with_store(nodes))
+    nodes.b.run(partial(_to_quarantine, nodes.b.volume, identifier))
+    done = nodes.b.trashd("restore", "--volume", nodes.b.volume, identifier)
+    assert done.code == Busy.exit_code, done
+    assert "copy what is left of it" in done.err
+    assert states(nodes.b, identifier) == ["quarantine"]
+    kept = nodes.b.volume / ".trashd/u/0/quarantine" / identifier / "tree"
+    assert nodes.b.run(partial(contents, kept)) == OLD
+
+
+def _is_staged(volume: Path) -> bool:
+    return any(path.name == "record.json" for path in volume.glob(".trashd/u/0/stage/*/*"))
+
+
+def _can_be_locked(volume: Path) -> bool:
+    (record,) = volume.glob(".trashd/u/0/stage/*/record.json")
+    with record.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _is_listed(volume: Path) -> bool:
+    try:
+        return bool(os.listdir(volume))
+    except OSError:
+        return False
+
+
+def _write_live(name: Path) -> bool:
+    """A killed swap may have been undone, or its fresh directory be there."""
+    name.mkdir(exist_ok=True)
+    return write(name / "live", "live")
+
+
+def _to_quarantine(volume: Path, identifier: str) -> None:
+    folder = volume / ".trashd/u/0"
+    (folder / "orphans" / identifier).rename(folder / "quarantine" / identifier)

@@ -1,7 +1,5 @@
 """The site, built once for all tests of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 TRASHD_TEST_PICTURES=DIRECTORY  leaves pictures of pages there, to be looked at
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The site is all of the documents, its links lead somewhere, and it needs no network."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The volume of most tests here, and the mounted one; files that need more in it have their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`swap --for-owner`: nothing that the owner could choose has root's name, ever; the owner gets the old tree."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

@@ -1,7 +1,5 @@
 """Encrypted directories (fscrypt): the fresh one has the policy of the old one, or nothing is swapped."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

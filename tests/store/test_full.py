@@ -1,15 +1,14 @@
-"""Full volumes and used-up quotas: the reserve pays for one swap, reaping needs nothing, errors leave no trace."""
-
-from __future__ import annotations
+"""Full volumes and used-up quotas: the reserve pays for one swap, reaping needs nothing and gives all back."""
 
 import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pytest
 
@@ -18,7 +17,19 @@ from fusefs.core.errors import KernelRefused
 from fusefs.store.reserve import is_stocked
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
-from tests.support.real_filesystems import btrfs_subvolume, full, loop_volume, sync, tmpfs_volume
+from tests.support.real_filesystems import (
+    Unsupported,
+    btrfs_subvolume,
+    full,
+    limit_group,
+    limit_project,
+    limit_user,
+    loop_volume,
+    quota_volume,
+    set_project,
+    sync,
+    tmpfs_volume,
+)
 from tests.support.store_verbs import (
     assert_silent,
     entries,
@@ -31,10 +42,10 @@ from tests.support.store_verbs import (
     tree_of,
 )
 
-pytestmark = pytest.mark.needs("root", "loop")
+pytestmark = pytest.mark.needs("root")
+
 
 R = TypeVar("R")
-
 USER = 12001
 BOTH: dict[str, bool] = {}
 BLOCKS, INODES = {"inodes": False}, {"blocks": False}
@@ -91,6 +102,7 @@ def refuse(path: Path) -> int:
     return caught.value.errno
 
 
+@pytest.mark.needs("loop")
 @on_full_volumes
 @by_both
 def test_full_volume_is_helped_by_one_swap_and_a_reap(fs_type: str, fullness: dict[str, bool], uid: int) -> None:
@@ -118,6 +130,7 @@ def test_full_volume_is_helped_by_one_swap_and_a_reap(fs_type: str, fullness: di
         assert_silent(path)
 
 
+@pytest.mark.needs("loop")
 @pytest.mark.parametrize("fs_type", ["tmpfs", "ext4"])
 def test_rm_and_restore_work_on_a_full_volume(fs_type: str) -> None:
     with volume_of(fs_type) as path:
@@ -132,6 +145,7 @@ def test_rm_and_restore_work_on_a_full_volume(fs_type: str) -> None:
         assert_silent(path)
 
 
+@pytest.mark.needs("loop")
 @pytest.mark.needs("xfs")
 @pytest.mark.parametrize("fs_type", ["ext4", "xfs"])
 def test_full_volume_takes_a_swap_beside_many_orphans_with_long_names(fs_type: str) -> None:
@@ -160,6 +174,7 @@ def limited_volume() -> Iterator[Path]:
         assert_silent(path)
 
 
+@pytest.mark.needs("loop")
 @pytest.mark.needs("btrfs")
 def test_swap_and_reap_work_at_a_quotas_limit() -> None:
     with limited_volume() as path:
@@ -171,6 +186,7 @@ def test_swap_and_reap_work_at_a_quotas_limit() -> None:
         assert entries(path) == []
 
 
+@pytest.mark.needs("loop")
 @pytest.mark.needs("btrfs")
 def test_swap_beyond_a_quota_and_without_a_reserve_changes_nothing() -> None:
     with limited_volume() as path:
@@ -191,3 +207,102 @@ def use_up(subvolume: Path) -> None:
                 os.fsync(file.fileno())
         except OSError as error:
             assert error.errno == errno.EDQUOT  # noqa: PT017  any other errno is a broken machine
+
+
+ALICE, PROJECT = 12101, 4711
+SIZE_KIB, N_INODES = 4096, 200
+USED_UP = (errno.EDQUOT, errno.ENOSPC)  # the second is what xfs says of a project
+
+
+class Quota(NamedTuple):
+    """What a limit is for: the mount's option, and what sets it."""
+
+    option: str
+    limit: Callable[..., None]
+    of: int
+
+
+OF_USER, OF_GROUP, OF_PROJECT = (
+    Quota("usrquota", limit_user, ALICE), Quota("grpquota", limit_group, ALICE),
+    Quota("prjquota", limit_project, PROJECT),
+)  # fmt: skip
+on_quotas = pytest.mark.parametrize("quota", [OF_USER, OF_GROUP, OF_PROJECT], ids=lambda quota: str(quota.option))
+on_filesystems = pytest.mark.parametrize("fs_type", ["ext4", pytest.param("xfs", marks=pytest.mark.needs("xfs"))])
+
+
+@contextmanager
+def limited(fs_type: str, quota: Quota) -> Iterator[Path]:
+    """A directory with a store and two victims of Alice's, who, or whose group or project, can have no more."""
+    with ExitStack() as stack:
+        try:
+            volume = stack.enter_context(quota_volume(fs_type, quota.option))
+        except Unsupported as reason:
+            pytest.skip(str(reason))
+        home = make_tree(volume / "home", Dir(owner=(ALICE, ALICE)))
+        if quota is OF_PROJECT:  # no rename leads into a project, so its store is in it
+            set_project(home, PROJECT)
+        init(home if quota is OF_PROJECT else volume)
+        for name in ("job", "next"):
+            as_user(ALICE, partial(make_tree, home / name, {"f": os.urandom(1 << 20), "sub": {"g": ""}}))
+        as_user(ALICE, partial(stock, home if quota is OF_PROJECT else volume))
+        quota.limit(volume, quota.of, SIZE_KIB, N_INODES)
+        as_user(ALICE, partial(use_up_quota, home))
+        yield home
+
+
+def stock(volume: Path) -> None:
+    with own(volume) as folder:
+        assert is_stocked(folder)
+
+
+def use_up_quota(home: Path) -> None:
+    with (home / "filling").open("wb", buffering=0) as file:
+        assert errno_of(partial(write, file)) in USED_UP
+    assert errno_of(partial(make_many, home)) in USED_UP
+
+
+def write(file: FileIO) -> None:
+    while True:
+        file.write(os.urandom(1 << 16))
+        os.fsync(file.fileno())
+
+
+def make_many(home: Path) -> None:
+    for n in range(N_INODES + 1):
+        (home / f"empty{n}").touch()
+
+
+def errno_of(act: Callable[[], None]) -> int | None:
+    """What the kernel says to it in the end; None if nothing."""
+    try:
+        act()
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def store_of(home: Path) -> Path:
+    return home if (home / ".trashd").exists() else home.parent
+
+
+@on_filesystems
+@on_quotas
+def test_a_swap_and_its_restore_work_where_a_quota_is_used_up(fs_type: str, quota: Quota) -> None:
+    with limited(fs_type, quota) as home:
+        swapped = as_user(ALICE, partial(swap, home / "job"))
+        assert os.listdir(home / "job") == []
+        as_user(ALICE, partial(restore, store_of(home), swapped.id))
+        assert (home / "job/f").stat().st_size == 1 << 20
+        recover_all(store_of(home))
+        assert_silent(store_of(home))
+
+
+@on_filesystems
+@on_quotas
+def test_a_reap_gives_back_what_a_quota_counted(fs_type: str, quota: Quota) -> None:
+    with limited(fs_type, quota) as home:
+        swapped = as_user(ALICE, partial(swap, home / "job"))
+        command = ["reap", "--now", "--volume", str(store_of(home)), swapped.id]
+        assert as_user(ALICE, partial(run, command)) == 0
+        assert entries(store_of(home)) == []
+        as_user(ALICE, lambda: (home / "next/new").write_bytes(bytes(1 << 18)))

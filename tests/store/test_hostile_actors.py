@@ -1,7 +1,5 @@
 """Every verb, by root and by the victim, beside a hostile user: a plain twin shows what that user could do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,10 +7,10 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.asked_directly import asked_directly
 from tests.support.covering_sets import is_soak, runs_every_case
 from tests.support.hostile_steps import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
 from tests.support.interrupted_command import COMPLETE, ask, untold
+from tests.support.other_users import asked_directly
 from tests.support.plain_twin import Step, Twins, contents
 from tests.support.privileges import Credentials
 from tests.support.real_filesystems import tmpfs_volume

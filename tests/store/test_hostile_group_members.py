@@ -1,7 +1,5 @@
 """A mate who may rename another's directory and delete nothing in it: no command takes it for her folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

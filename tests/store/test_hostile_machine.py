@@ -5,8 +5,6 @@ before which call. Whatever comes of it, nothing is gone, out of its owner's rea
 could not have been made so, on a volume where the same people have only their own calls.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress

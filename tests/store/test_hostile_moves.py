@@ -1,7 +1,5 @@
 """Users who move things under a command: mounts, links and renames at any of its calls, and signals to its child."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

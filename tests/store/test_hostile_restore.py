@@ -1,7 +1,5 @@
 """`restore --to` by root: what gets the name is the record's tree, or nothing, whichever process is faster."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Iterator

@@ -1,12 +1,11 @@
-"""`swap --keep`: what the globs match stays in view, all else is swapped, and a restore puts it all together again."""
-
-from __future__ import annotations
+"""`swap --keep`: what the globs match stays in view, all else is swapped, and a restore puts it together again."""
 
 import errno
 import os
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,23 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.check_swap import preflight
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
+from tests.store.test_no_exchange import claim_exchange
 from tests.support.background_processes import reading
+from tests.support.crash_scenarios import forbid_exchange
+from tests.support.fuse_bad_rename import lying_volume
 from tests.support.make_trees import Spec, make_tree, snapshot
 from tests.support.other_users import as_user
+from tests.support.sshfs_volumes import sshfs_volume
 from tests.support.store_verbs import (
     ActingBefore,
+    DyingAt,
     FailingAt,
+    InTheGap,
     assert_silent,
     calls_of,
     entries,
+    in_child,
+    init,
     place,
     raw,
     reap_now,
@@ -33,10 +40,12 @@ from tests.support.store_verbs import (
     recover_all,
     restore,
     swap,
+    tmpfs_store,
     tree_of,
 )
 
 pytestmark = pytest.mark.needs("root")
+
 
 TREE: Spec = {"a.conf": "1", "b.conf": "2", "data": {"big": "x"}, "cache": {"deep": {"er": "y"}}, "log": "z"}
 
@@ -355,3 +364,81 @@ def test_fresh_directory_that_holds_a_foreign_link_of_a_file_keeps_it(volume: Pa
     done = restore(volume, swapped.id)
     assert done.rescued is not None
     assert names(place(volume, done.rescued) / "tree") == {"another name"}
+
+
+SMALL: Spec = {"a": "1", "sub": {"b": "2"}, "rest": "3"}
+KEEP = SwapOptions(keep=("a", "sub"))
+
+
+@pytest.fixture
+def without_exchange() -> Iterator[Path]:
+    """A volume that believes that it can't exchange."""
+    with tmpfs_store() as path:
+        forbid_exchange(path)
+        yield path
+
+
+@pytest.fixture
+def small_job(without_exchange: Path) -> Path:
+    return make_tree(without_exchange / "job", SMALL)
+
+
+def test_name_that_was_taken_in_the_gap_is_left_to_him_and_told(without_exchange: Path, small_job: Path) -> None:
+    before = snapshot(small_job)
+    swapped = swap(small_job, Kernel(InTheGap(small_job, small_job.mkdir)), KEEP)
+    assert "with what was to be kept" in swapped.warnings[0]
+    assert os.listdir(small_job) == []
+    assert snapshot(tree_of(swapped)) == before
+    assert (tree_of(swapped) / "a").stat().st_nlink == 1
+    assert_silent(without_exchange)
+
+
+def test_name_that_was_taken_after_a_kill_in_the_gap_gets_nothing(without_exchange: Path, small_job: Path) -> None:
+    before = snapshot(small_job)
+    killed = in_child(partial(swap, small_job, Kernel(InTheGap(small_job, partial(os._exit, DyingAt.EXIT_CODE))), KEEP))
+    assert killed == DyingAt.EXIT_CODE
+    small_job.mkdir()
+    assert recover_all(without_exchange) == []
+    [orphan] = (without_exchange / ".trashd/u/0/orphans").glob("*/tree")
+    assert snapshot(orphan) == before
+    assert (orphan / "a").stat().st_nlink == 1
+    assert os.listdir(small_job) == []
+
+
+@pytest.mark.needs("fuse")
+@pytest.mark.parametrize("mode", ["ignore", "lie", "einval"])
+@pytest.mark.parametrize("claims", [False, True])
+def test_liars_keep_or_refuse_and_lose_nothing(mode: str, *, claims: bool) -> None:
+    with lying_volume(mode) as served:
+        init(served.path)
+        if claims:
+            claim_exchange(served.path)
+        small_job = make_tree(served.path / "job", SMALL)
+        try:
+            swapped = swap(small_job, options=KEEP)
+        except NotKept:
+            assert sorted(os.listdir(small_job)) == ["a", "rest", "sub"]
+        else:
+            assert sorted(os.listdir(small_job)) == ["a", "sub"]
+            restore(served.path, swapped.id)
+            assert sorted(os.listdir(small_job)) == ["a", "rest", "sub"]
+        assert (small_job / "sub/b").read_text() == "2"
+        assert entries(served.path) == []
+        assert_silent(served.path)
+
+
+@pytest.mark.needs("fuse", "sshfs")
+def test_sshfs_keeps_directories_and_refuses_files_whose_links_it_does_not_show() -> None:
+    with sshfs_volume() as served:
+        init(served.path)
+        small_job = make_tree(served.path / "job", SMALL)
+        with pytest.raises(NotKept):
+            swap(small_job, options=KEEP)
+        assert sorted(os.listdir(small_job)) == ["a", "rest", "sub"]
+        swapped = swap(small_job, options=SwapOptions(keep=("sub",)))
+        assert (small_job / "sub/b").read_text() == "2"
+        assert os.listdir(small_job) == ["sub"]
+        restore(served.path, swapped.id)
+        assert sorted(os.listdir(small_job)) == ["a", "rest", "sub"]
+        assert entries(served.path) == []
+        assert_silent(served.path)

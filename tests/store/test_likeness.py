@@ -1,7 +1,5 @@
 """Likeness: what a fresh directory has of the old one, what it must not have, and when a swap is refused for it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -46,10 +46,6 @@ def unnamed_of(volume: Path) -> object:
     return json.loads((volume / ".trashd/volume.json").read_text()).get("unnamed")
 
 
-def be_old(volume: Path) -> None:
-    (volume / ".trashd/volume.json").write_text(json.dumps(OLD))
-
-
 @pytest.mark.needs("fuse")
 def test_a_trial_to_the_end_shows_that_they_are_lost(losing: LosingVolume) -> None:
     with Fd(os.open(losing.path, os.O_RDONLY | os.O_DIRECTORY)) as fd:
@@ -93,7 +89,7 @@ def test_a_record_is_made_without_a_name_where_that_was_seen_to_last(volume: Pat
 
 
 def test_a_store_of_before_is_read_and_uses_none_until_an_init_has_tried_it(volume: Path) -> None:
-    be_old(volume)
+    (volume / ".trashd/volume.json").write_text(json.dumps(OLD))
     calls = calls_of(lambda kernel: remove(make_tree(volume / "job", {"a": "1"}), kernel))
     assert ("tmpfile" in calls, "create" in calls) == (False, True)
     assert_silent(volume)

@@ -4,8 +4,6 @@ Hypothesis draws the history. Every file has content of its own; a model, which 
 promise, says where each must be. Whatever was killed, the next command finds one of the legal outcomes.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

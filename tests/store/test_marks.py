@@ -1,7 +1,5 @@
 """Filesystems where no identity lasts: a mark tells our fresh directory, if there are attributes; else nothing can."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Filesystems that can't exchange, or say that they can and lie: two renames, nothing lost, the gap stated."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

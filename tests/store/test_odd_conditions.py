@@ -1,7 +1,5 @@
 """The ways out and copies where there is no room, no right to write, no end of depth, or a second user."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What could not be reaped: the reasons, another try, the way back, and root's last word."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

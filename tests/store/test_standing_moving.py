@@ -1,7 +1,5 @@
 """Root registers a user's folder, and so moves it, between any two calls of that user's own commands: they find it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A folder is proven if root registered it, where root alone makes names; what is not, none reaps for its user."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

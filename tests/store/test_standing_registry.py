@@ -1,7 +1,5 @@
 """Each user's registry of the stores in use: what it names, what it forgets, and what it never waits for."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Swap on a plain store without interference, and what is moved into drop/."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What root carries across the boundary between users: nothing, by any command, however one of them arranges it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """A user's own store stands in nobody's way: `.trashd` is root's alone, and each user has their own beside it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -261,7 +259,7 @@ def test_a_planter_who_comes_back_all_the_time_does_not_win(shared: Path) -> Non
 
 
 def test_an_exchange_that_is_killed_anywhere_leaves_one_store(shared: Path) -> None:
-    """What a user had put there; tests/store/test_old_stores.py has the one with a user's store."""
+    """What a user had put there; tests/store/test_init_store.py has the one with a user's store."""
 
     def begin() -> None:
         forget_stores()

@@ -1,7 +1,5 @@
 """What a user can do to a file, a directory or a name: the calls of the battery, each by path or by fd."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -3,8 +3,6 @@
 Source  include/uapi/linux/posix_acl_xattr.h, capability.h
 """
 
-from __future__ import annotations
-
 import struct
 
 ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"

@@ -1,7 +1,5 @@
 """Mounts of `trashd mount` as people make them, in the background; a process outside frees what hangs on one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,7 +1,5 @@
 """Processes beside a test: clients of a mount, which may hang, and those that do something until they are ended."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

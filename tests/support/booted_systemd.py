@@ -6,8 +6,6 @@ is removed in the end. A process outside ends it if the test's process can't.
 Source    https://systemd.io/CONTAINER_INTERFACE; sd_notify(3): PID 1 tells when it has booted
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

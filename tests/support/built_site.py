@@ -1,7 +1,5 @@
 """The site as `make site` builds it, and what is in its pages."""
 
-from __future__ import annotations
-
 import fcntl
 import subprocess
 import sys

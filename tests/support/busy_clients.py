@@ -1,7 +1,5 @@
 """A tree of one file, and clients that never let a daemon come to rest."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

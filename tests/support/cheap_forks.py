@@ -1,7 +1,5 @@
 """A test runner that is cheap to fork: it has all tests in memory, and they fork from it tens of thousands of times."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import itertools

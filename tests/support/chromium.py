@@ -1,7 +1,5 @@
 """A browser without a window, told what to do by the DevTools protocol over two pipes."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

@@ -5,8 +5,6 @@ What runs in a node and may hang there is in a process of its own; the test wait
 and frees it by force.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Command lines of `trashd` and how each ends: one table, from which tests/cli/test_command_scenarios.py runs each."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """People who swap, drop, write and restore on a volume for as long as a test wants, and know what must be left."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import select

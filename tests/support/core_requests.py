@@ -1,7 +1,5 @@
 """Requests that the native core is asked without a kernel: by a socket in place of /dev/fuse."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Which cases of a test with many parameters run each time: every pair of values of any two parameters is in one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields

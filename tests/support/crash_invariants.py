@@ -1,7 +1,5 @@
 """Laws of a scene: it holds to them killed, killed twice, failing or stopped at every call that matters."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence

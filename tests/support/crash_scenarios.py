@@ -21,10 +21,9 @@ from fusefs.core.names import STORE, whose
 from fusefs.linux import syscalls
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import VOLUME, WATCH_PREFIXES, Volume, decode_volume, encode_volume
-from tests.support.asked_directly import asked_directly
 from tests.support.covering_sets import runs_every_case, share_of
 from tests.support.make_trees import EntrySnapshot, snapshot
-from tests.support.other_users import as_user, become
+from tests.support.other_users import as_user, asked_directly, become
 from tests.support.shared_memory_children import call_in_child, code_of_child, end_process
 from tests.support.store_verbs import (
     DyingAt,

@@ -4,8 +4,6 @@ A state is a moment of the log. What was written before the last flush is on the
 since, any part may be there. Marks seen before that moment are what the outside world had been told.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

@@ -3,8 +3,6 @@
 A daemon is a forked child, which has loaded what this module imports: all of a daemon's modules.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -19,8 +17,8 @@ import fusefs.mount.life.daemon  # noqa: F401
 from fusefs.core.errors import NotFound
 from fusefs.core.mount_counters import MountStats
 from fusefs.mount.places.find_mounts import mounts_of, read_counters
+from tests.support.fake_dev_fuse import daemon_command
 from tests.support.fuse_watchdog import FuseMount, fuse_mount
-from tests.support.odd_daemon import daemon_command
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.seccomp import deny
 from tests.support.transports import transport_words

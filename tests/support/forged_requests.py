@@ -3,8 +3,6 @@
 Each step of a case has dice of its own, so a case of fewer steps has the same ones otherwise.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import struct

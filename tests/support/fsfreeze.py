@@ -1,7 +1,5 @@
 """A filesystem that takes no changes for a time: a process that makes one waits, in the kernel, until it does."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable, Iterator

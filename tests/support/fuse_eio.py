@@ -6,8 +6,6 @@ The beginning of a name says which call fails with EIO: `unlink-`, `rmdir-`, `op
 of the listing). What is unlinked while it is open gets a hidden name instead, a new one each time, as libfuse does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

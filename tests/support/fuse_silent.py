@@ -1,7 +1,5 @@
 """A user's FUSE mount that never answers: a process that asks it anything waits beyond SIGKILL."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select

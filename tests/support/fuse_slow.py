@@ -7,8 +7,6 @@
 Its parts are slowfs*.c beside this file, compiled once and kept by their content's hash.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import fcntl

@@ -3,8 +3,6 @@
 With it the mate plants a folder for a user in a store: the directory's owner did not put it there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A hostile user in a team's directories, and what that user does there: plain calls, each as the kernel allows it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """A volume that Alice and Mallory share with root, whose canary must not be touched; the reaper service on it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,8 +10,7 @@ from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import Dir, EntrySnapshot, File, Spec, make_tree, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.service_process import QUICK, Service, places, service
-from tests.support.service_timers import SCALED
+from tests.support.service_process import QUICK, SCALED, Service, places, service
 from tests.support.small_orphans import EXPIRED, TREE
 from tests.support.store_verbs import folder_of, init, own, recover_all, swap
 

@@ -1,7 +1,5 @@
 """A command of trashd's, and what another process does just before one of its calls to the kernel."""
 
-from __future__ import annotations
-
 import os
 import select
 import sys
@@ -16,8 +14,7 @@ from typing import NamedTuple
 
 from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
-from tests.support.asked_directly import asked_directly
-from tests.support.other_users import called_by
+from tests.support.other_users import asked_directly, called_by
 from tests.support.plain_twin import MARK, Step, Twins
 from tests.support.privileges import Credentials
 from tests.support.store_verbs import entries, problems

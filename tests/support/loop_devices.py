@@ -1,7 +1,5 @@
 """Loop devices, and what mkfs writes on one: made once, and copied for each test."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -7,16 +7,18 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fusefs.linux.kernel import RESTORED_XATTRS
-from tests.support.real_filesystems import mounts, unmount
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import RESTORED_XATTRS, Kernel
+from tests.support.real_filesystems import loop_volume, mounts, tmpfs_volume, unmount
+from tests.support.store_verbs import init
 
 IMMUTABLE = 0x10
 APPEND_ONLY = 0x20
-
 _FS_IOC_GETFLAGS = 0x80086601
 _FS_IOC_SETFLAGS = 0x40086602
 # Those that people set; the rest (extents, hashed directory) is the filesystem's own business.
@@ -407,3 +409,80 @@ def _clear_flags(dir_fd: int, name: bytes, how: int) -> None:
         flags = _flags(fd)
         if flags & (IMMUTABLE | APPEND_ONLY):
             _put_flags(fd, flags & ~(IMMUTABLE | APPEND_ONLY))
+
+
+def make_chain(top: Path, n: int) -> None:
+    """So many directories, each in the one before, as `mkdir d; cd d` does it."""
+    top.mkdir()
+    fd = os.open(top, os.O_RDONLY)
+    for _ in range(n - 1):
+        os.mkdir("d", dir_fd=fd)
+        fd = _below(fd)
+    os.close(fd)
+
+
+def _below(fd: int) -> int:
+    """The next level, in place of this one."""
+    deeper = os.open("d", os.O_RDONLY, dir_fd=fd)
+    os.close(fd)
+    return deeper
+
+
+def walk_chain(top: Path) -> int:
+    """How many levels a process finds that lists and looks at all, as find does."""
+    fd, n = os.open(top, os.O_RDONLY), 1
+    while os.listdir(fd):
+        os.stat("d", dir_fd=fd)
+        fd, n = _below(fd), n + 1
+    os.close(fd)
+    return n
+
+
+class CountedPathBytes(Kernel):
+    """`n_bytes` is their sum."""
+
+    n_bytes = 0
+
+    def open_beneath(self, dir_fd: int, path: bytes, flags: int = os.O_PATH | os.O_NOFOLLOW) -> Fd:
+        """See Kernel; a path that goes in chunks is counted twice."""
+        self.n_bytes += len(path)
+        return super().open_beneath(dir_fd, path, flags)
+
+
+@contextmanager
+def roomy_volume(fs_type: str, n_inodes: int = 100_000) -> Iterator[Path]:
+    """A volume of that type with a store and room for so many entries."""
+    size_mb = 64 + n_inodes // 1000
+    match fs_type:
+        case "tmpfs":
+            volume = tmpfs_volume(f"{size_mb}m", [f"nr_inodes={n_inodes + 1000}"])
+        case "ext4":
+            volume = loop_volume("ext4", size_mb, ["-b", "4096", "-N", str(n_inodes + 1000)])
+        case "btrfs":
+            volume = loop_volume("btrfs", size_mb + 400)  # or its metadata have no room, and it says that nothing has
+        case _:
+            volume = loop_volume(fs_type, size_mb)
+    with volume as path:
+        init(path)
+        yield path
+
+
+def fill(directory: Path, n_files: int, start: int = 0) -> Path:
+    """Make empty files `f0`, `f1` and so on in a directory, which is made if missing, with those above it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for i in range(start, start + n_files):
+            os.mknod(b"f%d" % i, stat.S_IFREG | 0o644, dir_fd=fd)
+    finally:
+        os.close(fd)
+    return directory
+
+
+def bulky_tree(path: Path, n_directories: int = 20, n_files: int = 300, n_flat: int = 8000) -> Path:
+    """A tree that keeps a reaper busy: `d0`… with `sub/` each, one directory `flat`, and one `chain`."""
+    for i in range(n_directories):
+        fill(fill(path / f"d{i}", n_files) / "sub", n_files)
+    fill(path / "flat", n_flat)
+    deep_chain(path / "chain", 150)
+    return path

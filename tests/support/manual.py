@@ -1,7 +1,5 @@
 """The pages of the manual as they are made, and files for man(1) of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from build_docs.man_pages import page_names, page_of, title_of, write_all

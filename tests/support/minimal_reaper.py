@@ -1,7 +1,5 @@
 """A small reaper: a process that holds the service's lock, tells its status, and reaps what was left to it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Mounts that only another mount namespace has."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket

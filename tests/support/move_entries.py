@@ -1,7 +1,5 @@
 """A move as a sweep's action, without the engine: every entry that is no directory is handed to it."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

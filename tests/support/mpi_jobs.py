@@ -4,8 +4,6 @@ The Python that has mpi4py is this one, or that of the environment in TRASHD_TES
 told whose library to load. MPICH comes from PyPI; Open MPI is Debian's (openmpi-bin).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

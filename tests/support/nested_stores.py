@@ -1,7 +1,5 @@
 """Stores within directories that are to go."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

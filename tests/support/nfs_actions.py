@@ -1,7 +1,5 @@
 """What clients of NFS are made to do (uml_machine); these run in there. Names of errnos stand for errors."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import glob

@@ -3,8 +3,6 @@
 The shortest lease and grace that Linux's server takes are 10 s.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The oracle: a native directory says what the vfs and the mount must answer to the same calls."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -15,11 +13,11 @@ import pytest
 
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.covering_sets import Axes
+from tests.support.fake_dev_fuse import vfs_at
 from tests.support.foreground_mount import Mounted, until
 from tests.support.oracle_subjects import Native, Story, Subject
 from tests.support.simulated_kernel import Player
 from tests.support.transports import by_ring
-from tests.support.vfs_without_mount import vfs_at
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """A tree beside an orphan that nothing may touch: linked into the orphan, mounted into it, or only named there."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Files that are passed through, as tests use them: what shows that they are, and that nothing is left of them."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal

@@ -5,8 +5,6 @@ what that user could do at that moment: `mv` into a directory of that user alone
 out of its owner's reach or readable by a user on the first, and never was, nor could have been made so, on the twin.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence

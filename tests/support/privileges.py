@@ -1,7 +1,5 @@
 """Credentials to act with: users, root with or without capabilities, single capabilities, roots of user namespaces."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

@@ -1,7 +1,5 @@
 """What the kernel tells of processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """A configuration without the places of its settings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fusefs.core.config import Config, read_with_places

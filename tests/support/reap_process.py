@@ -1,7 +1,5 @@
 """A reap with a session of its own: stopped, killed, waited for to its last process; and what it reports."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -6,8 +6,6 @@ with `$ ` by a user, with a machine's name before it there; a `\\` at its end go
 what it prints, where … stands for anything.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

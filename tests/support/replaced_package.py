@@ -1,7 +1,5 @@
 """A copy of trashd's modules that are replaced while a daemon of theirs runs, as an upgrade does it."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import subprocess

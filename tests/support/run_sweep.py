@@ -1,7 +1,5 @@
 """Sweeps as the tests ask for them: carried out, or only told."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

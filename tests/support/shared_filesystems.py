@@ -3,8 +3,6 @@
 Each is a `SharedFilesystem` of a context manager, NAME_filesystem, with a time limit on all that may hang.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -4,8 +4,6 @@ Such a child has a pid, fds, ids, capabilities and a working directory of its ow
 memory stays. The calling thread stands still meanwhile, as after vfork(2).
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import mmap

@@ -4,8 +4,6 @@ What the kernel decides by itself before it asks a FUSE filesystem (ELOOP, EISDI
 what it leaves to the filesystem (EEXIST, ENOTEMPTY, ENAMETOOLONG) goes to the vfs. The caller is root.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -18,8 +16,8 @@ from fusefs.core.fuse_protocol import Entry
 from fusefs.core.metadata_cache import Attributes
 from fusefs.mount.tree.kernel_timeouts import EntryParam
 from fusefs.mount.tree.vfs import Vfs
+from tests.support.fake_dev_fuse import Changes, DirectoryRequests, Files, NameReply, Names, Somebody
 from tests.support.oracle_subjects import KEEP, FileAttributes, Handle, Subject, Times, see
-from tests.support.vfs_without_mount import Changes, DirectoryRequests, Files, NameReply, Names, Somebody
 
 ROOT = 1
 _MAX_LINKS = 40

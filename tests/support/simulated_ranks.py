@@ -1,7 +1,5 @@
 """A job of ranks without MPI, threads or a clock: which slice ends next is by chance."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """A mount of a slow filesystem, which counts itself what it is asked, and a directory in it that has many files."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +9,7 @@ from typing import NamedTuple
 
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.fuse_slow import SlowVolume, Xattrs, slow_volume
-from tests.support.many_files import fill
+from tests.support.make_trees import fill
 from tests.support.real_filesystems import tmpfs_volume
 
 SLOW = "backing=slow"

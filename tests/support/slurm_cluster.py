@@ -1,7 +1,5 @@
 """A Slurm cluster of one machine, from the distribution's packages, with daemons, keys and ports of its own."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Victims and orphans with little in them, one or very many, and the commands on them."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path

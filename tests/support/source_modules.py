@@ -1,7 +1,5 @@
 """The Python files of the clone as syntax trees, for tests about the source."""
 
-from __future__ import annotations
-
 import ast
 import io
 import tokenize

@@ -1,7 +1,5 @@
 """The store as tests use it: the verbs in one line, the checker, and hooks that count, die or fail at call n."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -26,7 +24,7 @@ from fusefs.store.registry_lines import makes_common
 from fusefs.store.restore import Restored, restore_by_id
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped, own_folder, remove_path, swap_path
-from tests.support.asked_directly import asked_directly
+from tests.support.other_users import asked_directly
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.shared_memory_children import end_process
 

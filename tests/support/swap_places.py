@@ -1,7 +1,5 @@
 """Places in which a directory can be, from the plainest to the oddest, and the exit code that a swap has there."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -12,8 +12,6 @@ Whose process does a call makes no other difference: root's service works throug
 these are, and that it is the owner who is asked is the filesystem's to say.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import NamedTuple
 

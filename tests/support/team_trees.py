@@ -3,8 +3,6 @@
 The twin is the same tree in the open, where the same mate has the same way in and removes all that is possible.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

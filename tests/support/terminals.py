@@ -1,7 +1,5 @@
 """A command on a terminal: a pseudo-terminal on which the test types, or tmux's, which keeps what it shows."""
 
-from __future__ import annotations
-
 import codecs
 import fcntl
 import os

@@ -3,8 +3,6 @@
 python -m tests.support.third_party_suites        build what is missing
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

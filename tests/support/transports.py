@@ -15,16 +15,16 @@ import pytest
 VARIABLE: Final = "TRASHD_TEST_TRANSPORT"
 RING, DEVICE, PLAIN = "uring=on", "uring=off", "engine=plain"
 ON_BOTH: Final = frozenset({
-    "test_access_cases", "test_birth_time", "test_callers", "test_current_owner", "test_current_permissions",
-    "test_data_races", "test_fuse_requests_mounted", "test_inode_numbers", "test_incarnations", "test_inner_mounts",
+    "test_access_cases", "test_birth_time", "test_callers", "test_current_permissions",
+    "test_data_races", "test_fuse_requests_mounted", "test_inode_numbers", "test_inner_mounts",
     "test_kernel_cached_answers", "test_large_listing", "test_setid_bits", "test_validity", "test_listing_race",
     "test_machine", "test_passthrough", "test_passthrough_faults", "test_fair_fds", "test_swap_under_load",
     "test_o_tmpfile_mounted", "test_daemon_killed",
 })  # fmt: skip
 """Of tests/mount. Others name both, in their options."""
 ON_PLAIN: Final = frozenset({
-    "test_access_cases", "test_append", "test_callers", "test_current_owner", "test_current_permissions",
-    "test_data_races", "test_inode_numbers", "test_incarnations", "test_inner_mounts", "test_large_listing",
+    "test_access_cases", "test_append", "test_callers", "test_current_permissions",
+    "test_data_races", "test_inode_numbers", "test_inner_mounts", "test_large_listing",
     "test_listing_race", "test_machine", "test_setid_bits", "test_swap_under_load",
 })  # fmt: skip
 _NOT_ON_OTHERS: Final = ("uring=", "--uring", "engine=")

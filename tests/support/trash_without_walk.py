@@ -1,7 +1,5 @@
 """The trash action of a sweep without its walk: names are given, and taken directory by directory."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -5,8 +5,6 @@ The process is a forked child of the test process, which has every module import
 50 to 150 ms of processor time in each command.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import faulthandler

@@ -4,8 +4,6 @@ A command is a line of a block of `sh`, or what stands in `code` and begins with
 DIR, PATH, VOLUME, ID and the like, a test says what it is there; `/scratch` is the test's volume.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

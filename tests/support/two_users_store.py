@@ -1,7 +1,5 @@
 """Stores of root's that Alice and Bob share: what they swap, her folder, root's canary, which is not to be touched."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Check that the commands which a text names, such as a hint, exist and can be typed. No command runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What tests have virtual machines do (uml_machine); these run in there."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

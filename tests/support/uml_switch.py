@@ -4,8 +4,6 @@ Each machine has a socket (SOCK_SEQPACKET, what User-Mode Linux calls `bess`) ov
 in each message. No namespace, no device and no right is needed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Users with homes, registries of stores, and what users throw away there: the accounts last for the block."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -71,12 +69,8 @@ def trashd_as(
     for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
         if name not in variables:
             env.pop(name, None)
-    done = run_as(uid, [TRASHD, *map(_text, words)], cwd=cwd, env=env)
+    done = run_as(uid, [TRASHD, *map(os.fsdecode, words)], cwd=cwd, env=env)
     return CommandResult(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
-
-
-def _text(word: str | bytes | Path) -> str:
-    return os.fsdecode(word)
 
 
 SOON = ("--keep-for", "0s")

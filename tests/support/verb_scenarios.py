@@ -1,7 +1,5 @@
 """The acts of every verb, as scenes: what the crash tests kill, fail, stop and race."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path
@@ -13,10 +11,10 @@ from fusefs.store.check_swap import preflight
 from fusefs.store.orphans import KeepFor, find_container, keep_by_id
 from fusefs.store.stage import SwapOptions
 from tests.support.crash_scenarios import HOME, USER, Act, CrashScenario, DyingAfter, Prepare, home
+from tests.support.fake_dev_fuse import move_into_drop
 from tests.support.make_trees import Dir, Spec, make_tree
 from tests.support.shared_memory_children import code_of_child
 from tests.support.store_verbs import DyingAt, own, reap_now, recover_all, remove, restore, swap
-from tests.support.vfs_without_mount import move_into_drop
 
 TREE: Spec = {"a": b"first", "empty": {}, "sub": {"leaf": b"second", "b": b"third"}}
 READ_ONLY = Dir(TREE, mode=0o555)

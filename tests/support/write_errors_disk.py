@@ -1,7 +1,5 @@
 """A disk that can't write what some files hold, for a time: its image has holes there, in a tmpfs that is full."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

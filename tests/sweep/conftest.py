@@ -1,7 +1,5 @@
 """Where sweeps take place: a directory in a volume of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Matches moved by rename: each is at its old place or at its new one, whatever is in the way."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

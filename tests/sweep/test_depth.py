@@ -1,7 +1,5 @@
 """Sweeps of deep chains: what is taken of them, moved or put back costs a way as long as the chain, not its square."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +8,7 @@ import pytest
 
 from fusefs.core.selection import Selection
 from fusefs.sweep.request import ToMove, ToTrash
-from tests.support.make_trees import deep_chain, remove_tree_hard
-from tests.support.nested_directories import CountedPathBytes
+from tests.support.make_trees import CountedPathBytes, deep_chain, remove_tree_hard
 from tests.support.run_sweep import sweep
 from tests.support.store_verbs import entries, init, restore
 

@@ -1,9 +1,10 @@
-"""Names from a list: only those, told as they are; and lists that are none."""
-
-from __future__ import annotations
+"""Names from a list: only those, told as they are; lists that are none; and lists of any length in bounded memory."""
 
 import errno
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote_from_bytes
@@ -17,11 +18,13 @@ from fusefs.core.selection import Listed, ListedName, ListFormat, Selection
 from fusefs.linux.kernel import RefusedNames
 from fusefs.sweep.names_from_list import BrokenList, read_list, read_names
 from fusefs.sweep.request import ActionPlace, SweepWishes, ToPrint, ToTrash
-from tests.support.make_trees import Symlink, make_tree
-from tests.support.many_files import fill
+from tests.support.make_trees import Symlink, fill, make_tree
+from tests.support.peak_usage import beside_small_parent
 from tests.support.run_sweep import ALL, EVERY_KIND, names, sweep
+from tests.support.trashd_command import TRASHD
 
 pytestmark = pytest.mark.needs("root")
+
 
 LOGS = Selection(names=("*.log",))
 
@@ -181,10 +184,6 @@ def read(file: Path, *lines: bytes) -> list[Listed]:
         return list(read_list(opened.fileno(), POLICY))
 
 
-def unclear(line: bytes) -> ListedName:
-    return ListedName(line, is_understood=False)
-
-
 # Storage Scale: `InodeNumber GenNumber SnapId [OptionalShowArgs] -- FullPathToFile`.
 
 
@@ -216,7 +215,7 @@ def test_a_policys_line_tells_path_and_inode(file: Path, line: bytes, path: byte
     ],
 )
 def test_what_is_no_policys_line_is_not_understood(file: Path, line: bytes) -> None:
-    assert read(file, line) == [unclear(line)]
+    assert read(file, line) == [ListedName(line, is_understood=False)]
 
 
 def test_every_name_comes_through_a_policys_escape(file: Path) -> None:
@@ -267,3 +266,51 @@ def test_formats_are_read_as_they_come() -> None:
         assert next(listed) == ListedName(b"/gpfs/a", 1)
         into.close()
         assert list(listed) == [ListedName(b"/gp", 1)]
+
+
+N_USUAL = 100_000
+N_NAMES = int(os.environ.get("TRASHD_TEST_NAMES", N_USUAL))
+N_FEW = 10_000
+GROWTH_MAX_KIB = 4 * 1024  # less than half of what the names would take; two runs differ by a MiB or two
+WRITERS = {
+    "in-order": ("nul", 'b"%b/d%06d/f%06d\\0" % (top, n // 1000, n)'),
+    "in-no-order": ("nul", 'b"%b/d%03d/f%06d\\0" % (top, n % 1000, n)'),
+    "mmapplypolicy": ("mmapplypolicy", 'b"%d 65538 0 show -- %b/d%%20%06d/f%06d\\n" % (n + 1, top, n // 1000, n)'),
+}
+
+
+def peak_kib(top: Path, writer: str, n_names: int, *words: str) -> int:
+    """The most memory of a sweep's first process that reads so many names, of which none is there."""
+    how, line = WRITERS[writer]
+    code = f"import sys; top = sys.argv[1].encode(); sys.stdout.buffer.writelines({line} for n in range({n_names}))"
+    command = [TRASHD, "sweep", str(top), "--delete", "--from", "-", "--from-format", how, *words]
+    with subprocess.Popen([sys.executable, "-c", code, str(top)], stdout=subprocess.PIPE) as lists:
+        swept = beside_small_parent(command)
+        done = subprocess.run(swept, stdin=lists.stdout, capture_output=True, text=True, check=False)
+    assert f"  {n_names:,} paths of the list are not there" in done.stdout
+    return int(done.stderr.splitlines()[-1])
+
+
+@pytest.mark.timeout(600 if N_NAMES <= N_USUAL else 0)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_long_list_takes_no_more_memory_than_a_short_one(volume: Path, writer: str) -> None:
+    few, many = (peak_kib(volume, writer, n) for n in (N_FEW, N_NAMES))
+    print(f"{writer}: {N_NAMES:,} names: {many:,} KiB; {N_FEW:,}: {few:,} KiB")
+    assert many - few < GROWTH_MAX_KIB
+
+
+@pytest.mark.timeout(600 if N_NAMES <= N_USUAL else 0)
+def test_a_long_list_that_is_counted_first_is_not_kept_in_memory(volume: Path) -> None:
+    few, many = (peak_kib(volume, "in-order", n, "--confirm-above", "1") for n in (N_FEW, N_NAMES))
+    assert many - few < GROWTH_MAX_KIB
+
+
+@pytest.mark.timeout(600 if N_NAMES <= N_USUAL else 0)
+def test_a_list_that_is_counted_first_is_acted_on_from_its_beginning(volume: Path) -> None:
+    names = [f"f{n}" for n in range(100)]
+    for name in names:
+        (volume / name).touch()
+    command = [TRASHD, "sweep", str(volume), "--delete", "--from", "-", "--confirm-above", "1000"]
+    done = subprocess.run(command, input="\n".join(names), cwd=volume, capture_output=True, text=True, check=True)
+    assert re.search(r"100 matches .*deleted", done.stdout)
+    assert not [*volume.glob("f*")]

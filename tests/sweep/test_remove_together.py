@@ -1,7 +1,5 @@
 """A group of names that one command removes: what others do to them between the looks and the renames."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """find itself is the oracle: whatever the tree and whatever is asked, the same entries, each of them once."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

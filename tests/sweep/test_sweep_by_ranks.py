@@ -1,7 +1,5 @@
 """A sweep as ranks share it: whatever comes back half done, what goes is what one worker would take."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

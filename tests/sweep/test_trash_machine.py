@@ -1,7 +1,5 @@
 """Any history of sweeps, restores, kills and other people's work: each file is somewhere once, and where it belongs."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`trashd doctor` under a running systemd: what keeps the service from its work is told, and what mends it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

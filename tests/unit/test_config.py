@@ -1,7 +1,5 @@
 """The configuration: what is typed is what is meant; what is not understood is told with its key and a way out."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whatever is typed into a configuration: a message or a valid policy, never a traceback."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

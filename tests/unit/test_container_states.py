@@ -1,7 +1,5 @@
 """What recovery decides: total over its inputs, and never a tree given up whose identity is not certain."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

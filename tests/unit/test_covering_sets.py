@@ -1,7 +1,5 @@
 """The cases that `make test` runs have every pair of parameters that all cases have; fields may be parameters."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import combinations, product
 

@@ -1,7 +1,5 @@
 """Errors as people meet them: each has a sentence, a code and, where there is a next step, a hint."""
 
-from __future__ import annotations
-
 import errno
 import os
 

@@ -1,7 +1,5 @@
 """Events as lines: whatever names are in them, a line is one line, and a terminal is left alone."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """No user takes the last: whatever others have, one with none gets some, root too; one with most is refused first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

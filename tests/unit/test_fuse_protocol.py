@@ -1,11 +1,11 @@
 """The kernel's messages, against its structs as linux/fuse.h has them."""
 
-from __future__ import annotations
-
 import ctypes
 import os
-from ctypes import c_int32, c_int64, c_uint32, c_uint64
+import re
+from ctypes import c_int32, c_int64, c_uint16, c_uint32, c_uint64
 from struct import Struct
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,155 +15,68 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.metadata_cache import Attributes
 
-
-class InHeader(ctypes.Structure):
-    _fields_ = (
-        ("len", c_uint32), ("opcode", c_uint32), ("unique", c_uint64), ("nodeid", c_uint64), ("uid", c_uint32),
-        ("gid", c_uint32), ("pid", c_uint32), ("total_extlen", ctypes.c_uint16), ("padding", ctypes.c_uint16),
-    )  # fmt: skip
+_TYPES: dict[str, Any] = {"u16": c_uint16, "u32": c_uint32, "u64": c_uint64, "s32": c_int32, "s64": c_int64}
 
 
-class OutHeader(ctypes.Structure):
-    _fields_ = (("len", c_uint32), ("error", c_int32), ("unique", c_uint64))
+def kernel_struct(name: str, fields: str) -> type[ctypes.Structure]:
+    """A struct of linux/fuse.h, of `type name` or `type[n] name`; types are the kernel's and the structs before."""
+    found = re.findall(r"(\w+)(?:\[(\d+)\])? (\w+)", fields)
+    types = [(field, _TYPES[kind] * int(n) if n else _TYPES[kind]) for kind, n, field in found]
+    made = type(name, (ctypes.Structure,), {"_fields_": types})
+    _TYPES[name] = made
+    return made
 
 
-class Attr(ctypes.Structure):
-    _fields_ = (
-        ("ino", c_uint64), ("size", c_uint64), ("blocks", c_uint64),
-        ("atime", c_uint64), ("mtime", c_uint64), ("ctime", c_uint64),
-        ("atimensec", c_uint32), ("mtimensec", c_uint32), ("ctimensec", c_uint32),
-        ("mode", c_uint32), ("nlink", c_uint32), ("uid", c_uint32), ("gid", c_uint32), ("rdev", c_uint32),
-        ("blksize", c_uint32), ("flags", c_uint32),
-    )  # fmt: skip
-
-
-class EntryOut(ctypes.Structure):
-    _fields_ = (
-        ("nodeid", c_uint64), ("generation", c_uint64), ("entry_valid", c_uint64), ("attr_valid", c_uint64),
-        ("entry_valid_nsec", c_uint32), ("attr_valid_nsec", c_uint32), ("attr", Attr),
-    )  # fmt: skip
-
-
-class AttrOut(ctypes.Structure):
-    _fields_ = (("attr_valid", c_uint64), ("attr_valid_nsec", c_uint32), ("dummy", c_uint32), ("attr", Attr))
-
-
-class OpenOut(ctypes.Structure):
-    _fields_ = (("fh", c_uint64), ("open_flags", c_uint32), ("backing_id", c_int32))
-
-
-class WriteOut(ctypes.Structure):
-    _fields_ = (("size", c_uint32), ("padding", c_uint32))
-
-
-class Dirent(ctypes.Structure):
-    _fields_ = (("ino", c_uint64), ("off", c_uint64), ("namelen", c_uint32), ("type", c_uint32))
-
-
-class WriteIn(ctypes.Structure):
-    _fields_ = (
-        ("fh", c_uint64), ("offset", c_uint64), ("size", c_uint32), ("write_flags", c_uint32),
-        ("lock_owner", c_uint64), ("flags", c_uint32), ("padding", c_uint32),
-    )  # fmt: skip
-
-
-class ReadIn(ctypes.Structure):
-    _fields_ = (
-        ("fh", c_uint64), ("offset", c_uint64), ("size", c_uint32), ("read_flags", c_uint32),
-        ("lock_owner", c_uint64), ("flags", c_uint32), ("padding", c_uint32),
-    )  # fmt: skip
-
-
-class CreateIn(ctypes.Structure):
-    _fields_ = (("flags", c_uint32), ("mode", c_uint32), ("umask", c_uint32), ("open_flags", c_uint32))
-
-
-class OpenIn(ctypes.Structure):
-    _fields_ = (("flags", c_uint32), ("open_flags", c_uint32))
-
-
-class MkdirIn(ctypes.Structure):
-    _fields_ = (("mode", c_uint32), ("umask", c_uint32))
-
-
-class RenameIn(ctypes.Structure):
-    _fields_ = (("newdir", c_uint64),)
-
-
-class Rename2In(ctypes.Structure):
-    _fields_ = (("newdir", c_uint64), ("flags", c_uint32), ("padding", c_uint32))
-
-
-class FsyncIn(ctypes.Structure):
-    _fields_ = (("fh", c_uint64), ("fsync_flags", c_uint32), ("padding", c_uint32))
-
-
-class GetxattrIn(ctypes.Structure):
-    _fields_ = (("size", c_uint32), ("padding", c_uint32))
-
-
-class FallocateIn(ctypes.Structure):
-    _fields_ = (
-        ("fh", c_uint64), ("offset", c_uint64), ("length", c_uint64), ("mode", c_uint32), ("padding", c_uint32),
-    )  # fmt: skip
-
-
-class LseekIn(ctypes.Structure):
-    _fields_ = (("fh", c_uint64), ("offset", c_uint64), ("whence", c_uint32), ("padding", c_uint32))
-
-
-class LseekOut(ctypes.Structure):
-    _fields_ = (("offset", c_uint64),)
-
-
-class CopyFileRangeIn(ctypes.Structure):
-    _fields_ = (
-        ("fh_in", c_uint64), ("off_in", c_uint64), ("nodeid_out", c_uint64), ("fh_out", c_uint64),
-        ("off_out", c_uint64), ("len", c_uint64), ("flags", c_uint64),
-    )  # fmt: skip
-
-
-class CopyFileRangeOut(ctypes.Structure):
-    _fields_ = (("bytes_copied", c_uint64),)
-
-
-class SxTime(ctypes.Structure):
-    _fields_ = (("tv_sec", c_int64), ("tv_nsec", c_uint32), ("reserved", c_int32))
-
-
-class StatxStruct(ctypes.Structure):
-    _fields_ = (
-        ("mask", c_uint32), ("blksize", c_uint32), ("attributes", c_uint64), ("nlink", c_uint32), ("uid", c_uint32),
-        ("gid", c_uint32), ("mode", ctypes.c_uint16), ("spare0", ctypes.c_uint16), ("ino", c_uint64),
-        ("size", c_uint64), ("blocks", c_uint64), ("attributes_mask", c_uint64),
-        ("atime", SxTime), ("btime", SxTime), ("ctime", SxTime), ("mtime", SxTime),
-        ("rdev_major", c_uint32), ("rdev_minor", c_uint32), ("dev_major", c_uint32), ("dev_minor", c_uint32),
-        ("spare2", c_uint64 * 14),
-    )  # fmt: skip
-
-
-class StatxOut(ctypes.Structure):
-    _fields_ = (
-        ("attr_valid", c_uint64), ("attr_valid_nsec", c_uint32), ("flags", c_uint32), ("spare", c_uint64 * 2),
-        ("stat", StatxStruct),
-    )  # fmt: skip
-
-
-class ForgetIn(ctypes.Structure):
-    _fields_ = (("nlookup", c_uint64),)
-
-
-class ReleaseIn(ctypes.Structure):
-    _fields_ = (("fh", c_uint64), ("flags", c_uint32), ("release_flags", c_uint32), ("lock_owner", c_uint64))
-
-
-class BatchForgetIn(ctypes.Structure):
-    _fields_ = (("count", c_uint32), ("dummy", c_uint32))
-
-
-class ForgetOne(ctypes.Structure):
-    _fields_ = (("nodeid", c_uint64), ("nlookup", c_uint64))
-
+InHeader = kernel_struct(
+    "InHeader",
+    "u32 len, u32 opcode, u64 unique, u64 nodeid, u32 uid, u32 gid, u32 pid, u16 total_extlen, u16 padding",
+)
+OutHeader = kernel_struct("OutHeader", "u32 len, s32 error, u64 unique")
+Attr = kernel_struct(
+    "Attr",
+    "u64 ino, u64 size, u64 blocks, u64 atime, u64 mtime, u64 ctime, u32 atimensec, u32 mtimensec, "
+    "u32 ctimensec, u32 mode, u32 nlink, u32 uid, u32 gid, u32 rdev, u32 blksize, u32 flags",
+)
+EntryOut = kernel_struct(
+    "EntryOut",
+    "u64 nodeid, u64 generation, u64 entry_valid, u64 attr_valid, u32 entry_valid_nsec, u32 attr_valid_nsec, Attr attr",
+)
+AttrOut = kernel_struct("AttrOut", "u64 attr_valid, u32 attr_valid_nsec, u32 dummy, Attr attr")
+OpenOut = kernel_struct("OpenOut", "u64 fh, u32 open_flags, s32 backing_id")
+WriteOut = kernel_struct("WriteOut", "u32 size, u32 padding")
+Dirent = kernel_struct("Dirent", "u64 ino, u64 off, u32 namelen, u32 type")
+WriteIn = kernel_struct(
+    "WriteIn",
+    "u64 fh, u64 offset, u32 size, u32 write_flags, u64 lock_owner, u32 flags, u32 padding",
+)
+ReadIn = kernel_struct("ReadIn", "u64 fh, u64 offset, u32 size, u32 read_flags, u64 lock_owner, u32 flags, u32 padding")
+CreateIn = kernel_struct("CreateIn", "u32 flags, u32 mode, u32 umask, u32 open_flags")
+OpenIn = kernel_struct("OpenIn", "u32 flags, u32 open_flags")
+MkdirIn = kernel_struct("MkdirIn", "u32 mode, u32 umask")
+RenameIn = kernel_struct("RenameIn", "u64 newdir")
+Rename2In = kernel_struct("Rename2In", "u64 newdir, u32 flags, u32 padding")
+FsyncIn = kernel_struct("FsyncIn", "u64 fh, u32 fsync_flags, u32 padding")
+GetxattrIn = kernel_struct("GetxattrIn", "u32 size, u32 padding")
+FallocateIn = kernel_struct("FallocateIn", "u64 fh, u64 offset, u64 length, u32 mode, u32 padding")
+LseekIn = kernel_struct("LseekIn", "u64 fh, u64 offset, u32 whence, u32 padding")
+LseekOut = kernel_struct("LseekOut", "u64 offset")
+CopyFileRangeIn = kernel_struct(
+    "CopyFileRangeIn",
+    "u64 fh_in, u64 off_in, u64 nodeid_out, u64 fh_out, u64 off_out, u64 len, u64 flags",
+)
+CopyFileRangeOut = kernel_struct("CopyFileRangeOut", "u64 bytes_copied")
+SxTime = kernel_struct("SxTime", "s64 tv_sec, u32 tv_nsec, s32 reserved")
+StatxStruct = kernel_struct(
+    "StatxStruct",
+    "u32 mask, u32 blksize, u64 attributes, u32 nlink, u32 uid, u32 gid, u16 mode, u16 spare0, u64 ino, "
+    "u64 size, u64 blocks, u64 attributes_mask, SxTime atime, SxTime btime, SxTime ctime, SxTime mtime, "
+    "u32 rdev_major, u32 rdev_minor, u32 dev_major, u32 dev_minor, u64[14] spare2",
+)
+StatxOut = kernel_struct("StatxOut", "u64 attr_valid, u32 attr_valid_nsec, u32 flags, u64[2] spare, StatxStruct stat")
+ForgetIn = kernel_struct("ForgetIn", "u64 nlookup")
+ReleaseIn = kernel_struct("ReleaseIn", "u64 fh, u32 flags, u32 release_flags, u64 lock_owner")
+BatchForgetIn = kernel_struct("BatchForgetIn", "u32 count, u32 dummy")
+ForgetOne = kernel_struct("ForgetOne", "u64 nodeid, u64 nlookup")
 
 NANO = 1_000_000_000
 NODEIDS = st.integers(1, (1 << 64) - 1)
@@ -197,7 +110,7 @@ def body_of(message: bytes | bytearray) -> bytes:
     return bytes(message[ctypes.sizeof(OutHeader) :])
 
 
-def tells(attr: Attr, ino: int, seen: Attributes) -> bool:
+def tells(attr: ctypes.Structure, ino: int, seen: Attributes) -> bool:
     """Whether the kernel takes a fuse_attr for these attributes: times are signed for it, device numbers short."""
     seconds = [ctypes.c_int64(word).value for word in (attr.atime, attr.mtime, attr.ctime)]
     nanoseconds = [attr.atimensec, attr.mtimensec, attr.ctimensec]
@@ -316,7 +229,7 @@ def test_attributes_are_what_the_kernel_reads(ino: int, seen: Attributes, attr_s
     assert is_near(answer.attr_valid, answer.attr_valid_nsec, attr_s)
 
 
-def time_ns(told: SxTime) -> int:
+def time_ns(told: ctypes.Structure) -> int:
     assert (told.tv_nsec < NANO, told.reserved) == (True, 0)
     return int(told.tv_sec * NANO + told.tv_nsec)
 

@@ -1,7 +1,5 @@
 """Globs: as the C library's own fnmatch(3) has them, but for what it can't have meant."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -1,7 +1,5 @@
 """Durations, moments, sizes and rates: what is typed is what is meant, and what could mean two things is refused."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

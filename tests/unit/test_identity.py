@@ -1,7 +1,5 @@
 """Identities: what proves that two things are one incarnation of one inode, and what proves nothing."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

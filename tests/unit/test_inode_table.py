@@ -1,7 +1,5 @@
 """The table of nodes: a nodeid means one incarnation of one inode (I7, I9), and where each lies is known."""
 
-from __future__ import annotations
-
 import stat
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The cache against dicts that forget nothing: it may know less, and never tells anything else."""
 
-from __future__ import annotations
-
 import errno
 import stat
 

@@ -1,7 +1,5 @@
 """A mount's numbers as a file: each counter has its place, names travel with them, and estimates are near the truth."""
 
-from __future__ import annotations
-
 import struct
 from bisect import bisect_right
 from contextlib import suppress

@@ -1,15 +1,14 @@
 """Names and ids: what a container may be called, and how bytes of any kind are shown."""
 
-from __future__ import annotations
-
+import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fusefs.core.names import ID_MAX_BYTES, is_container_id, is_volume_id, join, make_id, split
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, unescape
 
 UTC = st.integers(0, 4_000_000_000).map(lambda s: time.strftime("%Y%m%dT%H%M%S", time.gmtime(s)))
 RANDOM = st.binary(min_size=6, max_size=6)
@@ -93,3 +92,19 @@ def test_only_what_a_terminal_would_obey_is_escaped(path: bytes, shown: str) -> 
 @pytest.mark.parametrize(("victim", "slug"), [("größe-1".encode(), "gr__e-1"), (b"a\xffb c", "a_b_c")])
 def test_an_id_has_one_underscore_for_a_character_that_it_can_not_have(victim: bytes, slug: str) -> None:
     assert make_id("20261121T032253", 7, victim, bytes(6)) == f"20261121T032253.007Z-{slug}-000000000000"
+
+
+@pytest.mark.parametrize(
+    ("mark", "n_digits", "base", "pattern"),
+    [(b"%", 2, 16, rb"%([0-9A-F]{2})"), (b"\\", 3, 8, rb"\\([0-3][0-7]{2})")],
+    ids=["percent", "octal"],
+)
+@example(parts=[b"\\", b"7", b"7", b"7", b"%", b"7"])
+@given(
+    parts=st.lists(st.sampled_from([b"%", b"\\", b"0", b"1", b"3", b"7", b"8", b"A", b"F", b"a", b"g", b"/", b"\xff"]))
+)
+def test_it_reads_as_a_regular_expression_does(
+    mark: bytes, n_digits: int, base: int, pattern: bytes, parts: list[bytes]
+) -> None:
+    text = b"".join(parts)
+    assert unescape(text, mark, n_digits, base) == re.sub(pattern, lambda found: bytes([int(found[1], base)]), text)

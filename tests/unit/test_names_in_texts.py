@@ -1,7 +1,5 @@
 """What comments, docstrings and documents name exists: files, modules, classes, decisions."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict
@@ -48,20 +46,12 @@ def path_of(module: Module) -> Path:
     return ROOT / f"{module.name.replace('.', '/')}.py"
 
 
-def is_history(path: Path) -> bool:
-    return str(path.relative_to(ROOT)).startswith(HISTORY)
-
-
 def find_gone(text: str, path: Path) -> Iterator[str]:
     """What this file's text names of ours and the tree does not have."""
     for match in NAMED.finditer(text):
         kind, word = str(match.lastgroup), match[str(match.lastgroup)].rstrip(".,/")
-        if not (exists_beside(path, word) if kind == "link" else FINDERS[kind](word)):
+        if not ((path.parent / word).exists() if kind == "link" else FINDERS[kind](word)):
             yield f"names {match[0]}, which does not exist"
-
-
-def exists_beside(path: Path, word: str) -> bool:
-    return (path.parent / word).exists()
 
 
 @cache
@@ -218,7 +208,12 @@ def test_every_comment_and_docstring_names_what_exists() -> None:
 
 
 def test_every_document_names_what_exists() -> None:
-    paths = {path for pattern in TEXTS for path in ROOT.glob(pattern) if path.is_file() and not is_history(path)}
+    paths = {
+        path
+        for pattern in TEXTS
+        for path in ROOT.glob(pattern)
+        if path.is_file() and not str(path.relative_to(ROOT)).startswith(HISTORY)
+    }
     assert {ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "docs/crash.md")} <= paths
     found = {path.name: list(find_gone(path.read_text(encoding="utf-8"), path)) for path in sorted(paths)}
     assert {name: gone for name, gone in found.items() if gone} == {}

@@ -1,7 +1,5 @@
 """Who is alive, by beats: seen to change or not, by the watcher's own time."""
 
-from __future__ import annotations
-
 import uuid
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Clocks that are set: an age is never told too high, and everything gets old at last."""
 
-from __future__ import annotations
-
 import json
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What orphans hold by user, project and age: each counts once, in one sum, and the parts add up to the whole."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """core/pacing.py against a small model of a disk: how fast beside others, how soon it steps back, and comes again."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A plan's rules: what is typed is what is meant; what could take more than was meant is told with its line."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,7 +1,5 @@
 """What is due when, and in which order: pinned things never, young things not yet; and the windows for work."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

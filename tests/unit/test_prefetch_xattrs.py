@@ -1,7 +1,5 @@
 """Which extended attributes are fetched with the attributes: what is asked for, of the kind that has it, for a time."""
 
-from __future__ import annotations
-
 import errno
 import stat
 

@@ -1,7 +1,5 @@
 """A release is built of a commit that is ready for it, and is whole; the version is said in one place."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

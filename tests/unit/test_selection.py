@@ -1,7 +1,5 @@
 """Selections: how an option's value is read, what must all hold for an entry, and what has to be looked at to know."""
 
-from __future__ import annotations
-
 import pickle
 import stat
 from contextlib import suppress

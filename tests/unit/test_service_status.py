@@ -1,7 +1,5 @@
 """The status as a value: what is written is read again, and nothing else is."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

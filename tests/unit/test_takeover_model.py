@@ -1,9 +1,4 @@
-"""Many nodes on one volume (decision 42): all histories of the store's transactions, and what each rule is for.
-
-TRASHD_TEST_FAULTS  2: two faults in one history, and each scenario with faults (make soak-model: hours, some GB)
-"""
-
-from __future__ import annotations
+"""Many nodes on one volume (decision 42): all histories of the store's transactions, and what each rule is for."""
 
 import os
 from collections.abc import Callable
@@ -12,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.model_checker import Explorer, Faults, Loss, ModelDisk, Program, run_alone
+from tests.support.model_checker import Call, Explorer, Faults, Loss, ModelDisk, Program, disk_of, run_alone
 from tests.support.takeover_model import (
     Rules,
     afterwards,
@@ -135,8 +130,6 @@ def _of_reaps() -> dict[str, Scenario]:
 
 
 SCENARIOS = {**_scenarios("exchange"), **_scenarios("two"), **_of_reaps()}
-
-
 IS_SOAK = os.environ.get("TRASHD_TEST_FAULTS") == "2"
 CASES = [
     pytest.param(scenario, faults, id=f"{scenario}-{fault}")
@@ -166,3 +159,18 @@ def test_without_this_rule_something_is_lost(rule: str) -> None:
     scenario, fault = NEEDED_BY[rule]
     with pytest.raises(Loss):
         SCENARIOS[scenario].explore(FAULTS[fault], Rules()._replace(**{rule: False}))
+
+
+def remover() -> Program:
+    yield Call("mkdir", ("D", "mine", "M"))
+    yield Call("rmdir", ("D", "mine"))
+
+
+@pytest.mark.parametrize(
+    ("faults", "n_states"),
+    [(Faults(), 3), (Faults(lost=1), 5), (Faults(late=1), 9), (Faults(twice=1), 9), (Faults(stale=1), 3)],
+    ids=["none", "lost", "late", "twice", "stale"],
+)
+def test_a_fault_adds_its_histories_and_no_others(faults: Faults, n_states: int) -> None:
+    disk = disk_of({"/": {"d": "D"}, "D": {}})
+    assert Explorer([remover], disk, faults, lambda _before, _after: "").explore() == n_states
