@@ -49,9 +49,10 @@ from fusefs.linux.runtime_directories import runtime_dir
 from fusefs.linux.uring_offer import read_facts
 from fusefs.store.doctor import check_folder, check_registry, check_store, check_vouched
 from fusefs.store.find_stores import discover, stores_at
-from fusefs.store.layout import SQUASHED, Store, UserFolder, refuse_squashed
+from fusefs.store.layout import Store, UserFolder
 from fusefs.store.orphans import each_folder
-from fusefs.store.take_over import Waits
+from fusefs.store.root_squash import SQUASHED, refuse_squashed
+from fusefs.store.silent_nodes import Waits
 
 _PROPERTIES = (
     "Id", "LoadState", "UnitFileState", "ActiveState", "FragmentPath", "ExecStart", "NeedDaemonReload",

@@ -15,9 +15,9 @@ from fusefs.core.results import Finding
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import runtime_dir
 from fusefs.store.init_store import choose_among_copies, initialise
-from fusefs.store.layout import squash_told
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.registry_lines import UNNOTED
+from fusefs.store.root_squash import squash_told
 from fusefs.store.swap import own_folder
 from fusefs.store.tidy_folder import passed_over, told
 

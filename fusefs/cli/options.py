@@ -24,7 +24,7 @@ from fusefs.linux.user_ids import uid_of
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from fusefs.store.take_over import Waits
+    from fusefs.store.silent_nodes import Waits
 
     ParamType = click.ParamType
 else:

@@ -186,7 +186,7 @@ def tell_why(why: str) -> None:
 
 
 def tell_outage(number: int | None, limit_s: float) -> None:
-    """Tell, for reaper.removal_stops.OutageWishes, that a server is waited for, or (None) that it answers again."""
+    """Tell, for reaper.not_removed.OutageWishes, that a server is waited for, or (None) that it answers again."""
     if number is None:
         tell_why("the server answers again")
     else:

@@ -307,8 +307,8 @@ def _reap(
     _visible: VisibleRename | None,
 ) -> Reaped:
     from fusefs.engine.pace import pacer_in
+    from fusefs.reaper.not_removed import COMMAND_LIMIT_S, OutageWishes
     from fusefs.reaper.reap import RemovalWishes, reap
-    from fusefs.reaper.removal_stops import COMMAND_LIMIT_S, OutageWishes
 
     if entry.state in (State.STAGE, State.RESTORING):
         raise Refused(f"{entry.id} is half done, in {entry.state.value}/", SETTLE)

@@ -38,7 +38,8 @@ from fusefs.core.pacing import (
 from fusefs.core.results import Stops
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.pressure import DeviceCounters, MetadataWriteback, Psi, StallTimes
+from fusefs.linux.metadata_writeback import MetadataWriteback
+from fusefs.linux.pressure import DeviceCounters, Psi, StallTimes
 
 GLANCE_S = 0.2
 """How long a change of mind may go unseen."""

@@ -21,7 +21,7 @@ from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.strategy import AllocationGroups, choose
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.removal_stops import (
+from fusefs.reaper.not_removed import (
     CUT_OFF,
     InnerStores,
     LateArrivals,
@@ -66,7 +66,7 @@ class RemovalWishes(NamedTuple):
     stops      asked between slices
     parks      the same, where there is time: not while a large file is being cut, whose rest would go at once
     by_force   immutable and append-only flags are taken off where they forbid something
-    without_doubt  what came in after the swap goes too (reaper/removal_stops.py): a person says so now
+    without_doubt  what came in after the swap goes too (reaper/not_removed.py): a person says so now
     with_stores  stores in it that hold something go too, but for what is pinned in them
     counted    told what there is before anything is removed; None: it is not counted, which costs a stat a file
     counting   told how the counting goes

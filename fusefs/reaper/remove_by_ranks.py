@@ -23,13 +23,13 @@ from fusefs.engine.strategy import AllocationGroups, choose_for_rank
 from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
+from fusefs.reaper.not_removed import CUT_OFF, DOUBTFUL, InnerStores, LateArrivals, asked, may_be_away
 from fusefs.reaper.reap import RemovalWishes
-from fusefs.reaper.removal_stops import CUT_OFF, DOUBTFUL, InnerStores, LateArrivals, asked, may_be_away
 from fusefs.reaper.remove_slice import SliceRemover
 from fusefs.store.container import HeldContainer, open_record, read_record
 from fusefs.store.find_stores import open_at
 from fusefs.store.layout import UserFolder
-from fusefs.store.standing import open_user
+from fusefs.store.user_folders import open_user
 
 _GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 """Nothing, or something else, has the name of a directory that was begun: whoever removes it from above sees what."""

@@ -41,7 +41,7 @@ from fusefs.linux.batched_calls import DirectoryWindow, StatxResult, look_at_all
 from fusefs.linux.directory_metadata import thaw
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.removal_stops import CUT_OFF, DOUBTFUL, InnerStores, LateArrivals, asked
+from fusefs.reaper.not_removed import CUT_OFF, DOUBTFUL, InnerStores, LateArrivals, asked
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.layout import HOISTED
 

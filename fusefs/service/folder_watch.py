@@ -23,7 +23,7 @@ from fusefs.service.shared_context import ServiceContext, boot_s
 from fusefs.service.user_state import FolderPart, UserState, note_once
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.layout import DROP, Store, open_areas
-from fusefs.store.standing import open_user
+from fusefs.store.user_folders import open_user
 
 _LOG = logging.getLogger(__name__)
 _ORPHANS, _RESTORING, _REAPING = (

@@ -42,8 +42,8 @@ from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.pressure import be_idle
 from fusefs.linux.runtime_directories import STATE_BELOW_HOME
 from fusefs.linux.untrusted_path import open_way
+from fusefs.reaper.not_removed import OutageWishes
 from fusefs.reaper.reap import RemovalWishes, reap
-from fusefs.reaper.removal_stops import OutageWishes
 from fusefs.service import timers
 from fusefs.service.messages import (
     FROM_CHILD,
@@ -80,7 +80,7 @@ from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.container import keep_size, look_at_record
 from fusefs.store.find_stores import mount_points, with_lower
 from fusefs.store.layout import FOLDERS, Areas, Store, UserFolder, open_areas, read_volume
-from fusefs.store.registry_targets import LineOf, stores_at_roots, stores_of_users
+from fusefs.store.store_registry import LineOf, stores_at_roots, stores_of_users
 from fusefs.store.tidy_folder import tend
 
 _PAGE_BYTES = MESSAGE_MAX // 4

@@ -49,16 +49,16 @@ from fusefs.store.layout import (
     open_store,
     read_small,
     read_volume,
-    refuse_squashed,
     trusted_owners,
 )
 from fusefs.store.make_folder import look_first
 from fusefs.store.mounted_paths import open_shown, refuse_mounted
 from fusefs.store.registry_lines import RegistryLine, way_out
-from fusefs.store.registry_targets import LineOf
-from fusefs.store.standing import NOT_MADE, FolderCensus, is_remembered, is_vouched, open_user, take_census
+from fusefs.store.root_squash import refuse_squashed
+from fusefs.store.store_registry import LineOf
 from fusefs.store.swap import own_folder
 from fusefs.store.tidy_folder import discard_emptied
+from fusefs.store.user_folders import NOT_MADE, FolderCensus, is_remembered, is_vouched, open_user, take_census
 
 _MOST_NODES = 1000
 _TRIES = 3

@@ -23,7 +23,7 @@ from fusefs.service.messages import UserRegistry
 from fusefs.service.open_volume import find_stores
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.store.registry_lines import STORES
-from fusefs.store.registry_targets import LineOf
+from fusefs.store.store_registry import LineOf
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 16

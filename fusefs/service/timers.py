@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fusefs.core.node_beats import BEAT_S, LEAST_POLL_S
-from fusefs.reaper.removal_stops import DOUBT_PAUSES_S
+from fusefs.reaper.not_removed import DOUBT_PAUSES_S
 
 
 class ServiceTimers(NamedTuple):

@@ -12,7 +12,7 @@ from fusefs.core.policy import KnownOrphan
 from fusefs.core.service_status import HeldBytes
 from fusefs.service import timers
 from fusefs.service.messages import DueContainer, Measure, Order, ReadRecords, Reap, SeenContainer, Tend
-from fusefs.store.standing import Standing
+from fusefs.store.user_folders import Standing
 
 BATCH = 20
 """Orphans in one order: most are small, and each order costs a round trip."""

@@ -46,9 +46,9 @@ from fusefs.service.user_state import UnreadUsers, UserState
 from fusefs.service.volume_figures import VolumeFigures
 from fusefs.service.work_session import WorkSession
 from fusefs.store.layout import Store
-from fusefs.store.registry_targets import LineOf
-from fusefs.store.standing import FolderCensus
+from fusefs.store.store_registry import LineOf
 from fusefs.store.tidy_folder import tell
+from fusefs.store.user_folders import FolderCensus
 
 _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100

@@ -29,7 +29,7 @@ from fusefs.engine.pace import PressurePacer
 from fusefs.linux.children import person, user_name
 from fusefs.linux.mountinfo import below
 from fusefs.linux.user_ids import read_subordinates
-from fusefs.reaper.removal_stops import CUT_OFF
+from fusefs.reaper.not_removed import CUT_OFF
 from fusefs.service import timers
 from fusefs.service.forker import ChildGone, ChildHandle, ForkerLost
 from fusefs.service.known_volumes import Grace
@@ -42,8 +42,8 @@ from fusefs.service.volume_figures import VolumeFigures
 from fusefs.store.as_owner import seize
 from fusefs.store.container import ClaimLost
 from fusefs.store.layout import Store, open_store
-from fusefs.store.standing import open_user
 from fusefs.store.swap import own_folder
+from fusefs.store.user_folders import open_user
 
 UserOrder = Callable[[int], int]
 """Of users who had as much as each other, who comes first: whoever has the least number."""

@@ -52,7 +52,6 @@ from fusefs.store.find_stores import add_pointer
 from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
 from fusefs.store.make_folder import make_roots
 from fusefs.store.stage import SwapOptions, TakenContainer, identify_at, restock, stage
-from fusefs.store.standing import open_user
 from fusefs.store.swap import (
     Adopted,
     Swapped,
@@ -64,6 +63,7 @@ from fusefs.store.swap import (
     take_path,
 )
 from fusefs.store.tidy_folder import not_proven
+from fusefs.store.user_folders import open_user
 from fusefs.store.victim import Victim, mount_of
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename
 
@@ -474,7 +474,7 @@ def seize(
 
 
 def _taken(kernel: Kernel, fd: Fd, uid: int) -> TakenContainer:
-    """What came into a user's container later than it was made is judged by root's reaper (reaper/removal_stops.py)."""
+    """What came into a user's container later than it was made is judged by root's reaper (reaper/not_removed.py)."""
     st = kernel.fstat(fd)
     is_private = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
     return TakenContainer(max(0, kernel.statx(fd, asks=True).btime_ns), uid if is_private else None)

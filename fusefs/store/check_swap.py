@@ -27,9 +27,9 @@ from fusefs.store.layout import NEW_PART, Store, make_private
 from fusefs.store.make_folder import folder_to_try
 from fusefs.store.make_store import make_unnamed
 from fusefs.store.reserve import is_stocked
+from fusefs.store.silent_nodes import takeover_s
 from fusefs.store.stage import INSIDE, Staged, SwapOptions, drop_stand_in, record_of, stage_new, stand_in
 from fusefs.store.swap import explain, in_words, make_alike, refuse_unknown, unstage
-from fusefs.store.take_over import takeover_s
 from fusefs.store.victim import Victim, existing_stores, find_victim, refusals, stores_for
 from fusefs.store.victim_rename import DirectRename
 

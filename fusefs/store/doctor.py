@@ -51,11 +51,11 @@ from fusefs.store.registry_lines import (
     what_unnoted_means,
     why_unread,
 )
-from fusefs.store.registry_targets import LineOf, RegistryTarget, follow
 from fusefs.store.reserve import has_spare_space, is_stocked, is_used
 from fusefs.store.stage import identify_at
-from fusefs.store.standing import MOUNTED, NOT_MADE, is_vouched
+from fusefs.store.store_registry import LineOf, RegistryTarget, follow
 from fusefs.store.tidy_folder import passed_over
+from fusefs.store.user_folders import MOUNTED, NOT_MADE, is_vouched
 
 _RECOVER = "trashd doctor --repair VOLUME completes or undoes it"
 _COPIED = f"so it is in a copy or a backup, where trashd restore ID has it back; else {WAY_OUT}"

@@ -34,8 +34,8 @@ from fusefs.store.layout import (
 )
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.registry_lines import registered
-from fusefs.store.registry_targets import LineOf, RegistryTarget, follow, open_registered, stores_of_users
-from fusefs.store.standing import FolderCensus, all_users, named_users, open_user, why_not
+from fusefs.store.store_registry import LineOf, RegistryTarget, follow, open_registered, stores_of_users
+from fusefs.store.user_folders import FolderCensus, all_users, named_users, open_user, why_not
 
 _NO_VOLUMES = frozenset(
     b"proc sysfs cgroup cgroup2 devpts devtmpfs securityfs debugfs tracefs pstore bpf mqueue hugetlbfs autofs "

@@ -42,7 +42,6 @@ from fusefs.store.layout import (
     own_names,
     read_small,
     read_volume,
-    refuse_squashed,
     store_of,
     trusted_owners,
 )
@@ -76,8 +75,9 @@ from fusefs.store.registry_lines import (
     what_unnoted_means,
     who_made,
 )
-from fusefs.store.standing import MOUNTED
+from fusefs.store.root_squash import refuse_squashed
 from fusefs.store.tidy_folder import look_over
+from fusefs.store.user_folders import MOUNTED
 
 _FILE = b"chosen-disks"
 _MOST_BYTES = 1 << 16

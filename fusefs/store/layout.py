@@ -12,11 +12,11 @@ import json
 import os
 import stat
 from collections.abc import Container, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, Self
 
 from fusefs.core.container_states import State
-from fusefs.core.errors import BrokenStore, RootSquashed, UnknownFormat, Untrusted
+from fusefs.core.errors import BrokenStore, UnknownFormat, Untrusted
 from fusefs.core.identity import Identity
 from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, user_store, whose_store
 from fusefs.core.printable_names import printable, shell_word
@@ -58,7 +58,7 @@ NEW = Name(b"new")
 LOCK = Name(b".lock")
 """In a store, or a directory of it, that one process at a time changes; only the store's owner can open it."""
 REGISTRY = Name(b"folders")
-"""Root's registry of which folder is which user's (store/standing.py)."""
+"""Root's registry of which folder is which user's (store/user_folders.py)."""
 NODES = Name(b"nodes")
 """The beats of the nodes that serve a store which several machines may have mounted (service.open_volume)."""
 REAPER_LOCK = Name(b"reaper.lock")
@@ -75,7 +75,7 @@ BEGUN = Name(b"begun")
 """In a container of which a reaper, off local filesystems, has begun to delete: it is no orphan any more."""
 WATCHED_PREFIX = b"watched."
 ANNOUNCED_PREFIX = b"announced."
-"""Of what another node notes in a container that it means to take over (store/take_over.py)."""
+"""Of what another node notes in a container that it means to take over (store/silent_nodes.py)."""
 WATCH_PREFIXES = (WATCHED_PREFIX, ANNOUNCED_PREFIX)
 HIDDEN_PREFIXES = (b".fuse_hidden", b".nfs")
 """Of what libfuse and NFS make of a file that was replaced or unlinked while it is open."""
@@ -163,7 +163,7 @@ class Store(NamedTuple):
     is_named   whether it was found by its user's word: a pointer in the user's folder, or the registry
     made       who made a store of root's, as far as root has looked: no other user's command needs to know
     takeover_s  as the service's configuration states it, 0: by the type of the filesystem; None: the configuration
-               files are read (store/take_over.py)
+               files are read (store/silent_nodes.py)
     name       in the directory that holds it: root's for all users, or a user's own
     """
 
@@ -605,71 +605,3 @@ def _broken(store: bytes, why: str) -> BrokenStore:
     init = f"trashd init {shell_word(os.path.dirname(store))}"
     mend = f"{init}, by whoever owns it, writes it anew; what is in the store stays"
     return BrokenStore(f"{printable(os.path.join(store, VOLUME))} {why}", mend)
-
-
-SQUASHED = "root is nobody to this filesystem's server (root squash), or a security module refuses root"
-_TRIAL = b".trashd-squash-"
-
-
-def refuse_squashed(kernel: Kernel, store_fd: Fd, base_path: bytes) -> None:
-    """Of an opened `.trashd`, whichever of root's or anybody's.
-
-    Raises  RootSquashed if we are root, and what a store's owner and root alone may open is refused to us
-    """
-    if os.geteuid() == 0 and not kernel.is_local(store_fd) and _refuses_root(kernel, store_fd):
-        raise RootSquashed(base_path)
-
-
-def _overrides_modes() -> bool:
-    """Whether this process may open what its mode denies it, as root may that kept the capability."""
-    from fusefs.linux.credentials import Capability, may_use  # late: needed only where a server may refuse root
-
-    return may_use(Capability.DAC_OVERRIDE)
-
-
-def _refuses_root(kernel: Kernel, store_fd: Fd) -> bool:
-    """Whether an opened `.trashd` refuses root. Nothing is changed, and a file that is missing tells nothing.
-
-    A service may have given up the capability that opens what is another user's; root's own he opens by its mode.
-    """
-    with suppress(FileNotFoundError):
-        if kernel.stat(store_fd, LOCK).st_uid != 0 and not _overrides_modes():
-            return False
-        try:
-            kernel.open_beneath(store_fd, LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK).close()
-        except PermissionError:
-            return True
-    return False
-
-
-def _makes_anothers(kernel: Kernel, base: Fd) -> bool:
-    """Whether what root makes in a directory is somebody else's, or root may make nothing where modes can't forbid it.
-
-    Tried with an empty directory, which goes again.
-    """
-    name = Name(_TRIAL + os.urandom(6).hex().encode())
-    try:
-        kernel.mkdir(base, name)
-    except PermissionError:
-        return True
-    try:
-        return kernel.stat(base, name).st_uid != 0
-    finally:
-        with suppress(OSError):
-            kernel.rmdir(base, name)
-
-
-@contextmanager
-def squash_told(kernel: Kernel, base_path: bytes) -> Iterator[None]:
-    """For what root does in a directory.
-
-    Raises  RootSquashed instead of a PermissionError that comes of it; whatever else the block raises
-    """
-    try:
-        yield
-    except PermissionError as error:
-        with suppress(OSError), kernel.open_path(base_path, os.O_PATH | os.O_DIRECTORY) as base:
-            may_make = os.geteuid() == 0 and _overrides_modes()
-            if may_make and not kernel.is_local(base) and _makes_anothers(kernel, base):
-                raise RootSquashed(base_path) from error
-        raise

@@ -23,7 +23,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.user_ids import read_subordinates
 from fusefs.store.backing_and_mount import DIRECTORY, FULL, OUT_OF_REACH, is_taken, same_times, suppress_errno
 from fusefs.store.layout import FOLDERS, NEW, NEW_PART, USERS, Store, UserFolder, make_private, take_lock
-from fusefs.store.standing import (
+from fusefs.store.user_folders import (
     MOST_REFUSED,
     MOUNTED,
     RegisteredFolder,

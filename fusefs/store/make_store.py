@@ -64,7 +64,7 @@ from fusefs.store.layout import (
 )
 from fusefs.store.registry_lines import StoreMaker, is_noted, makes_common, note_made
 from fusefs.store.reserve import discard_reserve
-from fusefs.store.standing import RegisteredFolder, open_user, vouch, write_registered
+from fusefs.store.user_folders import RegisteredFolder, open_user, vouch, write_registered
 
 _PROBE_BESIDE = Name(b"probe-beside")
 """What a killed `init --beside` of 0.3.0 left."""

@@ -49,9 +49,10 @@ from fusefs.store.find_stores import discover, folders, lower_stores, with_lower
 from fusefs.store.layout import POINTERS, TREE, USERS, Store, UserFolder, open_store
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.reserve import FOR_USER, with_room
-from fusefs.store.standing import FolderCensus, is_vouched
-from fusefs.store.take_over import Waits, take_over
+from fusefs.store.silent_nodes import Waits
+from fusefs.store.take_over import take_over
 from fusefs.store.tidy_folder import not_proven, prepare, tell, tend, told, waiting
+from fusefs.store.user_folders import FolderCensus, is_vouched
 from fusefs.store.victim_rename import DirectRename, VisibleRename, take_back
 
 

@@ -54,8 +54,9 @@ from fusefs.store.container import (
 from fusefs.store.gate import late_name
 from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import DROP, FRESH, HOISTED, LATE_PREFIX, RECORD, RECORD_NEW, TREE, UserFolder
+from fusefs.store.silent_nodes import Waits, left_to_wait_s
 from fusefs.store.stage import drop_stand_in, identify_at, record_now, stage_new, unmake
-from fusefs.store.take_over import Waits, end_old, left_to_wait_s, take_over
+from fusefs.store.take_over import end_old, take_over
 from fusefs.store.victim_rename import DirectRename, VisibleMove, lend, loan, take_back
 from fusefs.store.walk import may_give
 

@@ -45,7 +45,7 @@ from fusefs.store.keep_entries import KeptLinks, choose, keep, withdraw
 from fusefs.store.layout import FRESH, TREE, Store, UserFolder
 from fusefs.store.registry_lines import way_out
 from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, record_of, restock, stage
-from fusefs.store.standing import NOT_MADE, is_remembered, open_user, place_of_store, remember
+from fusefs.store.user_folders import NOT_MADE, is_remembered, open_user, place_of_store, remember
 from fusefs.store.victim import Victim, as_told, existing_stores, find_victim, refusals, stores_for
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, take_back
 

@@ -59,9 +59,9 @@ from fusefs.store.make_folder import discard_folder, look_first, make_user
 from fusefs.store.recover import adopt_dropped, recover, settle_late, take_in
 from fusefs.store.registry_lines import way_out
 from fusefs.store.reserve import FOR_USER, is_used, with_room
+from fusefs.store.silent_nodes import Waits
 from fusefs.store.stage import identify_at, record_now, restock, stage_new
-from fusefs.store.standing import MOUNTED, NOT_MADE, NOT_REGISTERED, Standing, names_in, open_user, take_census
-from fusefs.store.take_over import Waits
+from fusefs.store.user_folders import MOUNTED, NOT_MADE, NOT_REGISTERED, Standing, names_in, open_user, take_census
 
 _MOST_NAMED = 3
 """Of one owner; any user can make thousands of names."""

@@ -84,7 +84,7 @@ from fusefs.store.layout import (
     volume_fields,
 )
 from fusefs.store.registry_lines import makes_common, registered, way_out
-from fusefs.store.standing import NOT_MADE, plain_name
+from fusefs.store.user_folders import NOT_MADE, plain_name
 
 DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
 """A shell makes them of `.*`, and nobody types them."""

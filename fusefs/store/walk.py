@@ -6,7 +6,7 @@ of its length: minutes for a chain of 10,000 directories.
 Root's commands never carry anything across the boundary between users: one rule for all of them.
 Taking (plan, sweep): from a directory of root's root goes into any; from one user's directory into another user's only
 if that one was in that place before (`SeenDirectories`): a user may have moved it there since. The reaper does the same
-by times of change (reaper/removal_stops.py).
+by times of change (reaper/not_removed.py).
 Giving (move, restore): root puts something into a directory that is there only if nobody gets by that what that user
 could not have had: the name of a directory proves nothing about who made it.
 Other users than root need no such rule: the kernel asks for their rights.

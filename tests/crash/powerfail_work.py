@@ -16,8 +16,8 @@ from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.init_store import initialise
 from fusefs.store.stage import SwapOptions
-from fusefs.store.standing import take_census
 from fusefs.store.swap import own_folder
+from fusefs.store.user_folders import take_census
 from tests.crash.powerfail_invariants import MODE, STORE_DURABLE, Shape, check_state, shapes_at_once, text_of
 from tests.support.crash_states import Check
 from tests.support.fake_dev_fuse import move_into_drop

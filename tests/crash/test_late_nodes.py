@@ -22,7 +22,7 @@ from fusefs.linux import kernel as kernel_module
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from fusefs.store import recover as recover_module
-from fusefs.store import take_over
+from fusefs.store import silent_nodes
 from fusefs.store.orphans import KeepFor, find_container, keep_by_id
 from tests.support.covering_sets import share_of
 from tests.support.crash_invariants import hold_when_failing, hold_when_killed, hold_when_stopped, spread
@@ -80,7 +80,7 @@ OTHER_BOOT = str(uuid.UUID(int=7))
 @pytest.fixture(autouse=True)
 def is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_module, "_LOCAL", frozenset())
-    monkeypatch.setattr(take_over, "takeover_s", lambda _volume: 0.0)
+    monkeypatch.setattr(silent_nodes, "takeover_s", lambda _volume: 0.0)
 
 
 def recover_elsewhere(volume: Path, kernel: Kernel | None = None) -> list[str]:

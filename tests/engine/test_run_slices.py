@@ -22,8 +22,8 @@ from fusefs.engine.run_slices import SlicePool, worker_processes, worker_threads
 from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose, group_shift
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.reaper.not_removed import InnerStores
 from fusefs.reaper.reap import RemovalWishes, reap
-from fusefs.reaper.removal_stops import InnerStores
 from fusefs.reaper.remove_slice import SliceRemover
 from tests.support.background_processes import EndsWorkers
 from tests.support.make_trees import fill

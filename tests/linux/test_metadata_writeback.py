@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.pressure import MetadataWriteback, device_directory
+from fusefs.linux.metadata_writeback import MetadataWriteback
+from fusefs.linux.pressure import device_directory
 from tests.support.foreground_mount import until
 from tests.support.real_filesystems import loop_volume, sync, tmpfs_volume
 

@@ -24,8 +24,8 @@ from fusefs.store.find_stores import discover
 from fusefs.store.make_store import make_store, unmake_store
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.stage import SwapOptions
-from fusefs.store.standing import open_user
 from fusefs.store.tidy_folder import tend
+from fusefs.store.user_folders import open_user
 from tests.support.background_mounts import backing_of, is_dead
 from tests.support.crash_scenarios import DyingAfter, forbid_exchange
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until

@@ -19,8 +19,8 @@ from fusefs.core.results import Reaped
 from fusefs.core.slices import SlicePlan, SliceWork
 from fusefs.engine.strategy import AllocationGroups, Workers, choose
 from fusefs.linux.kernel import Kernel
+from fusefs.reaper.not_removed import InnerStores, OutageWishes
 from fusefs.reaper.reap import RemovalWishes, reap
-from fusefs.reaper.removal_stops import InnerStores, OutageWishes
 from fusefs.reaper.remove_slice import SliceRemover
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.make_trees import Spec, fill, make_tree

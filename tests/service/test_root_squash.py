@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.service_status import VolumePhase
-from fusefs.store.layout import SQUASHED
+from fusefs.store.root_squash import SQUASHED
 from tests.support.fuse_squash import squashed, squashing_volume
 from tests.support.make_trees import IMMUTABLE, Dir, make_tree, set_flags
 from tests.support.other_users import as_user, run_as

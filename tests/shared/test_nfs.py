@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from fusefs.store.take_over import UNKNOWN_S
+from fusefs.store.silent_nodes import UNKNOWN_S
 from tests.conftest import DEMANDED_GROUPS
 from tests.support import nfs_actions, uml_actions
 from tests.support.nfs_machines import UNLOCKED, VERSIONS, NfsClient, NfsVolume, Site, site

@@ -17,7 +17,7 @@ from fusefs.cli.main import run
 from fusefs.core.errors import TrashdError
 from fusefs.core.node_beats import NodeBeat, beat_name, encode_beat
 from fusefs.linux.kernel import Kernel
-from fusefs.store.standing import take_census
+from fusefs.store.user_folders import take_census
 from tests.support.covering_sets import runs_every_case
 from tests.support.crash_scenarios import changing
 from tests.support.fuse_bad_rename import lying_volume

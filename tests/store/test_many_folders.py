@@ -16,13 +16,13 @@ from fusefs.core.results import Finding
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.user_ids import read_subordinates
 from fusefs.service.open_volume import open_volume
-from fusefs.store import make_folder, standing
+from fusefs.store import make_folder, user_folders
 from fusefs.store.doctor import check_folder, check_store
 from fusefs.store.find_stores import discover
 from fusefs.store.layout import FOLDERS
 from fusefs.store.make_folder import look_first
 from fusefs.store.orphans import all_entries, each_folder, tend_all
-from fusefs.store.standing import take_census
+from fusefs.store.user_folders import take_census
 from tests.support.covering_sets import is_soak
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
@@ -152,7 +152,7 @@ def test_one_users_subordinate_uids_are_served_up_to_a_number_and_others_all(
 ) -> None:
     told = partial(read_subordinates, bytes(tmp_path / "subuid"))
     monkeypatch.setattr("fusefs.linux.user_ids.read_subordinates", told)
-    monkeypatch.setattr(standing, "MOST", 10)
+    monkeypatch.setattr(user_folders, "MOST", 10)
     make_folders(roomy_system, 0, 15)
     make_folders(roomy_system, ALICE - FIRST, 1)
     look_with(Kernel(), roomy_system)

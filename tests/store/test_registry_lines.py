@@ -20,7 +20,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.untrusted_path import open_way
 from fusefs.store.registry_lines import MAX_BYTES, MAX_LINES, RegistryLine, decode, encode
-from fusefs.store.registry_targets import LineOf, open_registered, stores_of_users
+from fusefs.store.store_registry import LineOf, open_registered, stores_of_users
 from tests.support.covering_sets import runs_every_case
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Dir, make_tree

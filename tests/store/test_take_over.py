@@ -23,9 +23,9 @@ from fusefs.linux import kernel as kernel_module
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
 from fusefs.linux.mountinfo import Mount
-from fusefs.store import take_over
+from fusefs.store import silent_nodes
 from fusefs.store.check_swap import preflight
-from fusefs.store.take_over import UNKNOWN_S, takeover_s
+from fusefs.store.silent_nodes import UNKNOWN_S, takeover_s
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
@@ -140,7 +140,7 @@ def test_a_change_begins_the_watch_anew(volume: Path) -> None:
 def test_another_boots_notes_say_nothing(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recover_after(volume, 0, PART + 1)
     with monkeypatch.context() as patch:
-        patch.setattr(take_over, "boot_id", lambda: str(uuid.UUID(int=2)))
+        patch.setattr(silent_nodes, "boot_id", lambda: str(uuid.UUID(int=2)))
         assert recover_after(volume, UNKNOWN_S + 1) != []
     assert recover_after(volume, UNKNOWN_S + 1) == []
 
@@ -154,7 +154,7 @@ def test_a_note_that_makes_no_sense_is_none(volume: Path) -> None:
 
 
 def test_doctor_waits_for_it(volume: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(take_over, "takeover_s", lambda _volume: 0.3)
+    monkeypatch.setattr(silent_nodes, "takeover_s", lambda _volume: 0.3)
     assert run(["doctor", "--repair", "--wait", str(volume)]) == 0
     assert "another node may still work on what it left here: watching that" in capfd.readouterr().err
     assert is_taken_over(volume)
@@ -199,7 +199,7 @@ def test_a_lock_of_a_boot_that_is_over_does_not_count(volume: Path) -> None:
 def test_who_waits_for_what_another_boot_has_locked_is_told_how_to_have_it(
     volume: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(take_over, "takeover_s", lambda _volume: 0.3)
+    monkeypatch.setattr(silent_nodes, "takeover_s", lambda _volume: 0.3)
     with (left(volume) / "record.json").open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert run(["doctor", "--repair", "--wait", str(volume)]) == 0
@@ -271,7 +271,7 @@ def test_without_a_configuration_the_type_of_the_filesystem_decides(
 ) -> None:
     mount = Mount(1, 0, b"0:1", b"/", b"/mnt", fstype.encode(), b"", b"")
     with tmpfs_store() as volume, configured(monkeypatch, ""):
-        monkeypatch.setattr(take_over, "find_mount", lambda *_: mount)
+        monkeypatch.setattr(silent_nodes, "find_mount", lambda *_: mount)
         assert takeover_of(volume) == seconds
 
 

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from fusefs.core.errors import Busy, NotFound
-from fusefs.store.take_over import UNKNOWN_S
+from fusefs.store.silent_nodes import UNKNOWN_S
 from tests.support.cluster_nodes import ClusterNode, ClusterNodes, NodeCommand
 from tests.support.make_trees import Spec, make_tree
 from tests.support.trashd_command import CommandResult

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from fusefs.linux import children
 from fusefs.linux.children import UserCredentials, person
-from fusefs.store import as_owner, find_stores, orphans, registry_targets
+from fusefs.store import as_owner, find_stores, orphans, store_registry
 from fusefs.store.layout import UserFolder
 from fusefs.store.victim_rename import DirectRename, VisibleRename
 from tests.support.shared_memory_children import call_in_child
@@ -116,7 +116,7 @@ def asked_directly() -> Iterator[None]:
     Blocks may be in each other, and in several threads.
     """
     _blocks.append(None)
-    for module in (find_stores, registry_targets):
+    for module in (find_stores, store_registry):
         setattr(module, _ASK, _ask_each)
     setattr(orphans, _AS_OWNER, _as_owner)
     try:
@@ -124,7 +124,7 @@ def asked_directly() -> Iterator[None]:
     finally:
         _blocks.pop()
         if not _blocks:
-            for module in (find_stores, registry_targets):
+            for module in (find_stores, store_registry):
                 setattr(module, _ASK, children.ask_each)
             setattr(orphans, _AS_OWNER, as_owner.as_owner)
 

@@ -21,8 +21,8 @@ from fusefs.core.results import Reaped, Report
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
+from fusefs.reaper.not_removed import LateArrivals
 from fusefs.reaper.reap import NOTHING_SPECIAL, RemovalWishes, remove_contents
-from fusefs.reaper.removal_stops import LateArrivals
 from tests.support.proc_stat import all_stats
 from tests.support.store_verbs import entries, place, reap_now
 

@@ -12,7 +12,7 @@ from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import FOLDERS
 from fusefs.store.make_folder import make_user
 from fusefs.store.orphans import ListedContainer
-from fusefs.store.standing import open_user
+from fusefs.store.user_folders import open_user
 from tests.support.acls import GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ
 from tests.support.make_trees import Dir, EntrySnapshot, Spec, make_tree, snapshot
 from tests.support.other_users import as_user

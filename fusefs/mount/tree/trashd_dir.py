@@ -29,7 +29,7 @@ from fusefs.store.layout import DROP, Store, UserFolder, open_own_store, open_st
 from fusefs.store.make_folder import make_proven, make_user
 from fusefs.store.make_store import make_store, name_for_new
 from fusefs.store.registry_lines import makes_common
-from fusefs.store.standing import open_user
+from fusefs.store.user_folders import open_user
 
 _DROPS = 0x6000_0000_0000_0000
 """The lowest nodeid of a link; beyond any that the table of nodes gives, which counts its own up from half of that."""

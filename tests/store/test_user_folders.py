@@ -11,7 +11,7 @@ import pytest
 from fusefs.core.names import whose
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import FOLDERS
-from fusefs.store.standing import open_user
+from fusefs.store.user_folders import open_user
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.covering_sets import share_of
 from tests.support.crash_scenarios import changing

@@ -21,7 +21,7 @@ from fusefs.store.make_folder import look_first
 from fusefs.store.orphans import all_entries
 from fusefs.store.registry_lines import StoreMaker
 from fusefs.store.stage import SwapOptions
-from fusefs.store.standing import NOT_MADE, NOT_REGISTERED, open_user, take_census
+from fusefs.store.user_folders import NOT_MADE, NOT_REGISTERED, open_user, take_census
 from tests.support.covering_sets import share_of
 from tests.support.crash_scenarios import STRIDE, changing
 from tests.support.group_members import FORGED, plant

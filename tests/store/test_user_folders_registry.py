@@ -15,8 +15,8 @@ from fusefs.linux.mountinfo import read_mounts
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import open_store
 from fusefs.store.registry_lines import MAX_LINES, RegistryLine, decode, encode, registered
-from fusefs.store.registry_targets import LineOf, open_registered
-from fusefs.store.standing import is_remembered, remember
+from fusefs.store.store_registry import LineOf, open_registered
+from fusefs.store.user_folders import is_remembered, remember
 from tests.support.make_trees import make_tree
 from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import as_user

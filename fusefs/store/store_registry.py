@@ -156,6 +156,8 @@ def open_registered(kernel: Kernel, entry: LineOf, mounts: list[Mount]) -> Store
 
 
 _MODE = 0o600
+
+
 _GLANCES, _GLANCE_S = 50, 0.01
 
 
@@ -214,9 +216,16 @@ def _replaces(one: RegistryLine, line: RegistryLine, lead: RegistryTarget) -> bo
 
 
 MOST_ACCOUNTS = 10_000
+
+
 _MOST_UNLISTED = 1000
+
+
 _MOST_AT_ROOTS = 16
+
 """Names of one user's own stores in all mount points together: anybody can make directories with such names."""
+
+
 _FOUND = b"found"
 
 

@@ -49,7 +49,10 @@ from fusefs.store.layout import TREE, is_stores_own
 from fusefs.store.victim import Thing, things_in
 
 _BEGINS = ".trashd"
+
 """What the names of stores begin with: cheaper to ask, for each directory, than `is_stores_own`."""
+
+
 _MAY_BE_PINNED = (State.ORPHANS, State.STAGE, State.RESTORING)
 
 
@@ -135,8 +138,13 @@ def _may_be_pinned(kernel: Kernel, folder: Fd, thing: Thing) -> bool:
 
 
 _SUBVOLUME_INO = 256
+
+
 _CLOCK_REALTIME_COARSE = 5
+
 """What the kernel takes a time of change from, <linux/time.h>."""
+
+
 _TICKS, _TICK_S = 50, 0.001
 
 
@@ -260,13 +268,25 @@ CUT_OFF = frozenset(
         errno.ETIMEDOUT,
     }
 )
+
 """They say that nobody answers."""
+
+
 DOUBTFUL = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE})
+
 """The server is away, or this entry can't be had."""
+
+
 COMMAND_LIMIT_S = 120.0
+
 """Somebody looks at it. NFS's grace (90 s) and the restart of a server, or its replacement, are shorter."""
+
+
 DOUBT_PAUSES_S = (0.5, 2.0)
+
 """Before what failed in doubt is tried again."""
+
+
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 

@@ -53,22 +53,52 @@ from fusefs.store.registry_lines import (
 )
 
 MOUNTED = "something is mounted over it"
+
+
 NOT_MADE = "nobody can tell that root made this store, and not one who may move root's directories"
+
+
 NOT_REGISTERED = "it is not the folder that root registered (a copy, or another one took its place)"
+
+
 _NONE = "it is no directory"
+
+
 _SUBVOLUME = "it is another subvolume than the store"
+
+
 _REFUSED_ONCE = "it was not only its owner's when root first saw it"
+
+
 _CLOSED = "too much that was not only his bore his name: root looks at nothing more"
+
+
 _ROOTS = "root makes his own where nobody else does"
+
+
 _STRANGERS = "this filesystem lets strangers move what is not theirs: only what root makes is proven"
+
+
 MOST = 1000
+
 """Subordinate uids of one user whose folders are registered, served and listed for root; the others serve their own."""
+
+
 MOST_REFUSED = 16
+
 """Directories of one user that root refused at its first inspection; root then inspects no more of that user."""
+
+
 _MOST_OPENED = 3
+
 """Names of one user beside the folder that are opened to report a reason; a user can make thousands."""
+
+
 _MAX_BYTES = 8192
+
+
 _SPARE = Name(b".spare")
+
 """Blocks for one more file: on a full volume a folder must be registered before root's reap may free anything in it."""
 
 
@@ -639,7 +669,7 @@ def remember(store: Store) -> str:
             pass
         if compare(one.identity, store.volume.store) is Likelihood.OTHER:
             return "it is a copy of another one"
-        from fusefs.store.registry_targets import add_line  # only the first use of a store needs it
+        from fusefs.store.store_registry import add_line  # only the first use of a store needs it
 
         return add_line(store.kernel, one)
     except OSError as error:
@@ -655,6 +685,6 @@ def vouch(store: Store) -> bool:
         return True
     if store.judged().made is StoreMaker.BY_ROOT:
         return True
-    from fusefs.store.registry_targets import add_line  # only the first use of a store needs it
+    from fusefs.store.store_registry import add_line  # only the first use of a store needs it
 
     return not add_line(store.kernel, describe(store))

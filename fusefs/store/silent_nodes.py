@@ -1,0 +1,140 @@
+"""For how long another node, or another boot, must be silent before what it left is taken over.
+
+Whether another node still works on a container is watched for long, by our own clock. What was seen, and when, is noted
+beside the record, so that any later command of this boot goes on with the watch. It only shows who may be alive: what
+keeps live files, should a silent one wake after all, is how it is taken over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from fusefs.core.errors import BadConfig
+from fusefs.core.names import Name
+from fusefs.linux.fd import Fd
+from fusefs.linux.kernel import Kernel
+from fusefs.linux.machine_identity import boot_id
+from fusefs.linux.mountinfo import Mount, find_mount, find_rule_path, read_mounts, views
+from fusefs.store.layout import (
+    ANNOUNCED_PREFIX,
+    WATCH_PREFIXES,
+    WATCHED_PREFIX,
+    Store,
+    read_small,
+    trusted_owners,
+    write_small,
+)
+
+UNKNOWN_S = 180
+"""Three times as long as NFS caches attributes (acregmax, acdirmax), the longest of the defaults that we know."""
+_KNOWN_S = {
+    b"ceph": 90,
+    b"fuse.ceph-fuse": 90,
+    b"fuse.glusterfs": 90,
+    b"fuse.juicefs": 90,
+    b"fuse.mfs": 90,
+    b"fuse.sshfs": 90,
+}
+"""By the type of the filesystem: the nodes of these saw each other's changes within seconds (docs/performance.md)."""
+_CACHE_TIMES = 3
+_ANNOUNCED_PART = 1 / 3
+"""Of that time: so long nothing is said of it, or every check would stop every swap; and so long it is announced."""
+_NOTE_MAX_BYTES = 200
+_NS = 1_000_000_000
+
+
+Waits = Callable[[float], bool]
+"""Waits for so many seconds; False if that was stopped before."""
+
+
+class _Note(NamedTuple):
+    """When something was seen, by the clock of this boot that can't be set, and what."""
+
+    at_s: float
+    sight: str
+
+
+def takeover_s(store: Store) -> float:
+    """For how many seconds another node's command must be silent before it is taken over, if its lock can be had.
+
+    A node that is silent for less may be busy; and other nodes see what it writes only when their caches expire.
+    Raises  OSError
+    """
+    mounts = read_mounts()
+    seconds = _configured_s(store, mounts) if store.takeover_s is None else store.takeover_s
+    if not seconds:
+        mount = find_mount(store.kernel, store.fd, mounts)
+        seconds = UNKNOWN_S if mount is None else _KNOWN_S.get(mount.fstype, UNKNOWN_S)
+    return max(float(seconds), _CACHE_TIMES * (store.volume.cache_s or 0.0))
+
+
+def _configured_s(store: Store, mounts: list[Mount]) -> int:
+    """The longer one of what the system's configuration and the caller's own state for a volume; 0 if neither does.
+
+    One that has an error, or that the caller may not read, states nothing.
+    """
+    from fusefs.linux.config_files import load_config, load_system_config  # few commands meet another boot's leftovers
+
+    rule = find_rule_path(store.base_path, mounts, views(mounts, trusted_owners(os.geteuid())))
+    stated = [0]
+    for load in (load_system_config, load_config):
+        with suppress(BadConfig):
+            stated.append(load().config.inside(*rule).takeover_s or 0)
+    return max(stated)
+
+
+def left_to_wait_s(store: Store, fd: Fd) -> float:
+    """For how many seconds a container must be silent still, as far as this boot has watched it; 0: take it over.
+
+    A live owner who sees that it is announced withdraws. Raises  OSError
+    """
+    kernel = store.kernel
+    needed_s, now_s, sight = takeover_s(store), kernel.boot_ns() / _NS, _sight(kernel, fd)
+    announced_s = needed_s * _ANNOUNCED_PART
+    watched = _noted(kernel, fd, WATCHED_PREFIX)
+    if watched is None or watched.sight != sight:
+        _note(kernel, fd, WATCHED_PREFIX, _Note(now_s, sight))
+        with suppress(FileNotFoundError):
+            kernel.unlink(fd, _name(ANNOUNCED_PREFIX))
+        return announced_s
+    silent_s = now_s - watched.at_s
+    if silent_s < announced_s:
+        return announced_s - silent_s
+    announced = _noted(kernel, fd, ANNOUNCED_PREFIX)
+    if announced is None:
+        _note(kernel, fd, ANNOUNCED_PREFIX, announced := _Note(now_s, sight))
+    return max(0.0, needed_s - silent_s, announced.at_s + announced_s - now_s)
+
+
+def _name(prefix: bytes) -> Name:
+    """Each boot has a note of its own: another's clock proves nothing."""
+    return Name(prefix + boot_id().encode())
+
+
+def _sight(kernel: Kernel, fd: Fd) -> str:
+    """What a container looks like: its names, and when its record and all else in it were changed."""
+    from hashlib import sha256  # few commands meet what another boot left
+
+    digest = sha256()
+    for name in kernel.list_anew(fd):
+        if not name.startswith(WATCH_PREFIXES):
+            with suppress(FileNotFoundError):
+                st = kernel.stat(fd, name)
+                digest.update(repr((name, st.st_size, st.st_mtime_ns, st.st_ctime_ns)).encode())
+    return digest.hexdigest()
+
+
+def _noted(kernel: Kernel, fd: Fd, prefix: bytes) -> _Note | None:
+    """This boot's note; None if there is none that makes sense."""
+    with suppress(FileNotFoundError, ValueError):
+        at_s, sight = (read_small(kernel, fd, _name(prefix), _NOTE_MAX_BYTES) or b"").decode("ascii").split()
+        return _Note(float(at_s), sight)
+    return None
+
+
+def _note(kernel: Kernel, fd: Fd, prefix: bytes, note: _Note) -> None:
+    text = f"{note.at_s} {note.sight}".encode()
+    write_small(kernel, fd, _name(prefix), text, new=prefix + os.urandom(6).hex().encode())
