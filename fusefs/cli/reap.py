@@ -250,7 +250,10 @@ def reap_one(base: bytes, orphan: str, *, as_json: bool, waits: bool = False) ->
 
 
 def reap_all(kernel: Kernel, due: Sequence[ListedContainer], how: ReapOptions) -> int:
-    """Reap containers one after the other, or one of them; the exit code. Ctrl-C ends it between two slices."""
+    """Reap containers one after the other, or one of them; the exit code. Ctrl-C ends it between two slices.
+
+    The caller has chosen them, and asked whoever is to be asked: `how` says only how they are reaped.
+    """
     began = time.monotonic()
     codes, reaped, is_away = [], [], False
     with StopSignals() as stop, ExitStack() as owned:

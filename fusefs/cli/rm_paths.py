@@ -126,7 +126,8 @@ class _RmCommand(NamedTuple):
             paths = [*filter(os.path.lexists, paths)]
         if paths:
             batch = SwapBatch(paths, self.options, remove_path, self.as_json, kept=not self.now)
-            batch = batch._replace(after=lambda swapped: self._reap(swapped.base(), swapped.id))
+            if self.now:
+                batch = batch._replace(after=lambda swapped: self._reap(swapped.base(), swapped.id))
             self.codes.append(swap_all(batch))
 
     def _remove(self, group: RemovalGroup, stop: StopSignals) -> list[bytes]:
@@ -141,14 +142,12 @@ class _RmCommand(NamedTuple):
         if swept.orphan is not None:
             self._tell(group, swept, frozenset(left))
             self.codes.append(Unsettled.exit_code if swept.warnings else 0)
-            if swept.store is not None:
+            if self.now and swept.store is not None:
                 self.codes.append(self._reap(base_of(swept.store), swept.orphan))
         return [] if stop() else left
 
     def _reap(self, base: bytes, orphan: str) -> int:
-        """Reap what was removed, if that is asked for; the exit code."""
-        if not self.now:
-            return 0
+        """Reap what was removed; the exit code."""
         from fusefs.cli.reap import reap_one
 
         return reap_one(base, orphan, as_json=self.as_json)

@@ -43,7 +43,7 @@ class FolderWatches:
         self._wake = wake
         self._users: dict[int, UserState] = {}
         self._watches: dict[int, dict[bytes, list[int]]] = {}  # of each user, by the path of the store
-        self._blind: set[tuple[int, bytes]] = set()
+        self._blind: defaultdict[int, set[bytes]] = defaultdict(set)  # of each user, what could not be watched
         self._areas: list[int] = []
         self._n_blind = 0
         self.next_at_s = math.inf  # when to try again what could not be watched; later each time
@@ -71,14 +71,15 @@ class FolderWatches:
 
     def is_complete(self, uid: int) -> bool:
         """Whether all that happens in a user's folders will be told."""
-        return uid in self._users and self._watches[uid].keys() == self._users[uid].parts.keys()
+        return uid in self._watches and self._watches[uid].keys() == self._users[uid].parts.keys()
 
     def dismiss(self, uid: int) -> None:
         """Watch nothing of a user's any more."""
         self._users.pop(uid, None)
-        self._blind = {one for one in self._blind if one[0] != uid}
+        self._blind.pop(uid, None)
         for base in list(self._watches.get(uid, ())):
             self._leave(uid, base)
+        self._watches.pop(uid, None)
 
     def post_areas(self, store: Store, notice: Callable[[InotifyEvent], None]) -> None:
         """Watch where users' folders are made, as far as it can be, if that is not watched yet."""
@@ -104,13 +105,13 @@ class FolderWatches:
         try:
             self._watch(store, user, user.parts[base])
         except OSError as error:
-            if (user.uid, base) not in self._blind:
+            if base not in self._blind[user.uid]:
                 _LOG.warning("a folder of uid %d can't be watched: %s", user.uid, error.strerror)
-            self._blind.add((user.uid, base))
+            self._blind[user.uid].add(base)
             self._leave(user.uid, base)
         else:
-            if (user.uid, base) in self._blind:
-                self._blind.discard((user.uid, base))
+            if base in self._blind[user.uid]:
+                self._blind[user.uid].remove(base)
                 user.look_again()  # anything may have happened meanwhile
 
     def _watch(self, store: Store, user: UserState, part: FolderPart) -> None:
@@ -139,7 +140,7 @@ class FolderWatches:
         elif event.happened & (
             InotifyMask.IGNORED | InotifyMask.DELETE_SELF | InotifyMask.MOVE_SELF | InotifyMask.UNMOUNT
         ):
-            if part.base in self._watches[user.uid]:
+            if part.base in self._watches.get(user.uid, ()):
                 self._leave(user.uid, part.base)
                 user.look_again()  # which watches again what is still there
         else:

@@ -153,9 +153,11 @@ class OrphanSchedule:
             case OrphanEnded():
                 self._ended(user, _part_of(user, order), answer, now_s)
             case Measured():
-                known = _part_of(user, order).known
+                part = _part_of(user, order)
+                known = part.known
                 if isinstance(order, Measure) and order.when_idle:
-                    _part_of(user, order).measuring = None  # its record has it, if that could be written
+                    if answer.id == part.measuring:
+                        part.measuring = None  # its record has it, if that could be written
                 elif answer.id in known:
                     known[answer.id] = known[answer.id]._replace(size=OrphanSize(answer.n_inodes, answer.n_bytes))
             case OrderDone():

@@ -92,6 +92,16 @@ class OtherNodes:
         """The nodes that were seen to serve it."""
         return self._watch.told(self._own)
 
+    def forget(self) -> None:
+        """It is gone, or another volume: nothing that is known is true any more. Our beats are counted on."""
+        self._is_shared = False
+        self._own = None
+        self._beat_at_s = self._poll_at_s = math.inf
+        self._interval = PollInterval(timers.current.node_poll_pause_s)
+        self._watch = BeatWatch()
+        self._areas = None
+        self._looks.clear()
+
     async def look(
         self, opened: OpenVolume, users: Mapping[int, UserState], phase: str, probe_ms: float | None = None
     ) -> None:

@@ -90,15 +90,16 @@ class RegisteredStores:
         self._context = context
         self._watches: dict[int, int] = {}
         self._news = trio.Event()
-        self._read_s = 0.0
+        self._began_s = 0.0
 
     def look(self) -> None:
         """Something was mounted, or a user may have registered a store: look soon."""
         self._news.set()
 
     async def news(self) -> None:
-        """Wait until it is time to read again. Checkpoint"""
-        await trio.sleep(max(timers.current.registries_pause_s, timers.current.registries_pauses * self._read_s))
+        """Wait until it is time to read again, once what was read has been acted on. Checkpoint"""
+        took_s = boot_s() - self._began_s
+        await trio.sleep(max(timers.current.registries_pause_s, timers.current.registries_pauses * took_s))
         with trio.move_on_after(self._context.config.poll_s):
             await self._news.wait()
 
@@ -108,7 +109,7 @@ class RegisteredStores:
         users  with a folder in a store that is served, whom the accounts need not list
         """
         self._news = trio.Event()
-        began_s = boot_s()
+        self._began_s = boot_s()
         uids = [uid for uid in users if uid][:_MOST_NAMED]
         heard: set[int] = set()
 
@@ -127,7 +128,6 @@ class RegisteredStores:
         if is_whole:  # a user of whom nothing was heard has no store any more
             for uid in self._n_more.keys() - heard:
                 self._forget(uid)
-        self._read_s = boot_s() - began_s
 
     def _forget(self, uid: int) -> None:
         self.words = {key: word for key, word in self.words.items() if key[0] != uid}

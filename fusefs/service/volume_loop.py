@@ -615,7 +615,7 @@ class VolumeLoop:
         self._served.end()
         self._refused = ()
         self._unread = UnreadUsers()
-        self._nodes = OtherNodes(self._context, self._limiter, self._may_have_users)
+        self._nodes.forget()
         for uid in list(self.users):
             del self.users[uid]
             self._leave(uid)

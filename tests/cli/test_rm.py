@@ -1,11 +1,13 @@
 """`trashd rm` of several: one orphan on each filesystem, whole or by name, and never more than each alone would be."""
 
+import errno
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from fusefs.store import sweep_container
 from tests.support.make_trees import Spec, make_tree, owned, snapshot
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
@@ -259,3 +261,13 @@ def test_killed_in_the_middle_all_are_in_place_or_come_back(volume: Path, top: P
             pass
         process.kill()
     assert_all_come_back(volume, top, names)
+
+
+def test_what_cannot_be_flushed_is_said_by_its_exit_code(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flush_nothing(_held: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    make(volume / "a", volume / "b")
+    monkeypatch.setattr(sweep_container, "flush", flush_nothing)
+    done = trashd("rm", "-r", volume / "a", volume / "b")
+    assert (done.code, "Input/output error in the end" in done.err) == (10, True), done

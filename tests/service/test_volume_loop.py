@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
@@ -19,6 +21,7 @@ from trio.testing import wait_all_tasks_blocked
 from fusefs.core.config import POLL_S
 from fusefs.core.errors import NoStore
 from fusefs.core.events import Event
+from fusefs.core.node_beats import NodeBeat
 from fusefs.core.record import Method
 from fusefs.linux.machine_identity import clocks_ns
 from fusefs.service import volume_loop
@@ -27,6 +30,7 @@ from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.messages import Page, ReadRecords, SeenContainer
 from fusefs.service.open_volume import Elsewhere, OpenVolume
 from fusefs.service.orphan_schedule import OrphanSchedule
+from fusefs.service.other_nodes import OtherNodes
 from fusefs.service.served_stores import OwnStoreLimits
 from fusefs.service.shared_context import ServiceContext, in_time
 from fusefs.service.user_state import UserState
@@ -43,7 +47,7 @@ class Opening:
     """A volume that can't be opened, and when that was tried."""
 
     def __init__(self, context: ServiceContext, events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
-        self._context = context
+        self.context = context
         self._monkeypatch = monkeypatch
         self.events = events
 
@@ -64,7 +68,7 @@ class Opening:
                 loop.wake()
 
         async def body() -> None:
-            loop = VolumeLoop(self._context, b"/volume", stays=stays)
+            loop = VolumeLoop(self.context, b"/volume", stays=stays)
             self._monkeypatch.setattr(loop, "_open", open_)
             with trio.move_on_after(DAY_S):
                 async with trio.open_nursery() as nursery:
@@ -322,3 +326,30 @@ def test_a_stall_between_the_clocks_is_no_jump_of_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(time, "time_ns", lambda: next(wall))
     monkeypatch.setattr(time, "clock_gettime_ns", lambda _clock: next(boot))
     assert clocks_ns() == (1014 * S, 14 * S + 1)
+
+
+def test_a_node_counts_its_beats_on_when_the_volume_was_away(opening: Opening) -> None:
+    """Others see by the changed number that it lives."""
+    beats = list[int]()
+
+    class Beat:
+        name = b"node"
+
+        def write(self, beat: NodeBeat) -> None:
+            beats.append(beat.n)
+
+        def all(self) -> dict[bytes, NodeBeat | None]:
+            return {}
+
+    store = SimpleNamespace(areas=SimpleNamespace(all=lambda: ()))
+    opened = cast(OpenVolume, SimpleNamespace(beat=Beat(), is_shared=lambda: True, store=store))
+
+    async def body() -> None:
+        nodes = OtherNodes(opening.context, trio.CapacityLimiter(1), lambda: None)
+        for _ in range(3):
+            nodes.begin(opened)
+            await nodes.look(opened, {}, "idle")
+            nodes.forget()
+
+    trio.run(body)
+    assert beats == [0, 1, 2]
