@@ -48,7 +48,6 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import below, place_of, read_mounts
 from fusefs.store.backing_and_mount import BackingAndMount, Scope, with_mounted
 from fusefs.store.container import ClaimLost, HeldContainer, dissolve, hold, move
-from fusefs.store.find_stores import add_pointer
 from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
 from fusefs.store.make_folder import make_roots
 from fusefs.store.stage import SwapOptions, TakenContainer, identify_at, restock, stage
@@ -63,7 +62,7 @@ from fusefs.store.swap import (
     take_path,
 )
 from fusefs.store.tidy_folder import not_proven
-from fusefs.store.user_folders import open_user
+from fusefs.store.user_folders import add_pointer, open_user
 from fusefs.store.victim import Victim, mount_of
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename
 
@@ -246,7 +245,11 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
 
 
 def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
-    """The result of `body`, run in a process of a user's by root, which it may ask something; kind, Raises as above."""
+    """The result of `body`, run in a process of a user's by root, which it may ask something; kind, Raises as above.
+
+    The child must not import anything: its user may not be able to read where trashd is installed. So what it needs is
+    imported at the top of this module, or by the parent.
+    """
     try:
         message = call_as(uid, lambda ask: _run(body, ask), answer)
     except ChildLost as error:

@@ -22,7 +22,6 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount
 from fusefs.store.container import UNFINISHED_PREFIX, ClaimLost, HeldContainer, hold
-from fusefs.store.find_stores import MOST_READ, pointed
 from fusefs.store.layout import (
     BEGUN,
     FRESH,
@@ -55,7 +54,7 @@ from fusefs.store.reserve import has_spare_space, is_stocked, is_used
 from fusefs.store.stage import identify_at
 from fusefs.store.store_registry import LineOf, RegistryTarget, follow
 from fusefs.store.tidy_folder import passed_over
-from fusefs.store.user_folders import MOUNTED, NOT_MADE, is_vouched
+from fusefs.store.user_folders import MOST_READ, MOUNTED, NOT_MADE, is_vouched, pointed
 
 _RECOVER = "trashd doctor --repair VOLUME completes or undoes it"
 _COPIED = f"so it is in a copy or a backup, where trashd restore ID has it back; else {WAY_OUT}"

@@ -370,7 +370,7 @@ def volume_fields(text: bytes) -> dict[str, Any]:
     return {}
 
 
-def decode_volume(text: bytes, store: bytes = b"") -> Volume | None:
+def decode_volume(text: bytes, store: bytes) -> Volume | None:
     """The Volume in the bytes of a volume.json; None if they are none of ours.
 
     store   the path of the store

@@ -45,14 +45,14 @@ from fusefs.linux.machine_identity import moment
 from fusefs.linux.mountinfo import Mount, below, is_inside, read_mounts
 from fusefs.store.as_owner import as_owner, give_what_is_left
 from fusefs.store.container import ClaimLost, HeldContainer, hold_soon, move, open_record, rewrite, touch
-from fusefs.store.find_stores import discover, folders, lower_stores, with_lower
+from fusefs.store.find_stores import discover, folders, with_lower
 from fusefs.store.layout import POINTERS, TREE, USERS, Store, UserFolder, open_store
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.silent_nodes import Waits
 from fusefs.store.take_over import take_over
 from fusefs.store.tidy_folder import not_proven, prepare, tell, tend, told, waiting
-from fusefs.store.user_folders import FolderCensus, is_vouched
+from fusefs.store.user_folders import FolderCensus, is_vouched, lower_stores
 from fusefs.store.victim_rename import DirectRename, VisibleRename, take_back
 
 
@@ -156,7 +156,7 @@ def _look(folder: UserFolder, state: State, state_fd: Fd, name: bytes, now: Now)
         with kernel.open_dir(state_fd, name) as fd, open_record(kernel, fd, folder.uid) as record_fd:
             record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
             is_stopped = state is State.REAPING and kernel.is_local(record_fd)
-            # Whether a process holds the record, without taking its lock even for a moment.
+            # Stopped: no process holds the record. To find that out, its lock is not taken even for a moment.
             is_stopped = is_stopped and not flock_holders(kernel.fstat(record_fd))
         return _entry(folder, state, ContainerId(text), record, now)._replace(is_stopped=is_stopped)
     except FileNotFoundError:

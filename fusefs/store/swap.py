@@ -45,7 +45,7 @@ from fusefs.store.keep_entries import KeptLinks, choose, keep, withdraw
 from fusefs.store.layout import FRESH, TREE, Store, UserFolder
 from fusefs.store.registry_lines import way_out
 from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, record_of, restock, stage
-from fusefs.store.user_folders import NOT_MADE, is_remembered, open_user, place_of_store, remember
+from fusefs.store.user_folders import NOT_MADE, add_pointer, is_remembered, open_user, place_of_store, remember
 from fusefs.store.victim import Victim, as_told, existing_stores, find_victim, refusals, stores_for
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, take_back
 
@@ -214,7 +214,8 @@ def in_words(unlike: Unlike) -> list[str]:
 def _is_exchanged(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
     """Whether the exchange was done, by the fds held since before; not if the filesystem lies about the flag.
 
-    If something else had the name at that moment, it gets it back. Raises  Refused then; OSError, TakenOver
+    Raises  Refused if something else had the name at that moment, and has it back; Unsettled if it could not be given
+            back: everything is in stage/; OSError, TakenOver
     """
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
@@ -486,11 +487,12 @@ def _first_folder(store: Store) -> UserFolder:
 
 
 def point_own(scope: Scope, store: Store) -> None:
-    """Leave a pointer to a store in the caller's own folder of the one above it, if there is one; before it is used."""
+    """Leave a pointer to a store in the caller's own folder of the one above it, if there is one.
+
+    Before the store is used: what it holds when we are killed must be found.
+    """
     upper = store_above(scope, store)
     if upper is not None:
-        from fusefs.store.find_stores import add_pointer
-
         with upper, own_folder(upper) as folder:
             add_pointer(folder, RelPath(below(store.base_path, upper.base_path)))
 

@@ -33,7 +33,6 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE, BackingAndMount, suppress_errno
 from fusefs.store.container import ClaimLost, HeldContainer, dissolve, hold, move, rewrite
-from fusefs.store.find_stores import lower_stores
 from fusefs.store.gate import gate
 from fusefs.store.layout import (
     CACHEDIR_TAG,
@@ -61,7 +60,16 @@ from fusefs.store.registry_lines import way_out
 from fusefs.store.reserve import FOR_USER, is_used, with_room
 from fusefs.store.silent_nodes import Waits
 from fusefs.store.stage import identify_at, record_now, restock, stage_new
-from fusefs.store.user_folders import MOUNTED, NOT_MADE, NOT_REGISTERED, Standing, names_in, open_user, take_census
+from fusefs.store.user_folders import (
+    MOUNTED,
+    NOT_MADE,
+    NOT_REGISTERED,
+    Standing,
+    lower_stores,
+    names_in,
+    open_user,
+    take_census,
+)
 
 _MOST_NAMED = 3
 """Of one owner; any user can make thousands of names."""

@@ -84,7 +84,7 @@ from fusefs.store.layout import (
     volume_fields,
 )
 from fusefs.store.registry_lines import makes_common, registered, way_out
-from fusefs.store.user_folders import NOT_MADE, plain_name
+from fusefs.store.user_folders import NOT_MADE, plain_name, read_pointers
 
 DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
 """A shell makes them of `.*`, and nobody types them."""
@@ -459,13 +459,20 @@ def held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
     else:
         return STORE
     with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(dir_fd, name or b".", READABLE) as fd:
-        after_prefix = kernel.first_names(fd).split(STORE + b"-")[1:]  # of the ends of other names, too
-        names = [STORE + b"-" + one.partition(b"\0")[0] for one in after_prefix]
-        for one in (user_store(os.geteuid()), *(name for name in names if whose_store(name) is not None)):
+        names = (name for name in _names_like(kernel.first_names(fd), STORE + b"-") if whose_store(name) is not None)
+        for one in (user_store(os.geteuid()), *names):
             with suppress_errno(*OUT_OF_REACH):  # what has the name is one, as far as it can be seen from outside
                 if kernel.stat(fd, one).st_mode == stat.S_IFDIR | FOLDER_MODE:
                     return Name(one)
     return None
+
+
+def _names_like(names: bytes, begin: bytes) -> Iterator[bytes]:
+    """What of some names, each ended by a NUL, begins so; the ends of others, too, but none from the middle of one."""
+    at = names.find(begin)
+    while at >= 0:
+        yield names[at : names.index(0, at)]
+        at = names.find(begin, at + 1)
 
 
 _AREAS = (USERS, NEW)
@@ -662,8 +669,6 @@ def _pointed_from(kernel: Kernel, base_fd: Fd) -> Iterator[_Noted]:
                     n_asked += 1
                     if n_asked > _MOST_ASKED:
                         break
-                    from fusefs.store.find_stores import read_pointers  # hardly any user has one
-
                     for lower in read_pointers(kernel, pointers, uid):
                         yield uid, lower
 

@@ -179,7 +179,7 @@ def _is_whole(store: Path) -> bool:
     files = {path.name: path.read_bytes() for path in store.iterdir() if path.is_file()}
     return (
         all((store / area).is_dir() for area in ("u", "new", "folders"))
-        and decode_volume(files.get("volume.json", b"")) is not None
+        and decode_volume(files.get("volume.json", b""), b"") is not None
         and files.get("CACHEDIR.TAG") == CACHEDIR_TEXT
     )
 

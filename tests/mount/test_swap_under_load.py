@@ -57,7 +57,8 @@ def clients(top: Path, victim: Path) -> list[Callable[[], None]]:
             with file:
                 for _ in range(20):
                     assert file.write(b"line\n") == 5
-                assert (size := os.fstat(file.fileno()).st_size) % 5 == 0
+                size = os.fstat(file.fileno()).st_size
+                assert size % 5 == 0
                 if size > LOG_MAX_BYTES:
                     file.truncate(0)
 

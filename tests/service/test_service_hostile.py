@@ -15,8 +15,8 @@ import pytest
 from fusefs.core.names import RelPath, make_id
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_stores import add_pointer
 from fusefs.store.stage import SwapOptions
+from fusefs.store.user_folders import add_pointer
 from tests.support.fuse_eio import broken_volume
 from tests.support.fuse_silent import silent_fuse
 from tests.support.hostile_volume import ALICE, MALLORY, Shared

@@ -12,11 +12,11 @@ from fusefs.core.errors import Exit, IsStore, NotFound, TrashdError
 from fusefs.core.selection import Selection
 from fusefs.linux.kernel import Kernel
 from fusefs.store import doctor as check_module
-from fusefs.store import find_stores as pointers_module
 from fusefs.store import orphans
+from fusefs.store import user_folders as pointers_module
 from fusefs.store.as_owner import swap_for_owner
-from fusefs.store.find_stores import lower_stores
 from fusefs.store.stage import SwapOptions
+from fusefs.store.user_folders import lower_stores
 from fusefs.sweep.request import ToDelete, ToMove, ToTrash
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.nested_stores import own_store, point_to, store_in, without_upper_store

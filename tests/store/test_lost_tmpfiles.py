@@ -94,7 +94,7 @@ def test_a_store_of_before_is_read_and_uses_none_until_an_init_has_tried_it(volu
     assert ("tmpfile" in calls, "create" in calls) == (False, True)
     assert_silent(volume)
     init(volume)
-    assert (unnamed_of(volume), decode_volume((volume / ".trashd/volume.json").read_bytes())) != (None, None)
+    assert (unnamed_of(volume), decode_volume((volume / ".trashd/volume.json").read_bytes(), b"")) != (None, None)
     calls = calls_of(lambda kernel: swap(make_tree(volume / "job", {"a": "1"}), kernel))
     assert "tmpfile" in calls
 

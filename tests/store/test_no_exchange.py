@@ -93,7 +93,7 @@ def is_whole(path: Path) -> bool:
 def claim_exchange(volume: Path) -> None:
     """Have volume.json say that the exchange was seen to work, as before an update that broke the filesystem."""
     path = volume / ".trashd/volume.json"
-    said = decode_volume(path.read_bytes())
+    said = decode_volume(path.read_bytes(), b"")
     assert said is not None
     path.write_bytes(encode_volume(said._replace(exchange=True)))
 

@@ -26,6 +26,7 @@ from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.make_store import unmake_store
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import swap_path
+from fusefs.store.victim import held_store
 from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Dir, make_tree, remove_tree_hard, set_flags, snapshot
 from tests.support.mount_namespaces import tmpfs_elsewhere
 from tests.support.other_users import as_user
@@ -553,3 +554,11 @@ def test_an_immutable_victim_of_a_users_is_a_clear_error_too(ext4: Path) -> None
     remove_tree_hard(ext4 / "home")
     recover_all(ext4)
     assert_silent(ext4)
+
+
+def test_names_that_hold_many_names_of_stores_cost_one_look_each(volume: Path) -> None:
+    (victim := volume / "victim").mkdir()
+    for number in range(20):
+        (victim / (f"{number}" + ".trashd-1" * 25)).touch()
+    with Kernel().open_path(raw(victim)) as fd:
+        assert calls_of(lambda kernel: held_store(kernel, fd, b"")).count("stat") <= 22

@@ -149,7 +149,7 @@ def forbid_exchange(volume: Path) -> None:
 
 def write_volume(volume: Path, seen: Callable[[Volume], Volume]) -> None:
     path = volume / _STORE / os.fsdecode(VOLUME)
-    found = decode_volume(path.read_bytes())
+    found = decode_volume(path.read_bytes(), b"")
     assert found is not None
     path.write_bytes(encode_volume(seen(found)))
 

@@ -33,7 +33,7 @@ def share_project(volume: Path, owner: int) -> Path:
 
 def expired_record(volume: Path, tree: Path) -> bytes:
     """What a mate forges: an orphan that is to be reaped at once, and whose tree that is."""
-    described = decode_volume((volume / ".trashd/volume.json").read_bytes())
+    described = decode_volume((volume / ".trashd/volume.json").read_bytes(), b"")
     assert described is not None
     return record_of(described.id, tree)
 

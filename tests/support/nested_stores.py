@@ -9,9 +9,9 @@ from fusefs.core.names import RelPath
 from fusefs.core.results import Reaped
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import RemovalWishes, reap
-from fusefs.store.find_stores import add_pointer
 from fusefs.store.orphans import act_on, find_container
 from fusefs.store.stage import SwapOptions
+from fusefs.store.user_folders import add_pointer
 from tests.support.make_trees import Spec, make_tree
 from tests.support.small_orphans import orphan_in
 from tests.support.store_verbs import init, own, raw
