@@ -435,7 +435,9 @@ def _open(store: Store, entry: RegisteredFolder, area: Name, name: Name, refused
     try:
         fd = kernel.open_beneath(area_fd, name, DIRECTORY)
     except OSError as error:
-        refused += _refused_unopened(kernel, area_fd, Standing(area, name, entry.uid, None, MOUNTED), error)
+        if error.errno not in ABSENT:
+            raise
+        refused += _absent(kernel, area_fd, Standing(area, name, entry.uid, None, MOUNTED), error.errno)
         return None
     with closed_on_error(fd):
         standing = standing_of(store, entry, area, name, fd)
@@ -447,13 +449,14 @@ def _open(store: Store, entry: RegisteredFolder, area: Name, name: Name, refused
     return None
 
 
-def _refused_unopened(kernel: Kernel, area_fd: Fd, mounted: Standing, error: OSError) -> list[Standing]:
-    """What is reported of a name that can't be opened: nothing if it has gone. mounted: if something is over it"""
-    if error.errno == errno.EXDEV:
+def _absent(kernel: Kernel, area_fd: Fd, mounted: Standing, number: int) -> list[Standing]:
+    """What is reported of a name where there is no directory, by the errno: nothing if it has gone.
+
+    mounted  if something is over it
+    """
+    if number == errno.EXDEV:
         return [mounted]
-    if error.errno not in ABSENT:
-        raise error
-    if error.errno != errno.ENOENT:
+    if number != errno.ENOENT:
         with suppress(FileNotFoundError):
             owner = kernel.stat(area_fd, mounted.name).st_uid
             return [mounted._replace(owner=owner, why=f"{_NONE}, but something of uid {owner}")]
@@ -509,7 +512,9 @@ def _beside(
     try:
         st = kernel.stat(area_fd, name)
     except OSError as error:
-        return _refused_unopened(kernel, area_fd, Standing(area, name, entry.uid, None, MOUNTED), error)
+        if error.errno not in ABSENT:
+            raise
+        return _absent(kernel, area_fd, Standing(area, name, entry.uid, None, MOUNTED), error.errno)
     why = not_private(st, entry.uid)
     if opens and not why:
         opened = _open(store, entry, area, name, refused)
