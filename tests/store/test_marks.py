@@ -10,7 +10,7 @@ import pytest
 from fusefs.core.container_states import State
 from fusefs.core.errors import Occupied
 from fusefs.linux.kernel import Kernel
-from fusefs.store import take_over
+from fusefs.store import silent_nodes
 from tests.support.crash_scenarios import DyingAfter, forbid_exchange
 from tests.support.fuse_watchdog import fuse_mount
 from tests.support.make_trees import make_tree
@@ -110,7 +110,7 @@ def test_the_mark_goes_with_the_orphan_that_it_was_for(volume: Path) -> None:
 def test_a_killed_swap_is_completed_or_undone_by_the_mark(
     volume: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(take_over, "takeover_s", lambda _volume: 0.0)  # what has no record yet may be another node's
+    monkeypatch.setattr(silent_nodes, "takeover_s", lambda _volume: 0.0)  # what has no record yet may be another node's
     code_of_child(lambda: swap(volume / "job", Kernel(DyingAfter(call))))
     assert recover_all(volume) == []
     for entry in entries(volume):
