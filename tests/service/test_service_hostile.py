@@ -15,6 +15,7 @@ import pytest
 from fusefs.core.names import RelPath, make_id
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
+from fusefs.linux.syscalls import AT_FDCWD
 from fusefs.store.stage import SwapOptions
 from fusefs.store.user_folders import add_pointer
 from tests.support.fuse_eio import broken_volume
@@ -214,14 +215,19 @@ def _close(path: Path) -> None:
     path.chmod(0)
 
 
+def _replace(path: Path, make: Callable[[Path], object]) -> None:
+    """At once: a service makes a directory that is missing."""
+    was = path.with_name(f"was-{path.name}")
+    make(was)
+    Kernel().exchange(AT_FDCWD, raw(was), AT_FDCWD, raw(path))
+
+
 def _replace_by_link(path: Path) -> None:
-    path.rename(path.with_name(f"was-{path.name}"))
-    path.symlink_to("/etc")
+    _replace(path, lambda was: was.symlink_to("/etc"))
 
 
 def _replace_by_file(path: Path) -> None:
-    path.rename(path.with_name(f"was-{path.name}"))
-    path.write_text("")
+    _replace(path, Path.touch)
 
 
 PARTS = ["orphans", "reaping", "drop", "stage", "quarantine", "restoring", "reserve", "pointers"]

@@ -53,7 +53,7 @@ _N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
 """A thread may be lent two or three fds."""
 _IMPORTED_LATE = (
     "fusefs.core.glob", "fusefs.core.node_beats", "fusefs.core.record_decoding", "fusefs.linux.config_files",
-    "fusefs.linux.refused_calls",
+    "fusefs.linux.refused_calls", "fusefs.store.store_registry",
 )  # fmt: skip
 """By functions that commands share. After an upgrade they would be the new version's."""
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
