@@ -1,7 +1,4 @@
-"""Which stores and which users' folders there are, for commands that are not about one path.
-
-Pointers lead from a user's folder of an upper store, by relative paths, to the lower stores of that user.
-"""
+"""Which stores and which users' folders there are, for commands that are not about one path."""
 
 from __future__ import annotations
 

@@ -700,7 +700,7 @@ def vouch(store: Store) -> bool:
     return not add_line(store.kernel, describe(store))
 
 
-# Pointers: in a user's folder of an upper store, the relative paths of the lower stores of that user.
+# Pointers lead from a user's folder of an upper store, by relative paths, to the lower stores of that user.
 
 _POINTER_MAX_BYTES = 64 * 1024
 MOST_READ = 1000
