@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import BY_NAME
+from tests.support.background_mounts import kill_daemon
 from tests.support.command_scenarios import SCENARIOS
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.open_files import held
@@ -368,9 +369,7 @@ def test_a_mount_whose_daemon_is_gone(volume: Path, tree: Path) -> None:
     seen = volume / "seen"
     seen.mkdir()
     assert in_bash(f"trashd mount {tree} {seen}", volume).code == 0
-    assert (
-        in_bash("kill -KILL $(trashd status --json | grep -o '\"pid\": *[0-9]*' | grep -o '[0-9]*')", volume).code == 0
-    )
+    kill_daemon(seen)
     refused("The daemon of a mount is gone; its last numbers are shown", "trashd status", volume, 5)
     assert "trashd mount --replace SRC MNT" in in_bash(f"trashd swap {seen}/below", volume).out
     PAGE.typed("trashd mount --replace SRC MNT", volume, SRC=tree, MNT=seen)

@@ -291,6 +291,19 @@ def test_a_child_that_ends_makes_no_further_call_whatever_it_would_tidy_up(
     assert os.listdir(tmp_path) == ["first"]
 
 
+def test_what_a_child_changes_in_the_environment_is_not_this_process_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRASHD_ONE", "1")
+
+    def act() -> str | None:
+        del os.environ["TRASHD_ONE"]
+        os.environ["HOME"] = "/nonexistent"
+        return os.environ.get("HOME")
+
+    before = dict(os.environ)
+    assert as_user(USER, act) == "/nonexistent"
+    assert os.environ == before
+
+
 @pytest.mark.needs("root", "fuse")
 def test_lookup_takes_the_delay_which_is_changed_at_run_time() -> None:
     with tmpfs_volume() as source, slow_volume(source, 20_000) as slow:

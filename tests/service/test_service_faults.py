@@ -334,8 +334,8 @@ def test_ages_are_told_by_the_time_that_passed_and_not_by_the_clock(base: Path, 
     remember(base, ahead_s)
     with service(base, volume) as running:
         running.until(lambda: is_in_no_state(volume, old) and is_in_no_state(volume, asked))
-        status = running.until_phase(volume, VolumePhase.IDLE)
-        assert status.n_orphans == len([*young, new])
+        running.until(lambda: running.volume(volume).n_orphans == len([*young, new]))
+        running.until_phase(volume, VolumePhase.IDLE)
         assert not any(is_in_no_state(volume, one) for one in [*young, new])
 
 
