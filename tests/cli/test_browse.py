@@ -51,6 +51,12 @@ class Reader:
         for one in words:
             await self.until(lambda one=one: self.sees(one))  # type: ignore[misc]
 
+    async def finish(self) -> None:
+        """Wait until nothing is being changed any more."""
+        app = self._pilot.app
+        assert isinstance(app, Browser)
+        await self.until(lambda: not app.commands.doing())
+
     async def lose(self, words: str) -> None:
         """Wait until they are not any more."""
         await self.until(lambda: not self.sees(words))
@@ -307,6 +313,7 @@ def test_names_of_all_kinds_are_shown_plainly_and_restored_by_the_byte(volume: P
         for name in taken:
             await screen.press("home", *["down"] * sorted(HOSTILE).index(name), "r", "enter")
             await screen.until(lambda name=name: os.path.exists(os.path.join(os.fsencode(job), name)))  # type: ignore[misc]
+            await screen.finish()
 
     browse(person, volume, size=(80, 24))
     assert set(os.listdir(os.fsencode(job))) == set(taken)
