@@ -148,10 +148,7 @@ def command(
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
     # The origins by the paths that users know, where a mount over itself has lost its daemon.
-    every = [
-        entry if entry.origin is None else entry._replace(origin=output.by_mount_point(entry.origin))
-        for entry in all_entries(kernel, volumes, lost, watched(notes=False))
-    ]
+    every = [_by_mount_point(entry) for entry in all_entries(kernel, volumes, lost, watched(notes=False))]
     found = in_order(wanted.picks(every, now_ns), order, now_ns)
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
@@ -164,21 +161,29 @@ def command(
         if not lost:
             click.echo("no orphans" if not every else "no such orphans", err=True)
         return max(codes, default=0)
-    rows = [("ID", "AGE", "LEFT", "SIZE", "OWNER", "STATE", "ORIGIN"), *(_row(entry, now_ns) for entry in found)]
+    owners = {uid: user_name(uid) for uid in {entry.uid for entry in found}}
+    rows = [_row(entry, owners[entry.uid], now_ns) for entry in found]
     width = output.terminal_width()
-    head, *lines = output.aligned(rows, width)
-    print(head)
+    head, *lines = output.aligned([("ID", "AGE", "LEFT", "SIZE", "OWNER", "STATE", "ORIGIN"), *rows], width)
+    printed = [head]
     for line, entry in zip(lines, found, strict=True):
         note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
-        print(line + note if width is None or len(line + note) <= width else line)
-        for reason in _explain_quarantine(entry):
-            print(f"  {reason}")
+        printed.append(line + note if width is None or len(line + note) <= width else line)
+        if entry.state is State.QUARANTINE:
+            printed += [f"  {reason}" for reason in _explain_quarantine(entry)]
+    print("\n".join(printed))
     if any(entry.problem for entry in found):
         output.warn(f"of what is unreadable {WAY_OUT}")
     return max(codes, default=0)
 
 
-def _row(entry: ListedContainer, now_ns: int) -> tuple[str, ...]:
+def _by_mount_point(entry: ListedContainer) -> ListedContainer:
+    if entry.origin is None or (origin := output.by_mount_point(entry.origin)) == entry.origin:
+        return entry
+    return entry._replace(origin=origin)
+
+
+def _row(entry: ListedContainer, owner: str, now_ns: int) -> tuple[str, ...]:
     identifier = entry.id[-ID_RANDOM_CHARS:]  # enough for every command, and it leaves room for the rest
     left = entry.left_s(now_ns)
     kept = "kept" if left is None else format_duration(left) if left > 0 else "expired"
@@ -189,16 +194,16 @@ def _row(entry: ListedContainer, now_ns: int) -> tuple[str, ...]:
     elif entry.partial:
         state += " (partly reaped)"
     if entry.problem:
-        return (identifier, "?", "?", "?", user_name(entry.uid), "unreadable", entry.problem)
+        return (identifier, "?", "?", "?", owner, "unreadable", entry.problem)
     age = format_duration(entry.age_s(now_ns))
     swept = " (swept)" if entry.method is Method.SWEEP else ""
     origin = output.origin(entry.origin) + swept
-    return (identifier, age, shown, in_column(entry.size), user_name(entry.uid), state, origin)
+    return (identifier, age, shown, in_column(entry.size), owner, state, origin)
 
 
 def _explain_quarantine(entry: ListedContainer) -> list[str]:
-    """The first reasons why it could not be deleted; none if it is not in quarantine."""
-    if entry.state is not State.QUARANTINE or entry.problem:
+    """The first reasons why a container in quarantine could not be deleted."""
+    if entry.problem:
         return []
     if not entry.failures:
         return ["no reason was recorded: the volume was full, or somebody put it there"]

@@ -31,7 +31,7 @@ def printable(path: bytes) -> str:
     Any user chooses names; shown raw one could move an administrator's cursor or recolour a log.
     """
     text = path.decode("utf-8", "surrogateescape")
-    return "".join(c if c.isprintable() else _escape(c) for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
 def show(text: str) -> str:

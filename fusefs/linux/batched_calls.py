@@ -175,6 +175,28 @@ def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[
     return refused
 
 
+def read_small_files(
+    kernel: Kernel, dir_fd: int, names: list[str], tail: bytes, uid: int, most_bytes: int
+) -> list[bytes | None]:
+    """Read the file that each of these directories has under one name.
+
+    Returns:
+        The bytes of each; None where the caller has to do it: of what is not a plain file of that uid and size that no
+        other user can write to, of what could not be read, and of all where there is no native code.
+    """
+    if _bulk is None or kernel.is_watched:
+        return [None] * len(names)
+    texts: list[bytes | None] = _bulk.read_files(dir_fd, names, tail, uid, most_bytes)
+    return texts
+
+
+def may_lack(kernel: Kernel, dir_fd: int, names: list[str], tail: bytes) -> list[str]:
+    """Those of these directories that may have nothing of that name: all where there is no native code."""
+    if _bulk is None or kernel.is_watched:
+        return names
+    return [name for name, _errno in _bulk.lacking(dir_fd, names, tail)]
+
+
 class FileSizes(NamedTuple):
     """Of files in a row: their lengths, and what they take on the disk; empty where they were not looked at."""
 

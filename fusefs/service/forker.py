@@ -31,9 +31,11 @@ from fusefs.core.container_states import State
 from fusefs.core.errors import BadRecord, ServerAway, TrashdError
 from fusefs.core.names import ContainerId, Name, is_container_id
 from fusefs.core.pacing import HOLD, Speed
+from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.core.results import Reaped, keeps_for_its_owner
 from fusefs.engine.count_tree import ask_size, size_of, survey
 from fusefs.engine.pace import PacedLooks
+from fusefs.linux.batched_calls import read_small_files
 from fusefs.linux.children import UserCredentials, become, fork, is_stopped, person
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -77,9 +79,9 @@ from fusefs.service.messages import (
 from fusefs.service.open_volume import ROOTS, is_own
 from fusefs.store.as_owner import give_what_is_left
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.container import keep_size, look_at_record
+from fusefs.store.container import decode_record, keep_size, look_at_record
 from fusefs.store.find_stores import mount_points, with_lower
-from fusefs.store.layout import FOLDERS, Areas, Store, UserFolder, open_areas, read_volume
+from fusefs.store.layout import FOLDERS, RECORD, Areas, Store, UserFolder, open_areas, read_volume
 from fusefs.store.store_registry import LineOf, stores_at_roots, stores_of_users
 from fusefs.store.tidy_folder import tend
 
@@ -185,35 +187,49 @@ class Child:
         """The next page of all containers."""
         if not order.after or self._listing.base != order.base or self._listing.last != order.after:
             self._listing = _list(folder, order)
-        names, n_listed = self._listing.names, self._listing.n_listed
+        listing = self._listing
+        wanted = listing.next_ids(PAGE)
+        texts = self._read_texts(folder, [one for one in wanted if one not in listing.claimed])
         seen: list[SeenContainer] = []
-        size, at, last = 0, self._listing.at, ""
-        while at < len(names) and len(seen) < PAGE and size < _PAGE_BYTES:
-            end = names.index(b"\n", at)
-            last = names[at:end].decode()
-            at = end + 1
-            state = State.REAPING if last in self._listing.claimed else State.ORPHANS
-            found = self._read(folder, last, state)
+        size, at, last = 0, listing.at, ""
+        for last in wanted:
+            at += len(last) + 1
+            state = State.REAPING if last in listing.claimed else State.ORPHANS
+            found = self._read(folder, last, state, texts.get(last))
             if found is not None:
                 seen.append(found)
                 size += _size(found)
             self._listen()
-        is_last = at >= len(names)
-        self._listing = _NOTHING if is_last else self._listing._replace(at=at, last=last)
+            if size >= _PAGE_BYTES:
+                break
+        is_last = at >= len(listing.names)
+        self._listing = _NOTHING if is_last else listing._replace(at=at, last=last)
         in_quarantine = _ids(folder, State.QUARANTINE)
         told = in_quarantine[:_MOST_QUARANTINED] if order.and_quarantined else []
         quarantined = [
             one for name in told if (one := self._read(folder, name, State.QUARANTINE)) and _size(one) < _LONG
         ]
         # In the end the count is of now: others came while we read.
-        n_orphans = _count(folder) if is_last else n_listed
+        n_orphans = _count(folder) if is_last else listing.n_listed
         return Page(order.base, seen, "" if is_last else last, n_orphans, len(in_quarantine), quarantined)
 
-    def _read(self, folder: UserFolder, name: str, state: State) -> SeenContainer | None:
-        """What a record says; None if it is gone meanwhile."""
-        is_claimed = state is State.REAPING
+    def _read_texts(self, folder: UserFolder, ids: list[str]) -> dict[str, bytes | None]:
+        """The records of orphans, where no server can keep us waiting without a beat: read at once, by id."""
+        kernel = folder.store.kernel
+        with folder.open(State.ORPHANS) as orphans_fd:
+            if not kernel.answers_at_once(orphans_fd):
+                return {}
+            texts = read_small_files(kernel, orphans_fd, ids, RECORD, folder.uid, RECORD_MAX_BYTES)
+        return dict(zip(ids, texts, strict=True))
+
+    def _read(self, folder: UserFolder, name: str, state: State, text: bytes | None = None) -> SeenContainer | None:
+        """What a record says; None if it is gone meanwhile. text: of the record, if that was read already"""
+        is_claimed, container = state is State.REAPING, ContainerId(name)
         try:
-            record = look_at_record(folder, state, ContainerId(name))
+            if text is None:
+                record = look_at_record(folder, state, container)
+            else:
+                record = decode_record(text, folder, container)
         except FileNotFoundError:
             return None
         except (BadRecord, OSError) as error:
@@ -454,6 +470,16 @@ class _ContainerListing(NamedTuple):
     n_listed: int
     at: int = 0
     last: str = ""
+
+    def next_ids(self, most: int) -> list[str]:
+        """So many ids from `at` on; fewer at the end."""
+        ids: list[str] = []
+        at = self.at
+        while at < len(self.names) and len(ids) < most:
+            end = self.names.index(b"\n", at)
+            ids.append(self.names[at:end].decode())
+            at = end + 1
+        return ids
 
 
 _NOTHING = _ContainerListing(b"", b"", frozenset(), 0)

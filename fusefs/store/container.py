@@ -366,9 +366,14 @@ def read_record(kernel: Kernel, record_fd: Fd, folder: UserFolder, container: Co
 
     Raises  BadRecord
     """
+    return decode_record(kernel.read(record_fd, RECORD_MAX_BYTES + 1), folder, container)
+
+
+def decode_record(text: bytes, folder: UserFolder, container: ContainerId) -> Record:
+    """The record in the bytes of a container's record.json. Raises  BadRecord, as `read_record`"""
     from fusefs.core.record_decoding import decode  # late: msgspec takes a plain swap longer than all else
 
-    record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
+    record = decode(text)
     if not is_of(container, record.id):
         raise BadRecord(f"it is the record of {record.id}")
     if record.volume != folder.store.volume.id:

@@ -37,7 +37,7 @@ from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import RECORD_MAX_BYTES, Failure, Invocation, Method, Record, TreeSize
 from fusefs.core.record_decoding import decode
 from fusefs.core.results import WORDS, Finding
-from fusefs.linux.batched_calls import read_on
+from fusefs.linux.batched_calls import read_on, read_small_files
 from fusefs.linux.fd import Fd
 from fusefs.linux.file_locks import flock_holders
 from fusefs.linux.kernel import Kernel
@@ -46,7 +46,7 @@ from fusefs.linux.mountinfo import Mount, below, is_inside, read_mounts
 from fusefs.store.as_owner import as_owner, give_what_is_left
 from fusefs.store.container import ClaimLost, HeldContainer, hold_soon, move, open_record, rewrite, touch
 from fusefs.store.find_stores import discover, folders, with_lower
-from fusefs.store.layout import POINTERS, TREE, USERS, Store, UserFolder, open_store
+from fusefs.store.layout import POINTERS, RECORD, TREE, USERS, Store, UserFolder, open_store
 from fusefs.store.mounted_paths import open_shown
 from fusefs.store.reserve import FOR_USER, with_room
 from fusefs.store.silent_nodes import Waits
@@ -121,10 +121,7 @@ def entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
         if not names:
             continue
         with folder.open(state) as state_fd:
-            for name in names:
-                entry = _look(folder, state, state_fd, name, now)
-                if entry is not None:
-                    yield entry._replace(is_vouched=vouched)
+            yield from _read_entries(folder, state, state_fd, names, now, is_vouched=vouched)
 
 
 def entries_in_no_order(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
@@ -140,58 +137,91 @@ def entries_in_no_order(folder: UserFolder, now: Now) -> Iterator[ListedContaine
             continue
         with state_fd:
             while (block := read_on(kernel, state_fd)) is not None:
-                for name in map(os.fsencode, block.names):
-                    entry = _look(folder, state, state_fd, name, now)
-                    if entry is not None:
-                        yield entry
+                yield from _read_entries(folder, state, state_fd, map(os.fsencode, block.names), now)
 
 
-def _look(folder: UserFolder, state: State, state_fd: Fd, name: bytes, now: Now) -> ListedContainer | None:
-    """What has a name in the directory of a state; None if that is no container, or not any more."""
-    text = name.decode("ascii", "replace")
-    if not is_container_id(text):
-        return None
+_READ_AT_ONCE = 200
+"""Records in memory at a time: each may have 64 KiB."""
+
+
+def _read_entries(
+    folder: UserFolder, state: State, state_fd: Fd, names: Iterable[bytes], now: Now, *, is_vouched: bool = True
+) -> Iterator[ListedContainer]:
+    """The containers among the names in the directory of a state, but for those that were moved meanwhile."""
+    directory = folder.path_to(state, b"")
+    containers = [text for name in names if is_container_id(text := name.decode("ascii", "replace"))]
+    while some := containers[:_READ_AT_ONCE]:
+        del containers[:_READ_AT_ONCE]
+        texts: list[bytes | None] = [None] * len(some)
+        if state is not State.REAPING:  # there each file is asked for its lock, too
+            texts = read_small_files(folder.store.kernel, state_fd, some, RECORD, folder.uid, RECORD_MAX_BYTES)
+        for text, record_text in zip(some, texts, strict=True):
+            name = text.encode()
+            path = os.path.join(directory, name)
+            try:
+                is_stopped = False
+                if record_text is None:
+                    record_text, is_stopped = _read_closely(folder, state, state_fd, name)
+                record = decode(record_text)
+            except FileNotFoundError:
+                continue  # moved meanwhile, or being made
+            except (BadRecord, OSError) as error:
+                problem = error.message() if isinstance(error, BadRecord) else str(error.strerror)
+                yield unreadable(folder, state, name, problem, is_vouched=is_vouched)
+            else:
+                yield _entry(
+                    folder, state, path, ContainerId(text), record, now, is_stopped=is_stopped, is_vouched=is_vouched
+                )
+
+
+def _read_closely(folder: UserFolder, state: State, state_fd: Fd, name: bytes) -> tuple[bytes, bool]:
+    """The text of a container's record, and whether the reaper had begun on it and no process is at it now.
+
+    Raises  BadRecord, OSError
+    """
     kernel = folder.store.kernel
-    try:
-        with kernel.open_dir(state_fd, name) as fd, open_record(kernel, fd, folder.uid) as record_fd:
-            record = decode(kernel.read(record_fd, RECORD_MAX_BYTES + 1))
-            is_stopped = state is State.REAPING and kernel.is_local(record_fd)
-            # Stopped: no process holds the record. To find that out, its lock is not taken even for a moment.
-            is_stopped = is_stopped and not flock_holders(kernel.fstat(record_fd))
-        return _entry(folder, state, ContainerId(text), record, now)._replace(is_stopped=is_stopped)
-    except FileNotFoundError:
-        return None  # moved meanwhile, or being made
-    except (BadRecord, OSError) as error:
-        problem = error.message() if isinstance(error, BadRecord) else str(error.strerror)
-        return unreadable(folder, state, name, problem)
+    with kernel.open_dir(state_fd, name) as fd, open_record(kernel, fd, folder.uid) as record_fd:
+        text = kernel.read(record_fd, RECORD_MAX_BYTES + 1)
+        is_stopped = state is State.REAPING and kernel.is_local(record_fd)
+        # Stopped: no process holds the record. To find that out, its lock is not taken even for a moment.
+        return text, is_stopped and not flock_holders(kernel.fstat(record_fd))
 
 
-def _entry(folder: UserFolder, state: State, container: ContainerId, record: Record, now: Now) -> ListedContainer:
-    base = folder.store.base_path
+def _entry(
+    folder: UserFolder, state: State, path: bytes, container: ContainerId, record: Record, now: Now,
+    *, is_stopped: bool, is_vouched: bool,
+) -> ListedContainer:  # fmt: skip
+    base, expires_ns, set_ns = folder.store.base_path, record.expires_ns(), record.clock_set_ns(now)
     return ListedContainer(
         id=container,
         uid=folder.uid,
         state=state,
-        path=folder.path_to(state, container.encode()),
+        path=path,
         origin=None if record.origin is None else os.path.join(base, record.origin) if record.origin else base,
         method=record.method,
         created_ns=record.created_ns,
-        expires_ns=record.expires_ns(now),
+        expires_ns=None if expires_ns is None else expires_ns + set_ns,
         note=record.note,
         partial=record.partial or state is State.REAPING,
         n_failed=len(record.failures),
         failures=record.failures,
-        clock_set_ns=record.clock_set_ns(now),
+        clock_set_ns=set_ns,
         is_proven=folder.is_proven,
+        is_vouched=is_vouched,
+        is_stopped=is_stopped,
         invocation=record.invocation,
         size=None if record.partial or state is State.REAPING else record.size,
     )
 
 
-def unreadable(folder: UserFolder, state: State, name: bytes, problem: str) -> ListedContainer:
+def unreadable(
+    folder: UserFolder, state: State, name: bytes, problem: str, *, is_vouched: bool = True
+) -> ListedContainer:
     """The entry of what has a name in the directory of a state, and whose record can't be, or was not, read."""
-    container, path = ContainerId(printable(name)), folder.path_to(state, name)
-    return ListedContainer(container, folder.uid, state, path, problem=problem, is_proven=folder.is_proven)
+    return ListedContainer(
+        ContainerId(printable(name)), folder.uid, state, folder.path_to(state, name), problem=problem,
+        is_proven=folder.is_proven, is_vouched=is_vouched,
+    )  # fmt: skip
 
 
 def explain_failure(failure: Failure) -> str:

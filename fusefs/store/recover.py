@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Self, assert_never
 
@@ -30,6 +30,7 @@ from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join,
 from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import Method, Record
 from fusefs.core.results import Finding
+from fusefs.linux.batched_calls import may_lack
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
@@ -99,7 +100,7 @@ def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None
             names = folder.list(state)
             if names and state is State.ORPHANS:
                 with folder.open(state) as orphans:
-                    names = [name for name in names if not _is_whole(folder.store.kernel, orphans, name)]
+                    names = _without_tree(folder.store.kernel, orphans, names)
             for name in names:
                 where = printable(folder.path_to(state, name))
                 try:
@@ -114,17 +115,18 @@ def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None
             return problems
 
 
-def _is_whole(kernel: Kernel, orphans: Fd, name: bytes) -> bool:
-    """Whether an orphan has its tree, or is none of ours; a cheap look, since there may be very many."""
-    if not is_container_id(name.decode("ascii", "replace")):
-        return True
-    try:
-        kernel.stat(orphans, join(name, TREE))
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True  # the checker looks closer
-    return True
+def _without_tree(kernel: Kernel, orphans: Fd, names: Sequence[bytes]) -> list[bytes]:
+    """The orphans among these names that have no tree: a cheap check, since there may be very many."""
+    containers = [text for name in names if is_container_id(text := name.decode("ascii", "replace"))]
+    lacking = []
+    for name in map(str.encode, may_lack(kernel, orphans, containers, TREE)):
+        try:
+            kernel.stat(orphans, join(name, TREE))
+        except FileNotFoundError:
+            lacking.append(name)
+        except OSError:
+            continue  # the checker looks closer
+    return lacking
 
 
 def _settle(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fusefs.core.errors import BadRecord
 from fusefs.core.selection import FORMATS, TIMES, Field, Matcher, Selection, SizeBound, TimeBound
 from fusefs.core.slices import unpack
 from fusefs.engine.strategy import in_order
@@ -18,7 +19,9 @@ from fusefs.linux import batched_calls, getdents
 from fusefs.linux.batched_calls import (
     choose_all,
     look_at_all,
+    may_lack,
     read_on,
+    read_small_files,
     read_window,
     remove_all,
     rename_all_free,
@@ -26,6 +29,8 @@ from fusefs.linux.batched_calls import (
 )
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, RefusedNames
+from fusefs.store.container import open_record
+from fusefs.store.layout import RECORD
 from tests.support.real_filesystems import bind_mount, tmpfs_volume
 
 pytestmark = [
@@ -268,6 +273,89 @@ def test_it_moves_what_python_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             refused = rename_all_free(Kernel(), old, new, [*ODD, "gone", "sub", "n" * 256])
         told.append((refused, sorted(os.listdir(source)), sorted(os.listdir(target)), (target / "file").read_text()))
     assert told[0] == told[1]
+
+
+@pytest.fixture
+def containers(tmp_path: Path) -> Iterator[Path]:
+    """Directories with a record each, of which some are not what trashd makes."""
+    for name in (
+        "plain",
+        "empty",
+        "large",
+        "others",
+        "second name",
+        "written by others",
+        "fifo",
+        "link",
+        "mounted",
+        "below",
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "record.json").write_text(f"of {name}")
+    os.truncate(tmp_path / "empty/record.json", 0)
+    os.truncate(tmp_path / "large/record.json", MOST_BYTES + 1)
+    os.chown(tmp_path / "others/record.json", 1, 1)
+    for name, mode in (("second name", 0o600), ("written by others", 0o620)):
+        os.link(tmp_path / name / "record.json", tmp_path / f"link of {name}")
+        os.chmod(tmp_path / name / "record.json", mode)
+    for name in ("fifo", "link"):
+        (tmp_path / name / "record.json").unlink()
+    os.mkfifo(tmp_path / "fifo/record.json")
+    (tmp_path / "link/record.json").symlink_to("../plain/record.json")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "directory/record.json").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to("plain")
+    record = tmp_path / "plain/record.json"
+    with bind_mount(record, tmp_path / "mounted/record.json"), bind_mount(tmp_path / "plain", tmp_path / "below"):
+        yield tmp_path
+
+
+MOST_BYTES = 65536
+
+
+def test_it_reads_the_records_that_python_reads(containers: Path) -> None:
+    kernel = Kernel()
+
+    def by_python(directory: Fd, name: str) -> bytes | None:
+        try:
+            with kernel.open_dir(directory, os.fsencode(name)) as fd, open_record(kernel, fd, 0) as record_fd:
+                return kernel.read(record_fd, MOST_BYTES + 1)
+        except (OSError, BadRecord):
+            return None
+
+    names = [*os.listdir(containers), "gone"]
+    with opened(containers) as directory:
+        read = read_small_files(kernel, directory, names, RECORD, 0, MOST_BYTES)
+        assert dict(zip(names, read, strict=True)) == {name: by_python(directory, name) for name in names}
+    assert {name for name, text in zip(names, read, strict=True) if text is not None} == {
+        "plain",
+        "empty",
+        "second name",
+    }
+
+
+def test_it_says_which_directories_may_lack_something(containers: Path) -> None:
+    kernel = Kernel()
+
+    def is_there(directory: Fd, name: str) -> bool:
+        try:
+            kernel.stat(directory, os.fsencode(name) + b"/" + RECORD)
+        except OSError:
+            return False
+        return True
+
+    names = [*os.listdir(containers), "gone"]
+    with opened(containers) as directory:
+        lacking = may_lack(kernel, directory, names, RECORD)
+        assert lacking == [name for name in names if not is_there(directory, name)]
+    assert {"none", "gone", "linked", "mounted"} < {*lacking}
+
+
+def test_records_are_read_one_by_one_where_each_call_is_to_be_seen(containers: Path) -> None:
+    watched = Kernel(lambda _call: None)
+    with opened(containers) as directory:
+        assert read_small_files(watched, directory, ["plain"], RECORD, 0, MOST_BYTES) == [None]
+        assert may_lack(watched, directory, ["plain"], RECORD) == ["plain"]
 
 
 @pytest.mark.parametrize("name", ["../file", "a/b", "nul\0", "/"])

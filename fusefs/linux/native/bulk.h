@@ -46,5 +46,7 @@ PyObject *bulk_unlink(PyObject *module, PyObject *args);
 PyObject *bulk_unlink_chosen(PyObject *module, PyObject *args);
 PyObject *bulk_rename(PyObject *module, PyObject *args);
 PyObject *bulk_window(PyObject *module, PyObject *args);
+PyObject *bulk_read_files(PyObject *module, PyObject *args);
+PyObject *bulk_lacking(PyObject *module, PyObject *args);
 
 #endif

@@ -9,6 +9,8 @@ static PyMethodDef methods[] = {
      "unlinkat of each name that bounds choose: how many went, their length and space, those refused, those unsure."},
     {"rename", bulk_rename, METH_VARARGS, "renameat2 of each name to the same elsewhere: those that it refused."},
     {"window", bulk_window, METH_VARARGS, "The first entries of a directory: names in bundles, subdirectories, if all."},
+    {"read_files", bulk_read_files, METH_VARARGS, "NAME/TAIL of each directory: its bytes; None of what is no small plain file."},
+    {"lacking", bulk_lacking, METH_VARARGS, "The directories in which TAIL can't be opened, with the errno."},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef module = {
