@@ -75,8 +75,20 @@ def expire_name(device: int, directory: int, name: bytes) -> None:
     directory  its nodeid
     Source     fs/fuse/dir.c: fuse_reverse_inval_entry
     """
+    _invalidate(device, directory, name, _EXPIRE_ONLY)
+
+
+def forget_name(device: int, directory: int, name: bytes) -> None:
+    """Have the kernel forget a name, and all that it knows below it; who is in there has no path any more.
+
+    device, directory, Source  as for `expire_name`, which waits for the same lock
+    """
+    _invalidate(device, directory, name, 0)
+
+
+def _invalidate(device: int, directory: int, name: bytes, flags: int) -> None:
     size = _INVAL_ENTRY.size + len(name) + 1
-    head = _INVAL_ENTRY.pack(size, _NOTIFY_INVAL_ENTRY, 0, directory, len(name), _EXPIRE_ONLY)
+    head = _INVAL_ENTRY.pack(size, _NOTIFY_INVAL_ENTRY, 0, directory, len(name), flags)
     with suppress(FileNotFoundError, NotADirectoryError):  # the kernel doesn't know it, or not any more
         os.write(device, head + name + b"\0")
 

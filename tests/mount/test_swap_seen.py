@@ -349,6 +349,21 @@ def test_what_somebody_looked_at_in_the_store_is_let_go_of_as_well(mount: Mounte
 
 
 @pytest.mark.needs("prune")
+def test_a_directory_in_which_a_name_was_missing_is_let_go_of(mount: Mounted) -> None:
+    """The kernel remembers such a name, and with it the directory, when nobody is in there any more."""
+    before = begin(mount)
+    (top := mount.path / "top").mkdir()
+    for _ in range(2 * _SLACK):
+        identifier = swapped(top)["id"]
+        assert not (top / "missing").exists()
+        (top / "file").touch()
+        (restored,) = done_well("restore", "--json", identifier, "--volume", mount.path).objects()
+        done_well("reap", "--now", str(restored["rescued"]))
+    top.rmdir()
+    assert until(lambda: is_back(mount, before), LIMIT_S), (before, seen(mount))
+
+
+@pytest.mark.needs("prune")
 def test_who_works_in_the_old_tree_goes_on_and_all_comes_back_when_he_has_let_go(mount: Mounted) -> None:
     before = begin(mount)
     top = fill(mount)

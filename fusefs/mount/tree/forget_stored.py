@@ -11,8 +11,10 @@ one of that name is to be moved there, the kernel lets go of all that it knows i
 the caller waits, and all renames.
 
 No client holds what is waited for here, and what is in use is passed over. So the daemon itself may say it, without a
-process between, and clients stay in there; once they let go, that is forgotten as well. A kernel that does not
-know the message forgets when memory is short: then we let go of the directories that were removed.
+process between, and clients stay in there; once they let go, that is forgotten as well. The kernel passes over a
+directory, too, of which it remembers that some name was missing there. So what is passed over and was removed meanwhile
+we close, and the kernel is made to forget its name and all below it. A kernel that does not know the first message
+passes over everything.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from functools import partial
 
 import trio
 
 from fusefs.core.metadata_cache import NodeId
-from fusefs.linux.fuse_device import expire_name, forget_unused
+from fusefs.linux.fuse_device import expire_name, forget_name, forget_unused
 from fusefs.linux.statx import look_at
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -112,7 +114,7 @@ class StoredNotices:
                 nodes = self._take(left)
             n_before = len(left)
             try:
-                left = await self._forget_all(told_by, nodes)
+                left = await self._forget_all(told_by, nodes, frozenset(left))
             except OSError as error:
                 _log.info(
                     "the kernel forgets what lies in stores when memory is short, or when that name is used again: %s",
@@ -135,12 +137,13 @@ class StoredNotices:
             except OSError as error:
                 _log.info("a name in a drop folder is believed until its time is over: %s", error.strerror)
 
-    async def _forget_all(self, device: int | None, nodes: list[Node]) -> list[Node]:
+    async def _forget_all(self, device: int | None, nodes: list[Node], passed_over: Container[Node]) -> list[Node]:
         """Those of some nodes that are to be looked at again.
 
-        device      None: the kernel doesn't know the message
-        Raises      OSError: that is so
-        Checkpoint  between parts
+        device       None: the kernel doesn't know the message
+        passed_over  what it was asked to forget before
+        Raises       OSError: it does not know the message
+        Checkpoint   between parts
         """
         left: list[Node] = []
         # From the newest: what is in a directory goes before it, or that is in use.
@@ -153,11 +156,9 @@ class StoredNotices:
                 nodeids = [node.nodeid for node in stored]
             if stored and device is not None:
                 forget_unused(device, nodeids)
-                left += stored
-            elif stored:
-                left += await trio.to_thread.run_sync(
-                    self._lock.run, self._close_removed, stored, abandon_on_cancel=True
-                )
+            again = [node for node in stored if node.is_directory and (device is None or node in passed_over)]
+            still_there = await self._close_removed(again) if again else []
+            left += still_there if device is None else stored
             await trio.sleep((time.monotonic() - start_s) * _REST_PER_WORK)
         return left[::-1]
 
@@ -167,11 +168,26 @@ class StoredNotices:
             return False
         return node.last is not None or holds_trash(self._nodes, node.parent or node)
 
-    def _close_removed(self, nodes: list[Node]) -> list[Node]:
-        """Let go of the directories that were removed behind the mount; those that are open yet."""
-        left = []
-        for node in nodes:
-            fd = self._nodes.directory_fd(node) if node.is_directory else None
+    async def _close_removed(self, directories: list[Node]) -> list[Node]:
+        """Close those that were removed behind the mount, and have the kernel forget their names; the others.
+
+        Checkpoint  for each name
+        """
+        still_there, names = await trio.to_thread.run_sync(
+            self._lock.run, self._detach_removed, directories, abandon_on_cancel=True
+        )
+        for directory, name in names:
+            try:
+                await trio.to_thread.run_sync(forget_name, self._nodes.device, directory, name, abandon_on_cancel=True)
+            except OSError as error:
+                _log.info("a directory that was removed is remembered until memory is short: %s", error.strerror)
+        return still_there
+
+    def _detach_removed(self, directories: list[Node]) -> tuple[list[Node], list[tuple[NodeId, bytes]]]:
+        """The directories that are still there; the names of the others, with the directories that they were in."""
+        still_there, names = [], []
+        for node in directories:
+            fd = self._nodes.directory_fd(node)
             if fd is None:
                 continue
             try:
@@ -180,9 +196,11 @@ class StoredNotices:
                 self._nodes.drop_directory_fd(node)  # the next request for it reports why
                 continue
             if seen.nlink:
-                left.append(node)
+                still_there.append(node)
                 continue
+            if node.parent is not None:
+                names.append((node.parent.nodeid, node.name))
             if not node.n_open:
                 self._nodes.detach(node, seen)  # that is all that clients get of it from now on
             self._nodes.drop_directory_fd(node)
-        return left
+        return still_there, names
