@@ -19,6 +19,14 @@ UNSEEN = "….".encode()
 """Stands, with some of the store's id, for the names in a path that other users may not see."""
 
 
+class HookCounts(NamedTuple):
+    """Hooks since the service started: all that ran, of these those that failed or were killed, and those dropped."""
+
+    n_run: int = 0
+    n_failed: int = 0
+    n_dropped: int = 0
+
+
 class VolumePhase(Enum):
     """What a volume's reaper does.
 

@@ -8,308 +8,37 @@ to do is logged and changes nothing in the service. Each user's events wait in a
 turns: a user with thousands of events delays nobody else's hook by more than one of their own.
 
 Of one user so many events are reported in a span of time, and the number of the others.
-
-Metrics are amounts and their sums, no rates: Prometheus makes those itself, over the time that is asked for. Over HTTP
-they are for a Prometheus on this host: no thread, and no wake-up without a request. prometheus_client has a server of
-its own, which wakes twice a second.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import math
 import os
 import pwd
 import signal
 import stat
 import subprocess
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from fusefs.core.config import Config, HooksConfig
 from fusefs.core.config import MetricsConfig as Wanted
 from fusefs.core.events import ERRORS, TAKEN, WARNINGS, Event, EventKind, describe, encode, variables
-from fusefs.core.printable_names import printable, show
-from fusefs.core.service_status import Status, VolumePhase, VolumeStatus
+from fusefs.core.printable_names import show
+from fusefs.core.service_status import HookCounts, Status
 from fusefs.linux.children import person
-from fusefs.linux.fd import Fd, closed_on_error
-from fusefs.linux.kernel import OTHERS_WRITE
-from fusefs.linux.runtime_directories import make_dir, replace_file
+from fusefs.linux.fd import Fd
+from fusefs.linux.runtime_directories import make_dir
 from fusefs.linux.user_ids import read_subordinates
 from fusefs.service import timers
 
-_REQUEST_MAX = 8192
-_SCRAPES_AT_ONCE = 64
-"""Connections; with more, the oldest is closed. A scrape is over in milliseconds, so the oldest is a silent one."""
-_PATHS = (b"/", b"/metrics")
-_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""prometheus_client has a name for it since 0.22 (Debian 13 has 0.21)."""
-
-
-class _Row(NamedTuple):
-    """A metric of each volume; it is absent where its value is not known.
-
-    adds  the sum of a user's own stores is told as the user's: which they are, and how many, stays private
-    """
-
-    name: str
-    help: str
-    value: Callable[[VolumeStatus], float | None]
-    adds: bool = False
-
-
-_GAUGES = (
-    _Row("trashd_users", "Users who have a folder in the volume's store.", lambda v: v.n_users),
-    _Row("trashd_orphans", "Orphans in the store, those being reaped among them.", lambda v: v.n_orphans, adds=True),
-    _Row("trashd_due_orphans", "Orphans that may go now.", lambda v: v.n_due, adds=True),
-    _Row(
-        "trashd_held_bytes",
-        "Bytes that orphans take whose size is known.",
-        lambda v: sum(one.n_bytes for one in v.held),
-    ),
-    _Row("trashd_unsized_orphans", "Orphans whose size is not known.", lambda v: sum(one.n_unknown for one in v.held)),
-    _Row(
-        "trashd_quarantined_orphans",
-        "Orphans of which something could not be removed.",
-        lambda v: v.n_quarantined,
-        adds=True,
-    ),
-    _Row(
-        "trashd_tempo_entries_per_second",
-        "Entries a second that the reaper allows itself; +Inf: as fast as the kernel.",
-        lambda v: math.inf if v.tempo_entries_per_s is None else v.tempo_entries_per_s,
-    ),
-    _Row("trashd_probe_seconds", "Time that a small durable write took lately.", lambda v: _divided(v.probe_ms, 1e3)),
-    _Row("trashd_unlink_seconds", "Time that one unlink took lately.", lambda v: _divided(v.unlink_us, 1e6)),
-    _Row("trashd_eta_seconds", "Time until all that is due is gone.", lambda v: v.eta_s),
-    _Row("trashd_overdue_seconds", "How long the oldest orphan could have been gone.", lambda v: v.oldest_overdue_s),
-    _Row("trashd_free_bytes", "Free space of the volume.", lambda v: v.free_bytes),
-    _Row("trashd_size_bytes", "Size of the volume.", lambda v: v.total_bytes),
-    _Row("trashd_free_inodes", "Free inodes of the volume.", lambda v: v.free_inodes),
-    _Row("trashd_inodes", "Inodes that the volume can have.", lambda v: v.total_inodes),
-    _Row(
-        "trashd_nodes",
-        "Nodes that serve the volume, as far as this one sees; absent where there can be but one.",
-        lambda v: sum(bool(one.is_alive) for one in v.nodes) or None,
-    ),
-)
-_COUNTERS = (
-    _Row("trashd_removed_entries_total", "Entries removed.", lambda v: v.removed_entries, adds=True),
-    _Row(
-        "trashd_freed_bytes_total",
-        "Bytes that they took, where they were looked at.",
-        lambda v: v.freed_bytes,
-        adds=True,
-    ),
-    _Row("trashd_reaped_orphans_total", "Orphans that are gone for good.", lambda v: v.n_reaped, adds=True),
-)
-_HOOKS: tuple[tuple[str, str, Callable[[HookCounts], int]], ...] = (
-    ("trashd_hooks_total", "Hooks that ran.", lambda t: t.n_run),
-    ("trashd_failed_hooks_total", "Hooks that failed, or were killed at their time limit.", lambda t: t.n_failed),
-    ("trashd_dropped_hooks_total", "Hooks that did not run as too many waited.", lambda t: t.n_dropped),
-)
-
-
-class PrometheusMetrics(Collector):
-    """All metrics of a service; `registry` holds them."""
-
-    def __init__(self, textfile: bytes | None = None) -> None:
-        """textfile: for node_exporter's textfile collector; its name must end in `.prom`."""
-        self.registry = CollectorRegistry(auto_describe=False)
-        self._textfile = textfile
-        self._status: Status | None = None
-        self._hooks = HookCounts()
-        self._events: Counter[tuple[str, str]] = Counter()
-        self._is_broken = False
-        self.registry.register(self)
-
-    def __call__(self, event: Event, *, is_own: bool = False) -> None:
-        """Count an event. is_own: in a store of its user's own"""
-        name = _own(event.uid) if is_own else printable(event.volume or b"")
-        self._events[name, event.kind.value] += 1
-
-    def publish(self, status: Status, hooks: HookCounts) -> None:
-        """From now on these are the values; the text file is written."""
-        self._status, self._hooks = status, hooks
-        if self._textfile is None:
-            return
-        try:
-            directory, name = os.path.split(self._textfile)
-            with _open_unshared(directory) as fd:
-                replace_file(name, generate_latest(self.registry), 0o644, whatever_umask=True, dir_fd=fd)
-            self._is_broken = False
-        except OSError as error:
-            if not self._is_broken:
-                _LOG.warning("metrics: %s can't be written: %s", printable(self._textfile), error.strerror)
-            self._is_broken = True
-
-    def close(self) -> None:
-        """Take the text file away: values of a service that is not there would be taken for its last word."""
-        if self._textfile is not None:
-            directory, name = os.path.split(self._textfile)
-            with suppress(OSError), _open_unshared(directory) as fd:
-                os.unlink(name, dir_fd=fd)
-
-    def collect(self) -> Iterator[Metric]:
-        """All metrics with their values of now."""
-        if self._status is not None:
-            info = GaugeMetricFamily("trashd_info", "The service that runs.", labels=["version", "host"])
-            info.add_metric([self._status.version, self._status.host], 1)
-            yield info
-            for name, explained, at_ns in (
-                ("trashd_start_time_seconds", "When the service started.", self._status.started_ns),
-                ("trashd_update_time_seconds", "When these values were true.", self._status.updated_ns),
-            ):
-                yield GaugeMetricFamily(name, explained, value=at_ns / 1e9)
-            for row in _GAUGES:
-                yield _filled(GaugeMetricFamily(row.name, row.help, labels=["volume"]), row, self._status)
-            for row in _COUNTERS:
-                yield _filled(CounterMetricFamily(row.name, row.help, labels=["volume"]), row, self._status)
-            yield from _shares(self._status)
-        for name, explained, count in _HOOKS:
-            yield CounterMetricFamily(name, explained, value=count(self._hooks))
-        events = CounterMetricFamily("trashd_events_total", "What happened, by kind.", labels=["volume", "event"])
-        for labels, n in sorted(self._events.items()):
-            events.add_metric(labels, n)
-        yield events
-
-
-def _open_unshared(path: bytes) -> Fd:
-    """A directory in which nobody but root and we can make, replace or take away a file. Raises  OSError"""
-    with closed_on_error(Fd(os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))) as fd:
-        st = os.fstat(fd)
-        if st.st_uid not in (0, os.geteuid()) or st.st_mode & OTHERS_WRITE:
-            raise PermissionError(errno.EACCES, "others can write in its directory: chown it to root, chmod go-w")
-        return fd
-
-
-def _shares(status: Status) -> Iterator[Metric]:
-    """What has one more label."""
-    stalls = GaugeMetricFamily(
-        "trashd_stall_ratio", "Share of the time in which somebody waited (PSI).", labels=["volume", "resource"]
-    )
-    phases = GaugeMetricFamily(
-        "trashd_phase", "What the volume's reaper does: 1 for that, 0 for all else.", labels=["volume", "phase"]
-    )
-    silence = GaugeMetricFamily(
-        "trashd_node_silent_seconds",
-        "How long this node has seen the beat of another one unchanged, by its own clock.",
-        labels=["volume", "host"],
-    )
-    for volume in status.volumes:
-        if volume.owner is not None:
-            continue
-        name = printable(volume.root())
-        for resource, share in (("io", volume.io), ("memory", volume.memory), ("cpu", volume.cpu)):
-            if share is not None:
-                stalls.add_metric([name, resource], share)
-        for phase in VolumePhase:
-            phases.add_metric([name, phase.value], float(volume.phase is phase))
-        by_host: dict[str, float] = {}  # of several boots of one host the latest word counts
-        for one in volume.nodes:
-            if not one.is_here:
-                by_host[one.host] = min(one.unchanged_s, by_host.get(one.host, math.inf))
-        for host, silent_s in by_host.items():
-            silence.add_metric([name, host], silent_s)
-    yield stalls
-    yield phases
-    yield silence
-
-
-def _filled(family: GaugeMetricFamily | CounterMetricFamily, row: _Row, status: Status) -> Metric:
-    sums: Counter[int] = Counter()
-    for volume in status.volumes:
-        value = row.value(volume)
-        if volume.owner is not None:
-            sums[volume.owner] += int(value or 0) if row.adds else 0
-        elif value is not None:
-            family.add_metric([printable(volume.root())], value)
-    for owner, total in sorted(sums.items()) if row.adds else ():
-        family.add_metric([_own(owner)], total)
-    return family
-
-
-def _own(uid: int | None) -> str:
-    """The label of all stores of a user's own."""
-    return f"uid {uid}"
-
-
-def _divided(value: float | None, parts: float) -> float | None:
-    return None if value is None else value / parts
-
-
-async def serve(
-    host: str,
-    port: int,
-    registry: CollectorRegistry,
-    *,
-    task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Answer GET /metrics until cancelled. An address that can't be had is logged, and nothing served."""
-    try:
-        listeners = await trio.open_tcp_listeners(port, host=host)
-    except OSError as error:
-        _LOG.error("metrics: can't listen on %s port %d: %s", host, port, error)
-        task_status.started([])
-        return
-    open_ones: dict[trio.CancelScope, None] = {}
-    await trio.serve_listeners(partial(_answer_scrape, registry, open_ones), listeners, task_status=task_status)
-
-
-async def _answer_scrape(
-    registry: CollectorRegistry, open_ones: dict[trio.CancelScope, None], stream: trio.SocketStream
-) -> None:
-    """One request, one answer; a slow client is disconnected, and the oldest if there are too many."""
-    with trio.move_on_after(timers.current.metrics_limit_s) as scope:
-        open_ones[scope] = None
-        if len(open_ones) > _SCRAPES_AT_ONCE:
-            next(iter(open_ones)).cancel()
-        try:
-            async with stream:
-                await stream.send_all(_respond(registry, await _read(stream)))
-        except trio.BrokenResourceError:
-            return
-        finally:
-            del open_ones[scope]
-
-
-async def _read(stream: trio.SocketStream) -> bytes:
-    """A request's head; what came of it if it ends early."""
-    head = b""
-    while b"\r\n\r\n" not in head and len(head) < _REQUEST_MAX:
-        part = await stream.receive_some(_REQUEST_MAX)
-        if not part:
-            break
-        head += part
-    return head
-
-
-def _respond(registry: CollectorRegistry, head: bytes) -> bytes:
-    words = head.partition(b"\r\n")[0].split(b" ")
-    if len(words) != 3:
-        return _response("400 Bad Request")
-    method, path, _version = words
-    if method not in (b"GET", b"HEAD"):
-        return _response("405 Method Not Allowed")
-    if path.partition(b"?")[0] not in _PATHS:
-        return _response("404 Not Found")
-    return _response("200 OK", generate_latest(registry), is_told=method == b"GET")
-
-
-def _response(status: str, body: bytes = b"", *, is_told: bool = True) -> bytes:
-    """All that is ever told has the oldest format, which every Prometheus knows: what it accepts needs no reading."""
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {_CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close"
-    return head.encode("ascii") + b"\r\n\r\n" + (body if is_told else b"")
-
+if TYPE_CHECKING:
+    from fusefs.service.metrics import PrometheusMetrics
 
 _HOOKS_AT_ONCE = 4
 _QUEUE_MAX = 1000
@@ -318,14 +47,6 @@ _TOLD_BYTES = 2000
 """Of what a hook printed."""
 _CHUNK = 1 << 16
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
-class HookCounts(NamedTuple):
-    """Hooks since the service started: all that ran, of these those that failed or were killed, and those dropped."""
-
-    n_run: int = 0
-    n_failed: int = 0
-    n_dropped: int = 0
 
 
 class _HookAccount(NamedTuple):
@@ -620,15 +341,19 @@ class EventOutlets:
             self._metrics = None
         if wanted.textfile is None and wanted.http is None:
             return
-        self._metrics = PrometheusMetrics(None if wanted.textfile is None else os.fsencode(wanted.textfile))
+        # prometheus_client takes 2 MiB, and few services have metrics.
+        from fusefs.service.metrics import PrometheusMetrics, serve
+
+        metrics = PrometheusMetrics(None if wanted.textfile is None else os.fsencode(wanted.textfile))
+        self._metrics = metrics
         if wanted.http is not None:
             self._listening = trio.CancelScope()
-            nursery.start_soon(_answer, *wanted.http, self._metrics, self._listening)
 
+            async def answer(host: str, port: int, listening: trio.CancelScope) -> None:
+                with listening:
+                    await serve(host, port, metrics.registry)
 
-async def _answer(host: str, port: int, metrics: PrometheusMetrics, listening: trio.CancelScope) -> None:
-    with listening:
-        await serve(host, port, metrics.registry)
+            nursery.start_soon(answer, *wanted.http, self._listening)
 
 
 def _open_audit(config: Config) -> Audit | None:

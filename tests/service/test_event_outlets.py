@@ -19,9 +19,10 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.core.events import Event, EventKind
-from fusefs.core.service_status import HeldByUser, SeenNode, Status, VolumePhase, VolumeStatus
+from fusefs.core.service_status import HeldByUser, HookCounts, SeenNode, Status, VolumePhase, VolumeStatus
 from fusefs.linux.user_ids import Subordinates, SubuidRange
-from fusefs.service.event_outlets import Audit, EventLimit, HookCounts, PrometheusMetrics, log_event, serve
+from fusefs.service.event_outlets import Audit, EventLimit, log_event
+from fusefs.service.metrics import PrometheusMetrics, serve
 from tests.support.real_filesystems import full
 from tests.unit.test_events import EVENTS
 

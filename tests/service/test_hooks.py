@@ -15,8 +15,9 @@ import trio.testing
 
 from fusefs.core.config import HooksConfig
 from fusefs.core.events import Event, EventKind
+from fusefs.core.service_status import HookCounts
 from fusefs.linux.user_ids import Subordinates, SubuidRange
-from fusefs.service.event_outlets import HookCounts, HookRunner
+from fusefs.service.event_outlets import HookRunner
 
 REAPED = Event(EventKind.REAPED, 1, b"/v", 1000, "an-id", b"/v/\n\xff job", 7, 4096, 1.5)
 PATIENCE_S = 30
