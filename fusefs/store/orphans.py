@@ -150,8 +150,8 @@ def _read_entries(
     """The containers among the names in the directory of a state, but for those that were moved meanwhile."""
     directory = folder.path_to(state, b"")
     containers = [text for name in names if is_container_id(text := name.decode("ascii", "replace"))]
-    while some := containers[:_READ_AT_ONCE]:
-        del containers[:_READ_AT_ONCE]
+    for first in range(0, len(containers), _READ_AT_ONCE):
+        some = containers[first : first + _READ_AT_ONCE]
         texts: list[bytes | None] = [None] * len(some)
         if state is not State.REAPING:  # there each file is asked for its lock, too
             texts = read_small_files(folder.store.kernel, state_fd, some, RECORD, folder.uid, RECORD_MAX_BYTES)
