@@ -22,7 +22,7 @@ import subprocess
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import trio
 
@@ -36,9 +36,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.runtime_directories import make_dir
 from fusefs.linux.user_ids import read_subordinates
 from fusefs.service import timers
-
-if TYPE_CHECKING:
-    from fusefs.service.metrics import PrometheusMetrics
+from fusefs.service.metrics import PrometheusMetrics, serve
 
 _HOOKS_AT_ONCE = 4
 _QUEUE_MAX = 1000
@@ -341,19 +339,15 @@ class EventOutlets:
             self._metrics = None
         if wanted.textfile is None and wanted.http is None:
             return
-        # prometheus_client takes 2 MiB, and few services have metrics.
-        from fusefs.service.metrics import PrometheusMetrics, serve
-
-        metrics = PrometheusMetrics(None if wanted.textfile is None else os.fsencode(wanted.textfile))
-        self._metrics = metrics
+        self._metrics = PrometheusMetrics(None if wanted.textfile is None else os.fsencode(wanted.textfile))
         if wanted.http is not None:
             self._listening = trio.CancelScope()
+            nursery.start_soon(_answer, *wanted.http, self._metrics, self._listening)
 
-            async def answer(host: str, port: int, listening: trio.CancelScope) -> None:
-                with listening:
-                    await serve(host, port, metrics.registry)
 
-            nursery.start_soon(answer, *wanted.http, self._listening)
+async def _answer(host: str, port: int, metrics: PrometheusMetrics, listening: trio.CancelScope) -> None:
+    with listening:
+        await serve(host, port, metrics.text)
 
 
 def _open_audit(config: Config) -> Audit | None:

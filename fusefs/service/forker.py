@@ -89,6 +89,8 @@ _PAGE_BYTES = MESSAGE_MAX // 4
 _MOST_QUARANTINED, _LONG = 50, 1500
 """Told at a start, for root to take over, if they fit into the message; the rest is left for an administrator."""
 _TOLD_PROBLEMS, _TOLD_CHARS = 20, 300
+_AHEAD_S = 1.0
+"""For how long a page that was read ahead is as good as one that is read when it is asked for."""
 
 
 class ServiceGone(Exception):
@@ -110,6 +112,7 @@ class Child:
         self._sums = Heartbeat(0, 0, 0.0)
         self._told_at = 0.0
         self._away_since_s: float | None = None
+        self._ahead: tuple[ReadRecords, float, Page] | None = None
         self._listing = _NOTHING
 
     def serve(self) -> None:
@@ -131,7 +134,8 @@ class Child:
                 case Tend():
                     self._say(self._tend(order.takeover_s))
                 case ReadRecords():
-                    self._say(self._look(order))
+                    self._say(self._take_read_ahead(order) or self._look(order))
+                    self._read_ahead(order)
                 case Reap():
                     for chosen in order.chosen:
                         if not self._is_parked:
@@ -182,6 +186,22 @@ class Child:
             claimed = set(_ids(folder, State.REAPING))
             seen = [self._read(folder, name, State.REAPING if name in claimed else State.ORPHANS) for name in order.ids]
             return Page(order.base, [*filter(None, seen)], "", _count(folder), len(_ids(folder, State.QUARANTINE)))
+
+    def _read_ahead(self, order: ReadRecords) -> None:
+        """Read the page after the one that was sent, while the service takes that in."""
+        after = self._listing.last
+        if order.ids is None and after and not self._orders:
+            following = msgspec.structs.replace(order, after=after, and_quarantined=False)
+            with suppress(OSError, TrashdError):  # the order for it meets the same
+                self._ahead = (following, time.monotonic(), self._look(following))
+
+    def _take_read_ahead(self, order: ReadRecords) -> Page | None:
+        """The page that was read ahead, if it is that one, and of just now: the service knows what changed since."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        wanted, read_at_s, page = ahead
+        return page if order == wanted and time.monotonic() - read_at_s <= _AHEAD_S else None
 
     def _look_on(self, folder: UserFolder, order: ReadRecords) -> Page:
         """The next page of all containers."""

@@ -15,12 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from fusefs.core.events import Event
 from fusefs.core.printable_names import printable
@@ -29,6 +26,9 @@ from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import OTHERS_WRITE
 from fusefs.linux.runtime_directories import replace_file
 from fusefs.service import timers
+
+if TYPE_CHECKING:  # prometheus_client takes 2 MiB in each of the service's processes, and few services have metrics
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 _LOG = logging.getLogger(__name__)
 _REQUEST_MAX = 8192
@@ -103,18 +103,16 @@ _HOOKS: tuple[tuple[str, str, Callable[[HookCounts], int]], ...] = (
 )
 
 
-class PrometheusMetrics(Collector):
-    """All metrics of a service; `registry` holds them."""
+class PrometheusMetrics:
+    """All metrics of a service: a collector of prometheus_client's."""
 
     def __init__(self, textfile: bytes | None = None) -> None:
         """textfile: for node_exporter's textfile collector; its name must end in `.prom`."""
-        self.registry = CollectorRegistry(auto_describe=False)
         self._textfile = textfile
         self._status: Status | None = None
         self._hooks = HookCounts()
         self._events: Counter[tuple[str, str]] = Counter()
         self._is_broken = False
-        self.registry.register(self)
 
     def __call__(self, event: Event, *, is_own: bool = False) -> None:
         """Count an event. is_own: in a store of its user's own"""
@@ -129,7 +127,7 @@ class PrometheusMetrics(Collector):
         try:
             directory, name = os.path.split(self._textfile)
             with _open_unshared(directory) as fd:
-                replace_file(name, generate_latest(self.registry), 0o644, whatever_umask=True, dir_fd=fd)
+                replace_file(name, self.text(), 0o644, whatever_umask=True, dir_fd=fd)
             self._is_broken = False
         except OSError as error:
             if not self._is_broken:
@@ -143,8 +141,16 @@ class PrometheusMetrics(Collector):
             with suppress(OSError), _open_unshared(directory) as fd:
                 os.unlink(name, dir_fd=fd)
 
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self)
+
     def collect(self) -> Iterator[Metric]:
         """All metrics with their values of now."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
         if self._status is not None:
             info = GaugeMetricFamily("trashd_info", "The service that runs.", labels=["version", "host"])
             info.add_metric([self._status.version, self._status.host], 1)
@@ -178,6 +184,8 @@ def _open_unshared(path: bytes) -> Fd:
 
 def _shares(status: Status) -> Iterator[Metric]:
     """What has one more label."""
+    from prometheus_client.core import GaugeMetricFamily
+
     stalls = GaugeMetricFamily(
         "trashd_stall_ratio", "Share of the time in which somebody waited (PSI).", labels=["volume", "resource"]
     )
@@ -234,11 +242,11 @@ def _divided(value: float | None, parts: float) -> float | None:
 async def serve(
     host: str,
     port: int,
-    registry: CollectorRegistry,
+    text: Callable[[], bytes],
     *,
     task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer GET /metrics until cancelled. An address that can't be had is logged, and nothing served."""
+    """Answer GET /metrics with a text until cancelled. An address that can't be had is logged, and nothing served."""
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
     except OSError as error:
@@ -246,11 +254,11 @@ async def serve(
         task_status.started([])
         return
     open_ones: dict[trio.CancelScope, None] = {}
-    await trio.serve_listeners(partial(_answer_scrape, registry, open_ones), listeners, task_status=task_status)
+    await trio.serve_listeners(partial(_answer_scrape, text, open_ones), listeners, task_status=task_status)
 
 
 async def _answer_scrape(
-    registry: CollectorRegistry, open_ones: dict[trio.CancelScope, None], stream: trio.SocketStream
+    text: Callable[[], bytes], open_ones: dict[trio.CancelScope, None], stream: trio.SocketStream
 ) -> None:
     """One request, one answer; a slow client is disconnected, and the oldest if there are too many."""
     with trio.move_on_after(timers.current.metrics_limit_s) as scope:
@@ -259,7 +267,7 @@ async def _answer_scrape(
             next(iter(open_ones)).cancel()
         try:
             async with stream:
-                await stream.send_all(_respond(registry, await _read(stream)))
+                await stream.send_all(_respond(text, await _read(stream)))
         except trio.BrokenResourceError:
             return
         finally:
@@ -277,7 +285,7 @@ async def _read(stream: trio.SocketStream) -> bytes:
     return head
 
 
-def _respond(registry: CollectorRegistry, head: bytes) -> bytes:
+def _respond(text: Callable[[], bytes], head: bytes) -> bytes:
     words = head.partition(b"\r\n")[0].split(b" ")
     if len(words) != 3:
         return _response("400 Bad Request")
@@ -286,7 +294,7 @@ def _respond(registry: CollectorRegistry, head: bytes) -> bytes:
         return _response("405 Method Not Allowed")
     if path.partition(b"?")[0] not in _PATHS:
         return _response("404 Not Found")
-    return _response("200 OK", generate_latest(registry), is_told=method == b"GET")
+    return _response("200 OK", text(), is_told=method == b"GET")
 
 
 def _response(status: str, body: bytes = b"", *, is_told: bool = True) -> bytes:

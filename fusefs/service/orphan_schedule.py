@@ -143,8 +143,9 @@ class OrphanSchedule:
             case Page():
                 part = user.parts[answer.base]
                 part.n_orphans, part.n_quarantined = answer.n_orphans, answer.n_quarantined
+                clock = self._context.clock()
                 for seen in answer.seen:
-                    self._note(user, part, seen)
+                    self._note(user, part, seen, clock)
                 for seen in answer.quarantined:
                     if not seen.is_kept:  # the last service was killed before it could
                         self._hand_over(user, part, seen.id, seen.origin)
@@ -163,20 +164,19 @@ class OrphanSchedule:
             case OrderDone():
                 pass
 
-    def _note(self, user: UserState, part: FolderPart, seen: SeenContainer) -> None:
+    def _note(self, user: UserState, part: FolderPart, seen: SeenContainer, clock: Clock) -> None:
         """A container: when it is due."""
         if seen.problem:
             self._fault(user, f"a record (…{seen.id[-12:]}) can't be read", seen.problem)
             return
         if seen.id in part.left and not seen.is_claimed:
             return
-        clock = self._context.clock()
         identifier, sight, origin = ContainerId(seen.id), part.sight(seen, clock), self._policy.usual(seen.origin)
         known = KnownOrphan(identifier, seen.created_ns, seen.retention_s, origin, seen.is_claimed, sight=sight)
         rules = self._policy.rules_for(origin)
-        part.upcoming.add(DueContainer(seen.id, seen.retention_s), self._at_s(user, known, rules))
+        part.upcoming.add(DueContainer(seen.id, seen.retention_s), self._at_s(user, known, rules, clock))
         part.sizes.note(seen.id, seen.n_bytes)
-        self._warn(user, part, known, rules, seen.origin)
+        self._warn(user, part, known, rules, seen.origin, clock)
         self._measure_when_idle(part, seen, clock)
         before = part.known.get(seen.id)
         if self.must_measure() and (before is not None or len(part.known) * len(user.parts) < _MOST_KNOWN):
@@ -202,9 +202,11 @@ class OrphanSchedule:
         wait_s = min(max(pause_s - age_s, 0.0), pause_s)
         part.measure_at(seen.id, boot_s() + wait_s if is_wanted else None)
 
-    def _at_s(self, user: UserState, known: KnownOrphan, rules: RetentionRules, *, early: bool = False) -> float | None:
+    def _at_s(
+        self, user: UserState, known: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: bool = False
+    ) -> float | None:
         """When an orphan may be reaped, in the service's time; None: not by itself."""
-        clock, now_s = self._context.clock(), boot_s()
+        now_s = boot_s()
         wait_s = due_at_s(known, rules, clock, early=early)
         if wait_s is None:
             return None
@@ -213,13 +215,19 @@ class OrphanSchedule:
         return max(self._grace.at_s(now_s + wait_s, expired_s), user.tries(known.id).at_s)
 
     def _warn(
-        self, user: UserState, part: FolderPart, known: KnownOrphan, rules: RetentionRules, origin: bytes | None
+        self,
+        user: UserState,
+        part: FolderPart,
+        known: KnownOrphan,
+        rules: RetentionRules,
+        origin: bytes | None,
+        clock: Clock,
     ) -> None:
         """Tell that its term ends soon, once, or see to it that it is looked at then; only if somebody listens."""
         hooks = self._context.config.hooks
         if hooks.on_expires_soon is None:
             return
-        clock, chosen = self._context.clock(), DueContainer(known.id, known.retention_s)
+        chosen = DueContainer(known.id, known.retention_s)
         wait_s = warning_in_s(known, rules, clock, hooks.warn_before_s)
         if wait_s is None or wait_s > 0:
             part.warnings.add(chosen, None if wait_s is None else boot_s() + wait_s)
@@ -319,11 +327,11 @@ class OrphanSchedule:
         for user, part in parts:
             trash.setdefault(self._holder_of(user.uid), []).extend(part.known.values())
         going = await in_thread(limiter, partial(_going, trash, wanted, self._policy, self._context.clock(), space))
-        now_s = boot_s()
+        clock, now_s = self._context.clock(), boot_s()
         for user, part in parts:
             for identifier in going & part.known.keys() - part.pending.keys():
                 known = part.known[identifier]
-                at_s = self._at_s(user, known, self._policy.rules_for(known.origin), early=True)
+                at_s = self._at_s(user, known, self._policy.rules_for(known.origin), clock, early=True)
                 part.upcoming.add(DueContainer(identifier, known.retention_s), max(at_s or now_s, now_s))
 
     def failed(self, user: UserState, number: int, what: str, detail: str) -> None:

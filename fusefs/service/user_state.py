@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,6 +29,8 @@ T = TypeVar("T", bound=Hashable)
 
 
 class _DueEntry(NamedTuple):
+    """In the order in which they are due; of an id there is one at a time."""
+
     at_s: float
     id: str
     retention_s: int | None
@@ -63,7 +65,7 @@ class DueQueue:
         self.remove(identifier)
         if at_s is None:
             return
-        insort(self._queue, _DueEntry(at_s, *chosen), key=_order)
+        insort(self._queue, _DueEntry(at_s, *chosen))
         self._times[identifier] = at_s
         if len(self._queue) > self._most:
             dropped = self._queue.pop()
@@ -74,11 +76,11 @@ class DueQueue:
         """Forget a container; one that is not known is none."""
         at_s = self._times.pop(identifier, None)
         if at_s is not None:
-            self._queue.pop(bisect_right(self._queue, (at_s, identifier), key=_order) - 1)
+            self._queue.pop(bisect_left(self._queue, (at_s, identifier)))
 
     def n_due(self, now_s: float) -> int:
         """How many may be reaped now; there may be more if it `is_cut`."""
-        return bisect_right(self._queue, (now_s, "\U0010ffff"), key=_order)
+        return bisect_left(self._queue, (now_s, "\U0010ffff"))
 
     def take(self, now_s: float, most: int) -> list[DueContainer]:
         """Some that may be reaped now, the longest overdue first; they are not kept any more."""
@@ -99,10 +101,6 @@ class DueQueue:
     def next_at_s(self) -> float:
         """When the next one is due; infinity if none is known."""
         return self._queue[0].at_s if self._queue else math.inf
-
-
-def _order(entry: _DueEntry) -> tuple[float, str]:
-    return entry.at_s, entry.id
 
 
 class ReapProgress(NamedTuple):

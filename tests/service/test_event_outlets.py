@@ -337,7 +337,7 @@ def served(act: Callable[[int], Awaitable[None]]) -> None:
         metrics = PrometheusMetrics()
         metrics.publish(SOME, HookCounts())
         async with trio.open_nursery() as nursery:
-            (listener,) = await nursery.start(serve, "127.0.0.1", 0, metrics.registry)
+            (listener,) = await nursery.start(serve, "127.0.0.1", 0, metrics.text)
             port: int = listener.socket.getsockname()[1]
             await act(port)
             assert (await ask(port, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
@@ -423,7 +423,7 @@ def test_a_port_that_is_taken_is_told_and_ends_nothing(caplog: pytest.LogCapture
         with trio.socket.socket() as taken:
             await taken.bind(("127.0.0.1", 0))
             taken.listen()
-            await serve("127.0.0.1", taken.getsockname()[1], PrometheusMetrics().registry)
+            await serve("127.0.0.1", taken.getsockname()[1], PrometheusMetrics().text)
 
     trio.run(main)
     (record,) = caplog.records
