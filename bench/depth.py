@@ -1,4 +1,4 @@
-"""What a level of a deep tree costs through a mount: the table of docs/performance.md.
+"""What a level of a deep tree costs through a mount: the table of docs/internals/benchmarks.
 
     python -m bench.depth
 

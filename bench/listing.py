@@ -3,7 +3,7 @@
     python -m bench.listing                       all parts; an hour and a quarter
     python -m bench.listing --quick               all parts in small, one round; five minutes
     python -m bench.listing --part local --scene tmpfs --rounds 7
-    python -m bench.listing --table               the tables and verdicts of docs/performance.md
+    python -m bench.listing --table               the tables and verdicts of docs/internals/benchmarks
     python -m bench.listing --plot docs/listing.svg
 
 local    10,000 entries: `ls` as people type it, and tight loops of system calls

@@ -192,7 +192,7 @@ def _cell(step: str, found: Mapping[str, float], native: Mapping[str, float]) ->
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """The Markdown of docs/performance.md."""
+    """The Markdown of docs/internals/benchmarks."""
     measured = dict.fromkeys(f"- {title(row)}: {conditions(row, row['scene'])}" for row in rows)
     parts = [
         "Milliseconds, medians; in brackets how many times as fast as native, or direct:",

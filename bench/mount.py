@@ -1,9 +1,9 @@
 """`trashd mount` against the filesystem below it and against other FUSE daemons that pass everything through.
 
-    python -m bench.mount                       all parts, on tmpfs and ext4; hours, see docs/performance.md
+    python -m bench.mount                       all parts, on tmpfs and ext4; hours, see docs/internals/benchmarks
     python -m bench.mount --quick               all parts in small, one round, on tmpfs and all cores; minutes
     python -m bench.mount --part names --scene ext4 --cores one --rounds 9
-    python -m bench.mount --table               the tables and verdicts of docs/performance.md; --json: the same
+    python -m bench.mount --table               the tables and verdicts of docs/internals/benchmarks; --json: the same
     python -m bench.mount --plot docs/mount.svg
 
 names    eight operations on names and files, each call timed in C: by root, by a user in his own directory, and by one
@@ -160,7 +160,7 @@ def run(asked: argparse.Namespace) -> None:
 
 
 def tell_all(rows: Sequence[Row]) -> str:
-    """The Markdown of docs/performance.md, with what a swap costs."""
+    """The Markdown of docs/internals/benchmarks, with what a swap costs."""
     swaps = swap_through.newest()
     return "\n\n".join([tables(rows, swaps), *([SWAP_TOLD, swap_through.table(swaps)] if swaps else [])])
 

@@ -1,4 +1,4 @@
-"""What the rows of bench/results/mount.jsonl say, as the Markdown of docs/performance.md and as JSON."""
+"""What the rows of bench/results/mount.jsonl say, as the Markdown of docs/internals/benchmarks and as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -136,7 +136,7 @@ def in_all(rows: Sequence[Row], swaps: Sequence[Row]) -> str:
 
 
 def tables(rows: Sequence[Row], swaps: Sequence[Row]) -> str:
-    """The Markdown of docs/performance.md: verdicts, times, messages, and what it was measured on."""
+    """The Markdown of docs/internals/benchmarks: verdicts, times, messages, and what it was measured on."""
     by_place = [[row for row in rows if place(row) == where] for where in dict.fromkeys(map(place, rows))]
     parts = [
         in_all(rows, swaps),

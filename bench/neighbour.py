@@ -4,7 +4,7 @@
     python -m bench.neighbour --filesystem xfs --mode paced --rounds 2
     python -m bench.neighbour --filesystem ext4 --reaction        how soon the reaper steps back, and comes again
     python -m bench.neighbour --filesystem ext4 --plot docs/neighbour.svg
-    python -m bench.neighbour --table                             the tables of docs/performance.md
+    python -m bench.neighbour --table                             the tables of docs/internals/benchmarks
 
 One process appends 4 KiB and fsyncs, another reads random 4 KiB past the caches, both with pauses of 2 ms, on a
 loop-mounted volume (bench/neighbours.py). In each turn they have it to themselves first, then the tree of 300,000

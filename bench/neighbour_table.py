@@ -1,4 +1,4 @@
-"""What the newest rows of bench/results/neighbour.jsonl say, for docs/performance.md."""
+"""What the newest rows of bench/results/neighbour.jsonl say, for docs/internals/benchmarks."""
 
 import json
 import statistics

@@ -233,7 +233,7 @@ def judged(row: Row) -> Iterator[Line]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The Markdown of docs/performance.md."""
+    """The Markdown of docs/internals/benchmarks."""
     heads = ["ms, medians (worst)", "subject", "way", EMPTY, STALL, "alone", *KINDS]
     lines = [
         [row["scene"], subject, way, *(_cell(found, named(way, key)) for key in (EMPTY, STALL, STALL_ALONE, *KINDS))]
