@@ -26,7 +26,9 @@ def is_found(link: Link, pages: dict[Path, SitePage]) -> bool:
 
 
 def test_every_document_is_a_page(site: Path) -> None:
-    documents = [path for where in ("", "decisions/", "internals/benchmarks/", "man/") for path in REPO.glob(f"docs/{where}*.md")]
+    documents = [
+        path for where in ("", "decisions/", "internals/benchmarks/", "man/") for path in REPO.glob(f"docs/{where}*.md")
+    ]
     documents += [REPO / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
     named = {path: site / path.relative_to(REPO).with_suffix(".html") for path in documents}
     assert [path for path, page in named.items() if not page.exists()] == []
