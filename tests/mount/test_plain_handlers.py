@@ -414,6 +414,27 @@ def test_gauges_are_new_before_it_is_told_that_they_are(counted: tuple[Counters,
     assert decode(data).updated_ns > 0
 
 
+def test_what_changes_while_gauges_are_looked_at_is_seen_by_the_next_look(counted: tuple[Counters, bytearray]) -> None:
+    stats, data = counted
+    n_looks = 0
+
+    def look() -> Gauges:
+        nonlocal n_looks
+        n_looks += 1
+        if n_looks == 1:
+            stats.changed()
+        return Gauges(n_nodes=n_looks)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stats.keep_gauges, look)
+            await trio.sleep(3600)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert decode(data).gauges["n_nodes"] == n_looks == 2
+
+
 def test_gauges_follow_the_end_of_threads_that_nobody_tells(counted: tuple[Counters, bytearray]) -> None:
     stats, data = counted
     at_work = [2, 2, 1, 0]

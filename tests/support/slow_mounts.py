@@ -41,7 +41,9 @@ class SlowMount(NamedTuple):
             stats = self.mounted.stats()
             return stats.updated_ns > began_ns and not stats.gauges["n_prefetches"] and not self.volume.n_under_way
 
-        assert until(rests, LIMIT_S)
+        rested, stats = until(rests, LIMIT_S), self.mounted.stats()
+        late_ms = (began_ns - stats.updated_ns) / 1e6
+        assert rested, f"numbers {late_ms} ms too old, {stats.gauges}, {self.volume.n_under_way} under way below"
         return {name: n for name, n in self.volume.n_messages.items() if name != "statfs"}
 
     def asked_since(self, before: dict[str, int]) -> dict[str, int]:

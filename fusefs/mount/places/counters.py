@@ -82,13 +82,13 @@ class Counters:
         updated_ns = 0
         self._token = trio.lowlevel.current_trio_token()
         while True:
+            self._has_changed = trio.Event()
+            self.rests[0] = 1  # before the look, or what changes during it is seen by nobody
             gauges = look()
             for at, value in enumerate(gauges, _LAYOUT.gauges):
                 self.cells[at] = value
             self.cells[_LAYOUT.updated_ns] = updated_ns  # a reader that sees this sees those, too
             if not gauges.n_threads and not gauges.n_prefetches:  # nothing tells of their end
-                self._has_changed = trio.Event()
-                self.rests[0] = 1
                 await self._has_changed.wait()
             await trio.sleep(_LAG_S)
             updated_ns = time.time_ns()
