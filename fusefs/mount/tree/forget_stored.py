@@ -11,9 +11,9 @@ one of that name is to be moved there, the kernel lets go of all that it knows i
 the caller waits, and all renames.
 
 No client holds what is waited for here, and what is in use is passed over. So the daemon itself may say it, without a
-process between, and clients stay in there; once they let go, that is forgotten as well. The kernel passes over a
-directory, too, of which it remembers that some name was missing there. So what is passed over and was removed meanwhile
-we close, and the kernel is made to forget its name and all below it. A kernel that does not know the first message
+process between, and clients stay in there; once they let go, that is forgotten as well. The kernel also passes over a
+directory in which it remembers that some name was missing. The daemon closes a directory that was passed over and was
+removed meanwhile, and has the kernel forget its name and all below it. A kernel that does not know the first message
 passes over everything.
 """
 
