@@ -169,8 +169,7 @@ def command(
     for line, entry in zip(lines, found, strict=True):
         note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
         printed.append(line + note if width is None or len(line + note) <= width else line)
-        if entry.state is State.QUARANTINE:
-            printed += [f"  {reason}" for reason in _explain_quarantine(entry)]
+        printed += [f"  {reason}" for reason in _explain_quarantine(entry)]
     print("\n".join(printed))
     if any(entry.problem for entry in found):
         output.warn(f"of what is unreadable {WAY_OUT}")
@@ -202,8 +201,8 @@ def _row(entry: ListedContainer, owner: str, now_ns: int) -> tuple[str, ...]:
 
 
 def _explain_quarantine(entry: ListedContainer) -> list[str]:
-    """The first reasons why a container in quarantine could not be deleted."""
-    if entry.problem:
+    """The first reasons why it could not be deleted; none if it is not in quarantine."""
+    if entry.state is not State.QUARANTINE or entry.problem:
         return []
     if not entry.failures:
         return ["no reason was recorded: the volume was full, or somebody put it there"]

@@ -123,7 +123,7 @@ def decode(text: bytes) -> Record:
 
 
 def _decode_with_unknown(text: bytes) -> Record:
-    """As `decode`, in twice the time: what may have keys of a later version.
+    """Decode a record that may have keys of a later version: as `decode`, in twice the time.
 
     Raises  BadRecord, msgspec.MsgspecError, ValueError
     """

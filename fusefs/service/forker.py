@@ -196,7 +196,10 @@ class Child:
                 self._ahead = (following, time.monotonic(), self._look(following))
 
     def _take_read_ahead(self, order: ReadRecords) -> Page | None:
-        """The page that was read ahead, if it is that one, and of just now: the service knows what changed since."""
+        """The page that was read ahead, if it is the wanted one and less than a second old; else None.
+
+        The service learns of what changed after it was read from its own watches.
+        """
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return None
@@ -234,7 +237,10 @@ class Child:
         return Page(order.base, seen, "" if is_last else last, n_orphans, len(in_quarantine), quarantined)
 
     def _read_texts(self, folder: UserFolder, ids: list[str]) -> dict[str, bytes | None]:
-        """The records of orphans, where no server can keep us waiting without a beat: read at once, by id."""
+        """The text of each orphan's record, by id; None where it has to be read alone.
+
+        Nothing on a filesystem that needs a server: many answers would take longer than a beat may be late.
+        """
         kernel = folder.store.kernel
         with folder.open(State.ORPHANS) as orphans_fd:
             if not kernel.answers_at_once(orphans_fd):

@@ -149,29 +149,28 @@ def _read_entries(
 ) -> Iterator[ListedContainer]:
     """The containers among the names in the directory of a state, but for those that were moved meanwhile."""
     directory = folder.path_to(state, b"")
-    containers = [text for name in names if is_container_id(text := name.decode("ascii", "replace"))]
+    containers = [one for name in names if is_container_id(one := name.decode("ascii", "replace"))]
     for first in range(0, len(containers), _READ_AT_ONCE):
         some = containers[first : first + _READ_AT_ONCE]
         texts: list[bytes | None] = [None] * len(some)
         if state is not State.REAPING:  # there each file is asked for its lock, too
             texts = read_small_files(folder.store.kernel, state_fd, some, RECORD, folder.uid, RECORD_MAX_BYTES)
-        for text, record_text in zip(some, texts, strict=True):
-            name = text.encode()
+        for container, text in zip(some, texts, strict=True):
+            name = container.encode()
             path = os.path.join(directory, name)
             try:
                 is_stopped = False
-                if record_text is None:
-                    record_text, is_stopped = _read_closely(folder, state, state_fd, name)
-                record = decode(record_text)
+                if text is None:
+                    text, is_stopped = _read_closely(folder, state, state_fd, name)
+                record = decode(text)
             except FileNotFoundError:
                 continue  # moved meanwhile, or being made
             except (BadRecord, OSError) as error:
                 problem = error.message() if isinstance(error, BadRecord) else str(error.strerror)
                 yield unreadable(folder, state, name, problem, is_vouched=is_vouched)
             else:
-                yield _entry(
-                    folder, state, path, ContainerId(text), record, now, is_stopped=is_stopped, is_vouched=is_vouched
-                )
+                identifier = ContainerId(container)
+                yield _entry(folder, state, path, identifier, record, now, is_stopped=is_stopped, is_vouched=is_vouched)
 
 
 def _read_closely(folder: UserFolder, state: State, state_fd: Fd, name: bytes) -> tuple[bytes, bool]:

@@ -23,17 +23,17 @@ static int open_beneath(int dir_fd, const char *name, const char *tail, uint64_t
 
 /* A file's text; NULL unless it is as store.container.open_record wants a record. */
 static char *read_file(int dir_fd, const char *name, const char *tail, uid_t uid, off_t most, size_t *n_read) {
-    struct stat told;
+    struct stat st;
     char *text = NULL;
     int fd = open_beneath(dir_fd, name, tail, O_RDWR | O_NONBLOCK);
     if (fd < 0)
         return NULL;
-    bool is_plain = fstat(fd, &told) == 0 && S_ISREG(told.st_mode) && told.st_uid == uid && told.st_size <= most &&
-                    !(told.st_nlink > 1 && told.st_mode & WRITABLE_BY_OTHERS);
-    if (is_plain && (text = malloc((size_t)told.st_size + 1)) != NULL) {
-        ssize_t n = pread(fd, text, (size_t)told.st_size + 1, 0);
+    bool is_plain = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == uid && st.st_size <= most &&
+                    !(st.st_nlink > 1 && st.st_mode & WRITABLE_BY_OTHERS);
+    if (is_plain && (text = malloc((size_t)st.st_size + 1)) != NULL) {
+        ssize_t n = pread(fd, text, (size_t)st.st_size + 1, 0);
         /* Longer by now, or cut: Python reads it anew. */
-        if (n == told.st_size) {
+        if (n == st.st_size) {
             *n_read = (size_t)n;
         } else {
             free(text);
@@ -60,7 +60,7 @@ PyObject *bulk_read_files(PyObject *module, PyObject *args) {
     unsigned uid;
     Py_ssize_t most;
     const char *tail;
-    PyObject *list, *told = NULL;
+    PyObject *list, *result = NULL;
     struct names names;
     if (!PyArg_ParseTuple(args, "iOyIn", &fd, &list, &tail, &uid, &most))
         return NULL;
@@ -75,7 +75,7 @@ PyObject *bulk_read_files(PyObject *module, PyObject *args) {
             for (Py_ssize_t at = 0; at < names.n; at++)
                 texts[at] = read_file(fd, names.texts[at], tail, uid, most, &sizes[at]);
             Py_END_ALLOW_THREADS
-            told = to_list(texts, sizes, names.n);
+            result = to_list(texts, sizes, names.n);
         }
         for (Py_ssize_t at = 0; texts != NULL && at < names.n; at++)
             free(texts[at]);
@@ -83,14 +83,14 @@ PyObject *bulk_read_files(PyObject *module, PyObject *args) {
         PyMem_Free(sizes);
     }
     free_names(&names);
-    return told;
+    return result;
 }
 
 PyObject *bulk_lacking(PyObject *module, PyObject *args) {
     (void)module;
     int dir_fd;
     const char *tail;
-    PyObject *list, *told = NULL;
+    PyObject *list, *result = NULL;
     struct names names;
     if (!PyArg_ParseTuple(args, "iOy", &dir_fd, &list, &tail))
         return NULL;
@@ -104,8 +104,8 @@ PyObject *bulk_lacking(PyObject *module, PyObject *args) {
                 close(fd);
         }
         Py_END_ALLOW_THREADS
-        told = refused(&names, list);
+        result = refused(&names, list);
     }
     free_names(&names);
-    return told;
+    return result;
 }
