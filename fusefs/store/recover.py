@@ -50,6 +50,7 @@ from fusefs.store.container import (
     hold,
     look_at_record,
     move,
+    rewrite,
     superblock_in,
 )
 from fusefs.store.gate import late_name
@@ -499,6 +500,9 @@ def take_in(
             dissolve(held)
             raise
         take_back(held, fd, lent)
+        if not kernel.is_named(fd, held.fd, TREE):  # its user renamed it, and gave its name to something else
+            came = identify_at(kernel, held.fd, TREE)
+            held = rewrite(held, held.record._replace(victim=came, lent_mode=None))
         if origin is not None:
             # Else btrfs may write the move that follows, not this rename; what was dropped is just dropped again.
             kernel.fsync(dir_fd)

@@ -1,5 +1,6 @@
 """Recovery: beside a command that works, and of what no command understands, which stays until its owner moves it."""
 
+import itertools
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -215,6 +216,30 @@ def test_moved_into_the_drop_directory_it_is_an_orphan_that_can_be_reaped(
     (orphan,) = [entry.id for entry in entries(volume) if snapshot(Path(os.fsdecode(entry.path)) / "tree") == before]
     assert reap_now(volume, orphan).report.n_failed == 0
     assert list((volume / ".trashd/u/0").glob("*/2*")) == []
+
+
+def test_what_gets_the_name_of_what_is_taken_from_the_drop_directory_is_an_orphan_of_its_own(volume: Path) -> None:
+    orphan_in(volume)  # its folder exists from now on
+    drop = folder_of(volume, 0) / "drop"
+
+    def put_second() -> None:
+        if (drop / "report").exists():  # as `mv --backup=numbered` does
+            (drop / "report").rename(drop / "report.~1~")
+        make_tree(volume / "report", {"b": "2"}).rename(drop / "report")
+
+    for n in itertools.count():
+        for entry in entries(volume):
+            reap_now(volume, entry.id)
+        make_tree(drop / "report", {"a": "1"})
+        hook = ActingAt(n, put_second)
+        assert recover_all(volume, Kernel(hook)) == []
+        if hook.left >= 0:
+            break
+        assert recover_all(volume) == []
+        assert_silent(volume)
+        trees = sorted(os.listdir(Path(os.fsdecode(entry.path)) / "tree") for entry in entries(volume))
+        assert trees == [["a"], ["b"]], n
+    assert n > 50
 
 
 @pytest.mark.parametrize(
