@@ -8,11 +8,11 @@ import sys
 
 import click
 
-from fusefs.cli.options import volume_option
+from fusefs.cli.options import Command, volume_option
 from fusefs.core.errors import Refused
 
 
-@click.command("browse", short_help="Look through orphans on the whole terminal.")
+@click.command("browse", cls=Command, short_help="Look through orphans on the whole terminal.")
 @volume_option
 def command(volumes: tuple[bytes, ...]) -> int:
     """Look through orphans, into them, and take back, keep or delete what is found there: all by keys.

@@ -20,7 +20,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.config import problems_in_force
-from fusefs.cli.options import PathBytes, json_option, tended
+from fusefs.cli.options import Command, PathBytes, json_option, tended
 from fusefs.cli.plan import has_plans, problems_in_plans
 from fusefs.cli.service import MOUNTS, PREFIX, REAPER, SWEEP, TIMER, FileOutcome, InstallPlace, brought_by_package
 from fusefs.cli.status import unwell
@@ -64,7 +64,7 @@ _BY_USERS = frozenset({"user", "users", "owner", "group"})
 """Of fstab: others than root may mount it. Source  mount(8)"""
 
 
-@click.command("doctor", short_help="Say what is wrong here; repair a store.")
+@click.command("doctor", cls=Command, short_help="Say what is wrong here; repair a store.")
 @click.argument("volume", type=PathBytes(), required=False)
 @click.option("--repair", is_flag=True, help="First complete or undo what killed commands left.")
 @click.option("--wait", "waits", is_flag=True, help="With --repair: watch what other nodes left until it is known.")

@@ -13,7 +13,7 @@ from fusefs.cli import output
 from fusefs.cli.count_orphan import CountedOrphan, CountOptions, count_orphan, in_column
 from fusefs.cli.json_objects import CountEnd, KnownSize, WhoseCount
 from fusefs.cli.list import OrphanFilter, filter_options
-from fusefs.cli.options import OrphanId, json_option, tended, volume_option, watched
+from fusefs.cli.options import Command, OrphanId, json_option, tended, volume_option, watched
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.errors import Incomplete, NotFound, TrashdError
 from fusefs.core.human_units import format_duration, format_size
@@ -24,7 +24,7 @@ from fusefs.linux.pressure import be_idle
 from fusefs.store.orphans import ListedContainer, all_entries, the_one_called
 
 
-@click.command("du", short_help="Tell what orphans take.")
+@click.command("du", cls=Command, short_help="Tell what orphans take.")
 @click.argument("identifiers", metavar="[ID]…", nargs=-1, type=OrphanId())
 @filter_options
 @click.option("--count", "anew", is_flag=True, help="Count all of it anew, on filesystems of a server, too.")

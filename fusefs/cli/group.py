@@ -6,6 +6,7 @@ from importlib import import_module
 
 import click
 
+from fusefs.cli.options import Command
 from fusefs.cli.output import failed, wants_json
 from fusefs.core.errors import EXIT_CODES, Exit, UsageError
 from fusefs.core.printable_names import show
@@ -108,6 +109,8 @@ class LazyGroup(_AskingGroup):
 
 class OrderedGroup(_AskingGroup):
     """A group whose commands are listed as they were defined, as people need them: click itself sorts by name."""
+
+    command_class = Command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In that order."""

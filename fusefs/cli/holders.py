@@ -10,7 +10,7 @@ from typing import NamedTuple
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import OrphanIdOrPath, json_option, volume_option
+from fusefs.cli.options import Command, OrphanIdOrPath, json_option, volume_option
 from fusefs.core.errors import IsMountPoint
 from fusefs.core.names import is_container_id
 from fusefs.core.printable_names import printable
@@ -77,7 +77,7 @@ def holders_of_path(kernel: Kernel, path: bytes) -> HeldTree:
     return holders_of([found])[0]
 
 
-@click.command("holders", short_help="List the processes that work in a tree.", no_args_is_help=True)
+@click.command("holders", cls=Command, short_help="List the processes that work in a tree.", no_args_is_help=True)
 @click.argument("what", type=OrphanIdOrPath(), metavar="ID|DIR")
 @volume_option
 @json_option

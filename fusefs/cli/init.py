@@ -8,7 +8,7 @@ from typing import NamedTuple
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import PathBytes, json_option
+from fusefs.cli.options import Command, PathBytes, json_option
 from fusefs.core.errors import errors_about
 from fusefs.core.printable_names import printable
 from fusefs.core.results import Finding
@@ -28,7 +28,7 @@ class RefusedFolders(NamedTuple):
     refused: tuple[Finding, ...]
 
 
-@click.command("init", short_help="Make the trash store of a volume.", no_args_is_help=True)
+@click.command("init", cls=Command, short_help="Make the trash store of a volume.", no_args_is_help=True)
 @click.argument("volume", type=PathBytes())
 @click.option("--known", "is_known", is_flag=True, help="Root made the store that is there: use it.")
 @click.option("--replace", "replaces", is_flag=True, help="Replace what has the name .trashd and is not root's.")

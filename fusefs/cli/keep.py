@@ -7,13 +7,13 @@ import time
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import DURATION, OrphanId, json_option, tended, volume_option
+from fusefs.cli.options import DURATION, Command, OrphanId, json_option, tended, volume_option
 from fusefs.core.errors import UsageError, errors_about
 from fusefs.core.human_units import format_duration
 from fusefs.store.orphans import KeepFor, PinnedOrphan, Term, UsualTerm, find_container, keep_by_id
 
 
-@click.command("keep", short_help="Keep an orphan longer, or until you release it.", no_args_is_help=True)
+@click.command("keep", cls=Command, short_help="Keep an orphan longer, or until you release it.", no_args_is_help=True)
 @click.argument("identifier", metavar="ID", type=OrphanId())
 @click.option(
     "--for", "seconds", type=DURATION, metavar="DURATION", help="So long from now on; default: until released."

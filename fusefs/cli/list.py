@@ -12,7 +12,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.count_orphan import in_column
-from fusefs.cli.options import DURATION, ParsedValue, json_option, tended, together, volume_option, watched
+from fusefs.cli.options import DURATION, Command, ParsedValue, json_option, tended, together, volume_option, watched
 from fusefs.core.container_states import State
 from fusefs.core.errors import WAY_OUT, TrashdError
 from fusefs.core.human_units import format_duration, format_size, parse_size
@@ -103,7 +103,7 @@ def in_order(entries: list[ListedContainer], order: str, now_ns: int) -> list[Li
     return sorted(entries, key=keys[order])
 
 
-@click.command("list", short_help="List what can be restored.")
+@click.command("list", cls=Command, short_help="List what can be restored.")
 @filter_options
 @click.option("--sort", "order", type=click.Choice(ORDERS), default="age", help="The oldest first (age), and so on.")
 @click.option(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 from fusefs.cli import output
-from fusefs.cli.options import OrphanIdOrPath, json_option, tended, volume_option, whose_option
+from fusefs.cli.options import Command, OrphanIdOrPath, json_option, tended, volume_option, whose_option
 from fusefs.cli.restore import chosen
 from fusefs.core.errors import Refused, UsageError
 from fusefs.core.glob import compile_glob
@@ -29,7 +29,7 @@ _DIFFERENCES = {"gone": "in the orphan only", "new": "there now only", "changed"
 inside_argument = click.argument("word", metavar="ID[:PATH]|PATH", type=OrphanIdOrPath())
 
 
-@click.command("ls", short_help="List what an orphan holds.", no_args_is_help=True)
+@click.command("ls", cls=Command, short_help="List what an orphan holds.", no_args_is_help=True)
 @inside_argument
 @click.option("--iname", "glob", default="*", metavar="GLOB", help="Of such a name, large letters or small.")
 @click.option(
@@ -81,7 +81,7 @@ def _row(one: EntryInside, word: bytes) -> tuple[str, ...]:
     return (stat.filemode(one.mode), str(one.n_links), user_name(one.uid), f"{one.n_bytes:>12}", day, name)
 
 
-@click.command("cat", short_help="Print a file of an orphan.", no_args_is_help=True)
+@click.command("cat", cls=Command, short_help="Print a file of an orphan.", no_args_is_help=True)
 @inside_argument
 @whose_option
 @volume_option
@@ -107,7 +107,9 @@ def cat_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...]) -> int
     return 0
 
 
-@click.command("diff", short_help="Tell what differs between an orphan and what is there now.", no_args_is_help=True)
+@click.command(
+    "diff", cls=Command, short_help="Tell what differs between an orphan and what is there now.", no_args_is_help=True
+)
 @inside_argument
 @whose_option
 @volume_option

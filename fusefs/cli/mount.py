@@ -21,7 +21,7 @@ import click
 from fusefs.cli import output
 from fusefs.cli.json_objects import FastPathReason, MountExplained, UnmountedPath
 from fusefs.cli.main import settle_streams
-from fusefs.cli.options import Decorator, PathBytes, json_option, together
+from fusefs.cli.options import Command, Decorator, PathBytes, json_option, together
 from fusefs.core.errors import DaemonGone, Exit, NotFound, NotPermitted, Refused, TrashdError, UsageError, from_os
 from fusefs.core.mount_counters import SeenMount
 from fusefs.core.mount_options import (
@@ -77,7 +77,11 @@ def _command_line(option: MountOption) -> Decorator:
 
 
 @click.command(
-    "mount", help=_HELP, short_help="Serve a directory so that swaps reach every client at once.", no_args_is_help=True
+    "mount",
+    cls=Command,
+    help=_HELP,
+    short_help="Serve a directory so that swaps reach every client at once.",
+    no_args_is_help=True,
 )
 @click.argument("source", type=PathBytes(), metavar="SRC")
 @click.argument("mount_point", type=PathBytes(), required=False, metavar="[MNT]")
@@ -288,7 +292,7 @@ def _log_to(handler: logging.Handler) -> None:
     logging.getLogger("fusefs").setLevel(logging.INFO)
 
 
-@click.command("umount", short_help="Unmount what trashd mounted.", no_args_is_help=True)
+@click.command("umount", cls=Command, short_help="Unmount what trashd mounted.", no_args_is_help=True)
 @click.argument("mount_point", type=PathBytes(), metavar="MNT")
 @click.option("--lazy", is_flag=True, help="At once, but whoever has something open there may go on with it.")
 @click.option("--force", is_flag=True, help="At once; whoever has something open there gets errors.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce, wraps
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -112,6 +112,39 @@ whose_option: Decorator = click.option(
 null_option: Decorator = click.option(
     "-0", "--null", is_flag=True, help="Read more paths from standard input, separated by NUL (find -print0)."
 )
+
+
+class Command(click.Command):
+    """A command whose `--help` lists its options under headings and ends with the name of its manual page.
+
+    Options that no heading names are listed last, under `Options`.
+    """
+
+    def __init__(self, *args: Any, headings: Mapping[str, str] | None = None, **attributes: Any) -> None:
+        """headings: the long names of options, separated by spaces, by their heading."""
+        super().__init__(*args, **attributes)
+        self._headings = dict(headings or {})
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, each heading a section of its own."""
+        listed = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                listed[param.opts[-1]] = record
+        sections = [
+            (heading, [listed.pop(name) for name in names.split()]) for heading, names in self._headings.items()
+        ]
+        for heading, records in [*sections, ("Options", list(listed.values()))]:
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write which manual page says more: that of the command below `trashd`."""
+        super().format_epilog(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(f"Manual page: man {'-'.join(ctx.command_path.split()[:2])}")
 
 
 def together(options: Sequence[Decorator]) -> Decorator:

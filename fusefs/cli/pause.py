@@ -10,7 +10,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.json_objects import PausedVolume
-from fusefs.cli.options import DURATION, PathBytes, json_option
+from fusefs.cli.options import DURATION, Command, PathBytes, json_option
 from fusefs.core.errors import NotFound, NotPermitted, NotRunning, TrashdError
 from fusefs.core.human_units import format_duration
 from fusefs.core.printable_names import printable
@@ -25,7 +25,7 @@ _PATIENCE_S, _GLANCE_S = 3.0, 0.05
 volumes_argument = click.argument("volumes", type=PathBytes(), nargs=-1, metavar="[VOLUME…]")
 
 
-@click.command("pause", short_help="Have the reaper leave volumes alone.")
+@click.command("pause", cls=Command, short_help="Have the reaper leave volumes alone.")
 @click.option("--for", "duration_s", type=DURATION, metavar="DURATION", help="Go on by itself after that (2h, 1d).")
 @volumes_argument
 @json_option
@@ -141,7 +141,7 @@ def is_running(runtime: bytes) -> bool:
     return seen is not None and seen.is_running
 
 
-@click.command("resume", short_help="Let the reaper go on.")
+@click.command("resume", cls=Command, short_help="Let the reaper go on.")
 @volumes_argument
 @json_option
 def resume_command(volumes: tuple[bytes, ...], as_json: bool) -> int:

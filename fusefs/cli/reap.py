@@ -15,6 +15,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.options import (
+    Command,
     OrphanId,
     ParsedValue,
     json_option,
@@ -410,7 +411,7 @@ def _by_ranks(job: Any) -> Any:
     return RemovalByRanks(job)
 
 
-@click.command("reap", short_help="Delete orphans for good.")
+@click.command("reap", cls=Command, short_help="Delete orphans for good.")
 @click.argument("identifiers", nargs=-1, metavar="[ID…]", type=OrphanId())
 @click.option("--all", "everything", is_flag=True, help="All of your own orphans but the pinned ones.")
 @click.option("--pinned", is_flag=True, help="All of your own that are pinned (trashd keep); only with --now.")

@@ -11,7 +11,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.count_orphan import size_by
-from fusefs.cli.options import OrphanIdOrPath, PathBytes, json_option, tended, volume_option, whose_option
+from fusefs.cli.options import Command, OrphanIdOrPath, PathBytes, json_option, tended, volume_option, whose_option
 from fusefs.core.container_states import State
 from fusefs.core.errors import Incomplete, NotFound, NotPermitted, Refused, TrashdError, UsageError
 from fusefs.core.human_units import format_duration
@@ -39,7 +39,7 @@ _MOST_TOLD = 20
 _PATIENCE_S = 0.5
 
 
-@click.command("restore", short_help="Take an orphan, or a part of it, back.")
+@click.command("restore", cls=Command, short_help="Take an orphan, or a part of it, back.")
 @click.argument("word", metavar="ID|PATH", type=OrphanIdOrPath(), required=False)
 @click.argument("inside", type=PathBytes(), required=False, metavar="[PATH-INSIDE]")
 @click.option("--last", is_flag=True, help="What your last command in this terminal took away (trashd undo).")
@@ -167,7 +167,7 @@ def tell_restored(done: Restored, *, as_json: bool) -> int:
     return code
 
 
-@click.command("undo", short_help="Take back what the last command took away.")
+@click.command("undo", cls=Command, short_help="Take back what the last command took away.")
 @volume_option
 @json_option
 def undo_command(volumes: tuple[bytes, ...], as_json: bool) -> int:

@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from fusefs.cli.options import DURATION, NOTE, json_option, null_option, paths_argument
+from fusefs.cli.options import DURATION, NOTE, Command, json_option, null_option, paths_argument
 from fusefs.cli.rm_paths import remove_paths
 from fusefs.core.container_states import DEFAULT_RETENTION_S
 
 
-@click.command("rm", short_help="Make files and directories disappear, restorably.", no_args_is_help=True)
+@click.command("rm", cls=Command, short_help="Make files and directories disappear, restorably.", no_args_is_help=True)
 @paths_argument
 @null_option
 @click.option("-f", "--force", is_flag=True, help="What is not there is no error; nothing is asked.")

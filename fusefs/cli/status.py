@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from fusefs.cli import output, status_text
 from fusefs.cli.json_objects import MemoryUse, MountNumbers, MountsSeen, RequestTimes, ServiceLife
-from fusefs.cli.options import json_option
+from fusefs.cli.options import Command, json_option
 from fusefs.core.errors import DaemonGone, NotRunning, TrashdError, Unwell, UsageError, errors_about, from_os
 from fusefs.core.human_units import format_duration, format_size
 from fusefs.core.mount_counters import MountStats, Operation, SeenMount
@@ -25,7 +25,7 @@ _HEADS = ("mount", "requests", "errors", "mean", "p99", "max", "nodes", "cache",
 _UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3))
 
 
-@click.command("status", short_help="Show what the reaper and the mounts do.")
+@click.command("status", cls=Command, short_help="Show what the reaper and the mounts do.")
 @click.option("--watch", is_flag=True, help="Show the reaper live, until Ctrl-C.")
 @click.option("--prometheus", is_flag=True, help="Print the numbers of the mounts in Prometheus' text format.")
 @json_option

@@ -9,7 +9,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.holders import holders_of
-from fusefs.cli.options import DURATION, NOTE, Decorator, ParsedValue, PathBytes, json_option, null_option
+from fusefs.cli.options import DURATION, NOTE, Command, Decorator, ParsedValue, PathBytes, json_option, null_option
 from fusefs.cli.swap_paths import SwapBatch, SwapVerb, every_path, ids_with, swap_all
 from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.errors import NotPermitted, TrashdError, UsageError
@@ -34,7 +34,7 @@ class _WaitOption(click.Option):
         return record and (record[0].replace(" [=", "[="), record[1])
 
 
-class _SwapCommand(click.Command):
+class _SwapCommand(Command):
     """A command with `--wait[=SIZE]`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -77,7 +77,10 @@ _wait_option: Decorator = click.option(
 
 
 @click.command(
-    "swap", cls=_SwapCommand, short_help="Put a fresh, empty directory in the place of each.", no_args_is_help=True
+    "swap",
+    cls=_SwapCommand,
+    short_help="Put a fresh, empty directory in the place of each.",
+    no_args_is_help=True,
 )
 @click.argument("directories", type=PathBytes(), nargs=-1, metavar="DIR…")
 @null_option
@@ -172,7 +175,7 @@ def _verb(*, for_owner: bool, now: bool) -> SwapVerb:
     return swap_for_owner
 
 
-@click.command("check", short_help="Say what a swap would do, without doing it.", no_args_is_help=True)
+@click.command("check", cls=Command, short_help="Say what a swap would do, without doing it.", no_args_is_help=True)
 @click.argument("paths", type=PathBytes(), nargs=-1, metavar="DIR…")
 @json_option
 def check_command(paths: tuple[bytes, ...], as_json: bool) -> int:

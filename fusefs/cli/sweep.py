@@ -20,6 +20,7 @@ from fusefs.cli.options import (
     DURATION,
     NOTE,
     AgeCutoffs,
+    Command,
     Decorator,
     ParamType,
     ParsedValue,
@@ -330,7 +331,7 @@ def _by_ranks(job: Any) -> Any:
     return SweepByRanks(job)
 
 
-@click.command("sweep", short_help="Trash, delete or move what a selection chooses.", no_args_is_help=True)
+@click.command("sweep", cls=Command, short_help="Trash, delete or move what a selection chooses.", no_args_is_help=True)
 @click.argument("directory", type=PathBytes(), metavar="DIR")
 @selection_options
 @click.option(
