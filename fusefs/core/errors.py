@@ -1,6 +1,7 @@
-"""Errors as a user sees them: one class a kind, with an exit code and a hint for the next step.
+"""Errors as a user sees them: one class per kind, with an exit code and a hint for the next step.
 
-The docstring's first line is the message; `detail` says what it was about.
+A message names the object first: `detail`, given at the raise, then `problem`, the phrase of the class. A class
+without a phrase prints its detail as it is: `OBJECT: problem`, or a clause without capital and full stop.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from fusefs.core.printable_names import printable
 
 
 class Exit:
-    """How a command ended, for the shell; plain numbers, since to make an Enum of so many delays each swap.
+    """Exit codes of the command; plain numbers, since creating an Enum of this size delays each swap.
 
-    FAILED     what no other says; doctor: it found something
-    SIGNALLED  and the signal's number, as shells tell it
+    FAILED     any error that has no code of its own; doctor: there are findings
+    SIGNALLED  plus the number of the signal, as shells report it
     """
 
     DONE = 0
@@ -40,58 +41,64 @@ class Exit:
 
 
 EXIT_CODES = {
-    Exit.DONE: "done",
-    Exit.FAILED: "something went wrong",
-    Exit.USAGE: "wrong command line",
+    Exit.DONE: "success",
+    Exit.FAILED: "other error",
+    Exit.USAGE: "wrong usage",
     Exit.REFUSED: "refused",
-    Exit.NOT_PERMITTED: "not permitted",
-    Exit.NOT_FOUND: "not found, not running",
-    Exit.NO_STORE: "no store can be used",
-    Exit.BAD_RECORD: "a record can't be understood",
-    Exit.BUSY: "somebody else is working on it",
-    Exit.OCCUPIED: "something else has the name now",
-    Exit.UNSETTLED: "not finished; everything was kept",
-    Exit.KERNEL_REFUSED: "the kernel refused (full, I/O error…)",
-    Exit.AUTHORITY_LOST: "the user's process was stopped",
-    Exit.INCOMPLETE: "some of many items failed",
-    Exit.UNWELL: "a volume's reaper needs help",
+    Exit.NOT_PERMITTED: "permission denied",
+    Exit.NOT_FOUND: "not found or not running",
+    Exit.NO_STORE: "no usable trash store",
+    Exit.BAD_RECORD: "unreadable record",
+    Exit.BUSY: "in use by another process",
+    Exit.OCCUPIED: "name taken",
+    Exit.UNSETTLED: "unfinished; nothing was deleted",
+    Exit.KERNEL_REFUSED: "kernel error (disk full, I/O)",
+    Exit.AUTHORITY_LOST: "helper process was killed",
+    Exit.INCOMPLETE: "some items failed",
+    Exit.UNWELL: "reaper needs attention",
 }
-"""What each code says in a few words, for `trashd --help`; README.md and trashd(1) begin alike, and say more."""
+"""Each code in a few words, for `trashd --help`; README.md and trashd(1) begin with the same word and say more."""
 
 
 class TrashdError(Exception):
-    """Something went wrong"""
+    """An unexpected error occurred"""
 
     exit_code = Exit.FAILED
     errno = _errno.EIO
+    problem = ""
     hint = ""
 
     def __init__(self, detail: str | bytes = "", hint: str = "", number: int = 0) -> None:
-        """detail: what it was about (bytes are a path); hint, number: instead of the class's next step and errno."""
+        """detail: the object of the error (bytes are a path); hint, number: replace the hint and errno of the class."""
         self.detail = printable(detail) if isinstance(detail, bytes) else detail
         self.hint = hint or type(self).hint
         self.errno = number or type(self).errno
         super().__init__(self.detail)
 
     def message(self) -> str:
-        """The sentence for a person, without the hint."""
-        text = (type(self).__doc__ or "").partition("\n")[0]
-        return f"{text}: {self.detail}" if self.detail else text
+        """Return the line that is printed, without the hint."""
+        if self.detail and self.problem:
+            return f"{self.detail}: {self.problem}"
+        return self.detail or self.problem or (type(self).__doc__ or "").partition("\n")[0]
 
 
 class UsageError(TrashdError):
-    """The command line doesn't make sense"""
+    """The command line is wrong
+
+    command, usage  the command and its usage line; the command line's parser fills them in
+    """
 
     exit_code = Exit.USAGE
     errno = _errno.EINVAL
-    hint = "see --help"
+    command = ""
+    usage = ""
 
 
 class ConfigProblem(NamedTuple):
-    """What is wrong in a configuration, and what to write instead.
+    """An error in a configuration file, and its fix.
 
-    key         the path of the key, such as `volume[2].quota`; empty if it is the file as a whole
-    is_warning  the configuration is in force all the same
+    key         the path of the key, such as `volume[2].quota`; empty if the problem concerns the whole file
+    is_warning  the configuration is used nevertheless
     """
 
     file: str
@@ -101,278 +108,311 @@ class ConfigProblem(NamedTuple):
     is_warning: bool = False
 
     def __str__(self) -> str:
-        """For a person, on one line."""
+        """Format the problem on one line."""
         text = ": ".join(filter(None, (self.file, self.key, self.what)))
         return f"{text} ({self.fix})" if self.fix else text
 
 
 class BadConfig(TrashdError):
-    """The configuration has problems"""
+    """The configuration has errors"""
 
     exit_code = Exit.USAGE
     errno = _errno.EINVAL
-    hint = "trashd config check shows all of them"
+    hint = "trashd config check lists all errors in the configuration"
 
     def __init__(self, detail: str | bytes = "", hint: str = "", problems: tuple[ConfigProblem, ...] = ()) -> None:
-        """problems: every one that was found; the detail is the first unless told."""
+        """problems: all that were found; the first one is the detail unless another detail is given."""
         super().__init__(detail or (str(problems[0]) if problems else ""), hint)
         self.problems = problems
 
 
 class Refused(TrashdError):
-    """Refused"""
+    """The request was refused"""
 
     exit_code = Exit.REFUSED
     errno = _errno.EPERM
 
 
 class NotADirectory(Refused):
-    """Not a directory (a symbolic link is not followed)"""
+    """The path is not a directory"""
 
     errno = _errno.ENOTDIR
-    hint = "name the directory itself; `trashd rm` takes files and links"
+    problem = "not a directory (symbolic links are not followed)"
+    hint = "name the directory itself; trashd rm takes files and symbolic links"
 
 
 class IsMountPoint(Refused):
-    """A mount point can't be exchanged"""
+    """The path is a mount point, which can't be exchanged"""
 
     errno = _errno.EBUSY
+    problem = "is a mount point"
     hint = "swap the directories inside it, or unmount it first"
 
 
 class MountInside(Refused):
-    """Something is mounted inside; the exchange would carry the mount away"""
+    """Something is mounted below the path; an exchange would move the mount with the directory"""
 
     errno = _errno.EBUSY
-    hint = "unmount it first; where a process is named, in its namespace: nsenter -t PID -m umount PATH"
+    problem = "contains a mount point"
+    hint = "unmount everything that is mounted below it; findmnt lists the mount points"
 
 
 class IsStore(Refused):
-    """That is, or holds, a trash store"""
+    """The path is in a trash store, or contains one"""
 
-    hint = "reap or restore its orphans by their ids instead (trashd list)"
+    problem = "is part of a trash store, or contains one"
+    hint = "restore or reap its orphans by their IDs; trashd list shows them"
 
 
 class NotAlike(Refused):
-    """The fresh directory can't be made like the old one"""
+    """The new directory can't get the owner, mode, ACL or another attribute of the old one"""
 
-    hint = "run it as root, or accept the difference with --unlike"
+    problem = "the new directory can't be made like the old one"
+    hint = "run the command as root, or accept the difference with --unlike"
 
 
 class NotEncrypted(NotAlike):
-    """Encryption (fscrypt) prevents it"""
+    """The new directory can't get the encryption policy of the old one"""
 
+    problem = "the encryption (fscrypt) of the directory can't be preserved"
     hint = (
-        "run it as root, or as the user who unlocked the directory, where its policy can be read; "
+        "run the command as root, or as the user who unlocked the directory, on a filesystem that shows its policy; "
         "--unlike never drops encryption"
     )
 
 
 class NotKept(Refused):
-    """Can't be kept in view, so nothing was swapped"""
+    """--keep can't be carried out, so nothing was swapped"""
 
-    hint = "--keep leaves it out, or takes another pattern; --dry-run tells what would be kept"
+    problem = "--keep failed, and nothing was swapped"
+    hint = "change the pattern of --keep; --dry-run shows which names it keeps"
 
 
 class OtherFilesystem(Refused):
-    """A rename doesn't reach it from there: another filesystem, subvolume or project"""
+    """A rename can't move files to the destination"""
 
     errno = _errno.EXDEV
+    problem = "on another filesystem, subvolume or project, where a rename can't move files"
     hint = "rsync --remove-source-files moves files to another filesystem"
 
 
 class NotPermitted(TrashdError):
-    """Not permitted"""
+    """The user may not do this"""
 
     exit_code = Exit.NOT_PERMITTED
     errno = _errno.EACCES
-    hint = "to move it takes write permission on its parent, and on itself if it is a directory; to look, on the way"
+    problem = "permission denied"
+    hint = (
+        "moving a path needs write permission on its parent directory (for a directory, also on itself) "
+        "and search permission on the way to it"
+    )
 
 
 class RootSquashed(NotPermitted):
-    """Root is nobody to this filesystem's server (root squash), or a security module refuses root"""
+    """The filesystem's server, or a security module, takes root's rights away"""
 
     errno = _errno.EPERM
+    problem = "the server maps root to nobody (root squash), or a security module restricts root"
     hint = (
-        "root's init, service and reaping work on a node that the server trusts (no_root_squash; nodemap admin=1); "
-        "here each user has his own: trashd service install --user, or trashd reap (docs/hpc.md)"
+        "run init, the service and reap as root on a node that the server trusts (no_root_squash; nodemap admin=1); "
+        "on this node each user runs their own: trashd service install --user, or trashd reap (docs/hpc.md)"
     )
 
 
 class NotProven(NotPermitted):
-    """Nobody can tell that only its owner put it into the trash store"""
+    """Other users could have put the item into this user's part of the trash store"""
 
     errno = _errno.EPERM
-    hint = "its owner can reap it, or restore it; trashd doctor VOLUME says why it is in doubt"
+    problem = "untrusted, because other users could have moved items into it"
+    hint = "its owner can restore or reap the orphans in it; trashd doctor VOLUME prints the reason"
 
 
 class NotFound(TrashdError):
-    """Not found"""
+    """The path or the orphan does not exist"""
 
     exit_code = Exit.NOT_FOUND
     errno = _errno.ENOENT
-    hint = "trashd list shows what there is"
+    problem = "not found"
+    hint = "trashd list shows the orphans"
 
 
 class NotRunning(NotFound):
-    """No reaper service runs"""
+    """The reaper service is not running"""
 
+    problem = "no reaper service is running"
     hint = (
-        "systemctl [--user] start trashd-reaper (trashd service install [--user] puts it there), or by hand: "
-        "trashd service run"
+        "start it with systemctl [--user] start trashd-reaper (trashd service install [--user] installs it), "
+        "or without systemd: trashd service run"
     )
 
 
 class DaemonGone(NotFound):
-    """The daemon of a mount is gone; its last numbers are shown"""
+    """The daemon of a mount has ended"""
 
-    hint = "bring it back by the same command with --replace, or take it away: trashd umount MNT"
+    problem = "the daemon of this mount has ended; its last numbers are shown"
+    hint = "trashd mount --replace SRC MNT restarts the mount, trashd umount MNT removes it"
 
 
 class NoStore(TrashdError):
-    """No trash store can be used"""
+    """There is no trash store that this user can use"""
 
     exit_code = Exit.NO_STORE
     errno = _errno.ENOENT
-    hint = "an administrator makes one with: trashd init VOLUME"
+    problem = "no usable trash store"
+    hint = "an administrator can create one: trashd init VOLUME"
 
 
 class Untrusted(NoStore):
-    """The trash store there belongs to somebody else"""
+    """Another user owns the trash store, or can change it"""
 
     errno = _errno.EPERM
-    hint = "root sets it aside in a new one with: trashd init --replace VOLUME"
+    problem = "untrusted trash store"
+    hint = "root can replace it by a new store, which then contains the old one: trashd init --replace VOLUME"
 
 
 class BrokenStore(NoStore):
-    """The trash store there is broken"""
+    """The volume.json of the trash store is missing or damaged"""
 
     errno = _errno.EBADMSG
-    hint = "trashd init VOLUME, by whoever owns it, writes volume.json anew; what is in the store stays"
+    problem = "damaged trash store"
+    hint = "the owner of the store can repair it, and its orphans are kept: trashd init VOLUME"
 
 
 class UnknownFormat(BrokenStore):
-    """This version of trashd does not know the format of the trash store there"""
+    """Another version of trashd made the trash store"""
 
+    problem = "trash store of an unknown format"
     hint = "use the version of trashd that made the store, or move the store aside: mv .trashd .trashd-old"
 
 
 class NoBacking(NoStore):
-    """The directory behind this mount can't be used from here"""
+    """The directory on the backing filesystem can't be reached"""
 
-    hint = "mv DIR .trashd/drop/ at the mount's root needs nothing but the mount"
+    problem = "the directory behind this mount is not accessible"
+    hint = "at the root of the mount, mv DIR .trashd/drop/ needs only the mount"
 
 
 class CrossesBoundary(NoStore):
-    """The kernel refuses to move this between any two directories of its filesystem"""
+    """The kernel refuses every rename of the directory"""
 
     errno = _errno.EXDEV
-    hint = "a lower layer of overlayfs, or an encryption or quota boundary at DIR itself"
+    problem = "can't be renamed within its filesystem (EXDEV)"
+    hint = "the directory is in a lower layer of an overlayfs, or at an encryption or project quota boundary"
 
 
 WAY_OUT = (
-    "its owner can move it out of the store with mv, or into the drop directory to have it deleted after a day "
-    "(man trashd-doctor)"
+    "its owner can move it out of the store with mv, or move it into the drop directory, "
+    "which deletes it after 24 hours (man trashd-doctor)"
 )
-"""What helps with anything that can't be understood: the store is plain directories."""
-ELSEWHERE = "this machine's mount may be broken, or the server: mount it anew, or try it on another machine"
-"""What helps where a shared filesystem refuses what is in order, as CephFS a lock after its client was given up."""
-SETTLE = f"trashd doctor --repair VOLUME completes or undoes what a killed command left; what it can't: {WAY_OUT}"
-"""What helps with anything that stays half done."""
+"""The remedy for any entry that trashd can't understand: the store consists of plain directories."""
+ELSEWHERE = "check the mount and the server: mount the filesystem again, or try another machine"
+"""The remedy where a shared filesystem refuses valid requests, as CephFS refuses locks to an evicted client."""
+SETTLE = f"trashd doctor --repair VOLUME completes or undoes what a killed command left; otherwise {WAY_OUT}"
+"""The remedy for an operation that stays half done."""
 
 
 class NoLocks(NoStore):
-    """This filesystem keeps no locks (flock), without which two commands could take the same thing"""
+    """The filesystem has no locks (flock), so two commands could act on one orphan"""
 
     errno = _errno.ENOLCK
-    hint = "mount it with them (Lustre: -o flock; NFS: without nolock, and with its lock service)"
+    problem = "the filesystem has no file locks (flock), which trashd needs"
+    hint = "mount it with locks (Lustre: -o flock; NFS: without nolock, and with the lock service of the server)"
 
 
 class BadRecord(TrashdError):
-    """A record can't be understood, so its container is kept as it is"""
+    """The record of an orphan can't be understood"""
 
     exit_code = Exit.BAD_RECORD
     errno = _errno.EBADMSG
+    problem = "unreadable record, so the orphan is kept"
     hint = WAY_OUT
 
 
 class Busy(TrashdError):
-    """Somebody else is working on it"""
+    """Another process holds the lock"""
 
     exit_code = Exit.BUSY
     errno = _errno.EAGAIN
-    hint = "try again when that command has ended"
+    problem = "in use by another trashd process"
+    hint = "try again when that process has ended"
 
 
 class TakenOver(Busy):
-    """Another node took it for dead and goes on with it"""
+    """Another node took the operation over"""
 
-    hint = "trashd list shows what became of it; this node was silent, or cut off, for too long"
+    problem = "taken over by another node"
+    hint = "this node was silent or disconnected for too long; trashd list shows the state of the orphan"
 
 
 class Occupied(TrashdError):
-    """Something else has the name now"""
+    """Another file or directory has the name"""
 
     exit_code = Exit.OCCUPIED
     errno = _errno.EEXIST
-    hint = "restore it elsewhere with --to PATH"
+    problem = "the name is taken"
+    hint = "restore the orphan to another path with --to PATH"
 
 
 class Unsettled(TrashdError):
-    """What happened is not what was meant; everything was kept"""
+    """Another process changed the same name during the operation"""
 
     exit_code = Exit.UNSETTLED
     errno = _errno.ESTALE
-    hint = "trashd doctor VOLUME says where everything is; nothing was deleted"
+    problem = "another process changed this name at the same moment; nothing was deleted"
+    hint = "trashd doctor VOLUME shows where everything is"
 
 
 class KernelRefused(TrashdError):
-    """The kernel refused"""
+    """A system call failed"""
 
     exit_code = Exit.KERNEL_REFUSED
 
 
 class ServerAway(TrashdError):
-    """The filesystem's server does not answer"""
+    """The server of a network filesystem does not respond"""
 
     exit_code = Exit.KERNEL_REFUSED
     errno = _errno.ENOTCONN
+    problem = "the filesystem's server does not respond"
     hint = (
-        "nothing is lost: the next reap goes on where this one ended, once the server answers; "
-        "if it is the mount that is dead: unmount it, and mount it again"
+        "nothing is lost, and the next reap continues once the server responds; "
+        "if the mount itself is dead, unmount it and mount it again"
     )
 
 
 class LacksCall(TrashdError):
-    """The kernel, or a filter of this container, refuses a system call that every swap needs"""
+    """A system call that every swap needs is not available"""
 
     exit_code = Exit.KERNEL_REFUSED
     errno = _errno.ENOSYS
-    hint = "it takes Linux 5.6; in a container, one whose seccomp filter allows the call"
+    problem = "this system call is needed by every swap, but the kernel or a seccomp filter does not allow it"
+    hint = "use Linux 5.6 or later; in a container, change its seccomp filter to allow the call"
 
 
 class AuthorityLost(TrashdError):
-    """The process that acts for the user ended or was stopped"""
+    """The process that root started as the user was killed or stopped"""
 
     exit_code = Exit.AUTHORITY_LOST
     errno = _errno.ECHILD
-    hint = "its owner can stop it; run the command again, or let the user do it"
+    problem = "the helper process of this user was killed or stopped; nothing was lost"
+    hint = "run the command again, or let the user run it; a user can kill their own processes"
 
 
 class Incomplete(TrashdError):
-    """Some items failed"""
+    """Some of the items failed"""
 
     exit_code = Exit.INCOMPLETE
 
 
 class AcrossUsers(Incomplete):
-    """Root carries nothing across the boundary between users"""
+    """Root does not move files from one user's directory into another's"""
 
-    hint = "restore it --to a directory of root's that nobody else can write in, and move it on from there"
+    problem = "root does not move files across the boundary between users"
+    hint = "restore it with --to into a directory that only root can write to, then move it from there"
 
 
 class Unwell(TrashdError):
-    """A volume's reaper needs somebody's help"""
+    """The reaper of a volume needs attention"""
 
     exit_code = Exit.UNWELL
     hint = "trashd status shows its last errors"
@@ -381,24 +421,24 @@ class Unwell(TrashdError):
 BY_NAME: dict[str, type[TrashdError]] = {
     name: kind for name, kind in list(globals().items()) if isinstance(kind, type) and issubclass(kind, TrashdError)
 }
-"""Every class by its name: an error that crosses from a process with another uid comes back as itself."""
+"""Every class by its name: an error that another process reports is raised again as the same class."""
 _GONE = (
-    "its server or daemon is gone, for now or for good: a dead mount is unmounted and mounted again; "
-    "trashd mount --replace SRC MNT does that for one of trashd"
+    "the server or daemon of this filesystem is gone: unmount it and mount it again, "
+    "a mount of trashd with trashd mount --replace SRC MNT"
 )
-_FREE = "trashd reap frees what has expired, trashd reap --now ID one that trashd list shows"
+_FREE = "trashd du shows the space that orphans take, and trashd reap --free SIZE deletes enough of them"
 _HINTS = {
-    _errno.ENOSPC: f"the volume is full: {_FREE} (a reap needs no space itself)",
+    _errno.ENOSPC: f"the volume is full: {_FREE}",
     _errno.EDQUOT: f"a quota is used up: {_FREE}",
     _errno.EROFS: "the filesystem is mounted read-only",
     _errno.EISDIR: "name a file instead of a directory",
-    _errno.EIO: "the disk reported an error: look at the kernel's log (dmesg) before anything else",
-    _errno.EAGAIN: "a limit on processes is reached: raise ulimit -u, or TasksMax= of the unit or container",
+    _errno.EIO: "the disk reported an error: check the kernel log (dmesg) first",
+    _errno.EAGAIN: "the limit on processes is reached: raise ulimit -u, or TasksMax= of the unit or container",
     _errno.EMFILE: "too many open files: raise ulimit -n",
     _errno.ENOTCONN: _GONE,
     _errno.ECONNABORTED: _GONE,
     _errno.ECANCELED: _GONE,
-    _errno.ENAMETOOLONG: "a name has 255 bytes at most, a path 4,095; a relative one is shorter",
+    _errno.ENAMETOOLONG: "a name has at most 255 bytes, a path 4,095: change into a directory and use a relative path",
 }
 
 
@@ -409,7 +449,7 @@ _KINDS: dict[int, type[TrashdError]] = {
 
 
 def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
-    """The error class and hint for what the kernel said about `what`; an error of ours as it is."""
+    """Return the error class and hint for an OSError about the object `what`; a TrashdError unchanged."""
     if isinstance(error, TrashdError):
         return error
     number = error.errno or _errno.EIO
@@ -417,15 +457,17 @@ def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
     if number in _KINDS:
         return _KINDS[number](what)
     if number == _errno.ENOKEY:
-        return NotEncrypted(f"{text}: {error.strerror}")
+        return NotEncrypted(what)
     if number == _errno.ENOENT:
-        return NotFound(what, "nothing has that name; trashd list shows what can be restored")
+        missing = NotFound(what)
+        missing.hint = ""  # a list of orphans does not help with a path that was typed wrong
+        return missing
     reason = error.strerror or _errno.errorcode.get(number, str(number))
     return KernelRefused(f"{text}: {reason}", _HINTS.get(number, ""), number)
 
 
 class errors_about:  # noqa: N801 - it is read as contextlib.suppress is
-    """A block; what the kernel refuses in it is raised as an error of ours about `what`."""
+    """A context manager that converts an OSError into a TrashdError about the object `what`."""
 
     def __init__(self, what: str | bytes) -> None:
         self._what = what
