@@ -6,10 +6,9 @@ from importlib import import_module
 
 import click
 
-from fusefs.cli.options import Command
+from fusefs.cli.options import Command, note_usage
 from fusefs.cli.output import failed, wants_json
 from fusefs.core.errors import EXIT_CODES, Exit, UsageError
-from fusefs.core.printable_names import show
 
 SECTIONS = {
     "Use": (
@@ -59,7 +58,7 @@ class _AskingGroup(click.Group):
             meant = self.meant(ctx, args[0])
             if not meant:
                 raise
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {meant}?")
+            ctx.fail(f"no such command {args[0]!r}; did you mean {meant}?")
 
     def meant(self, ctx: click.Context, word: str) -> str:
         """The commands that are like a word."""
@@ -145,35 +144,33 @@ def trashd() -> None:
     """
 
 
-def _tell_wrong(error: click.ClickException) -> None:
-    """As click does, but for what it quotes of the command line: names of files, where `*` was typed."""
-    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # since click 8.2
-        error.show()
-        return
-    if isinstance(error, click.UsageError) and error.ctx is not None:
-        path = error.ctx.command_path
-        click.echo(f"{error.ctx.get_usage()}\nTry '{path} --help' for help.\n", err=True)
-    click.echo(f"Error: {show(error.format_message())}", err=True)
+def _to_usage_error(error: click.ClickException) -> UsageError:
+    """Convert an error of click's parser, in the style of our own messages."""
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    hint = ""
+    if isinstance(error, click.NoSuchOption) and ctx is not None:  # an earlier release may have had it
+        hint = REMOVED.get((ctx.command_path.partition(" ")[2], error.option_name), "")
+    text = error.format_message()
+    wrong = UsageError(text[:1].lower() + text[1:].removesuffix("."), hint)
+    if ctx is not None:
+        note_usage(wrong, ctx)
+    return wrong
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Run one command; its exit code. Click's own errors come out as click words them, with exit code 2."""
+    """Run one command and return its exit code."""
     try:
         code = trashd.main(arguments, prog_name="trashd", standalone_mode=False)
     except click.ClickException as error:
-        hint = ""
-        if isinstance(error, click.NoSuchOption) and error.ctx is not None:  # an earlier release may have had it
-            hint = REMOVED.get((error.ctx.command_path.partition(" ")[2], error.option_name), "")
-        if wants_json(arguments):
-            return failed(UsageError(error.format_message(), hint), as_json=True)
-        _tell_wrong(error)
-        if hint:
-            click.echo(f"  hint: {hint}", err=True)
-        return error.exit_code
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # since click 8.2
+            error.show()
+            return error.exit_code
+        return failed(_to_usage_error(error), as_json=wants_json(arguments))
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.Abort:
         return Exit.INTERRUPTED
     except SystemExit as end:
-        return Exit.PIPE if end.code else 0  # click's own: its output is not read any more; what a shell asked is told
+        # Click raises it itself: after a closed pipe, and after it has answered a shell's completion request.
+        return Exit.PIPE if end.code else 0
     return code if isinstance(code, int) else 0

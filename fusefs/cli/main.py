@@ -12,7 +12,7 @@ from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from fusefs.core.errors import TrashdError
+from fusefs.core.errors import TrashdError, UsageError
 
 _GC_THRESHOLD = 20_000
 
@@ -111,7 +111,8 @@ def _run(arguments: list[str]) -> int:
     gc.set_threshold(_GC_THRESHOLD)
     gc.enable()
     if act is not None:
-        return act()
+        with suppress(UsageError):  # raised before any work is done; click's command prints its usage, too
+            return act()
     from fusefs.cli.group import dispatch
 
     return dispatch(arguments)

@@ -12,7 +12,7 @@ import click
 
 from fusefs.cli import output
 from fusefs.cli.swap_paths import read_note
-from fusefs.core.errors import Refused, errors_about
+from fusefs.core.errors import Refused, UsageError, errors_about
 from fusefs.core.human_units import format_duration, parse_duration, parse_rate
 from fusefs.core.names import ID_RANDOM_CHARS
 from fusefs.core.orphan_age import STEP_NS, Clock
@@ -114,6 +114,12 @@ null_option: Decorator = click.option(
 )
 
 
+def note_usage(error: UsageError, ctx: click.Context) -> None:
+    """Have an error print the command whose command line is wrong, and its usage."""
+    error.command = ctx.command_path
+    error.usage = " ".join([ctx.command_path, *ctx.command.collect_usage_pieces(ctx)])
+
+
 class Command(click.Command):
     """A command whose `--help` lists its options under headings and ends with the name of its manual page.
 
@@ -124,6 +130,14 @@ class Command(click.Command):
         """headings: the long names of options, separated by spaces, by their heading."""
         super().__init__(*args, **attributes)
         self._headings = dict(headings or {})
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a UsageError that it raises gets its usage line."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            note_usage(error, ctx)
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, each heading a section of its own."""

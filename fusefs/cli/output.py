@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from fusefs.core.errors import ConfigProblem, Incomplete, KernelRefused, NotFound, TrashdError, from_os
+from fusefs.core.errors import ConfigProblem, Incomplete, KernelRefused, NotFound, TrashdError, UsageError, from_os
 from fusefs.core.names import ContainerId
 from fusefs.core.printable_names import printable, shell_word, show
 from fusefs.core.record import Method
@@ -33,16 +33,21 @@ def wants_json(arguments: Sequence[str]) -> bool:
 
 
 def failed(error: TrashdError, *, as_json: bool = False) -> int:
-    """Tell an error on stderr; its exit code."""
+    """Print an error on stderr and return its exit code."""
     if as_json:
         from fusefs.cli.json_objects import ErrorTold
 
         told = ErrorTold(type(error).__name__, error.message(), error.hint, error.exit_code)
         print(json.dumps(plain(told)), file=sys.stderr)
-    else:
-        print(f"trashd: {show(error.message())}", file=sys.stderr)  # it may have words as they were typed, or a glob's
-        if error.hint:
-            print(f"  hint: {show(error.hint)}", file=sys.stderr)
+        return error.exit_code
+    command, usage = (error.command, error.usage) if isinstance(error, UsageError) else ("", "")
+    # A message may quote words as they were typed, or names that a glob expanded to.
+    lines = [f"{command or 'trashd'}: {show(error.message())}"]
+    if error.hint:
+        lines.append(f"  hint: {show(error.hint)}")
+    if usage:
+        lines += [f"usage: {usage}", f"Try '{command} --help' for more information."]
+    print("\n".join(lines), file=sys.stderr)
     return error.exit_code
 
 
@@ -55,10 +60,10 @@ def to_error(error: TrashdError | OSError) -> TrashdError:
     if name is not None:
         return from_os(error, name if isinstance(name, bytes) else os.fsencode(str(name)))
     if unwritten == number:
-        hint = "what was done is done, and was not told to the end"
+        hint = "the command did its work, but could not print all of its output"
         return KernelRefused(f"standard output: {os.strerror(number)}", hint, number)
     if refused(os.getcwdb) == number:
-        return NotFound("the working directory was removed", "go to another one: cd /")
+        return NotFound("the working directory", "it was removed; change to another one: cd /")
     return from_os(error, "a new process" if number == errno.EAGAIN else "a system call")
 
 

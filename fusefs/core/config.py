@@ -167,7 +167,7 @@ _TOP: Schema = {
     "poll": toml_reader.TIME_LIMIT,
     "grace": toml_reader.DURATION,
     "audit": toml_reader.or_none(toml_reader.FILE),
-    "notices": RemovedKey("drop it; trashd list --within 1d shows what expires soon"),
+    "notices": RemovedKey("remove the key; trashd list --within 1d shows the orphans that expire soon"),
 }
 CONFIG: Schema = {
     **_TOP,
@@ -226,7 +226,7 @@ class _ConfigBuilder(SettingsBuilder):
         for path, _rules in paths:
             if not is_at_or_below(path, base.path):
                 what = f"{toml_reader.bare(path.decode())} is not inside {toml_reader.bare(base.path.decode())}"
-                self.wrong(what, "rules stand below the volume that they are for", (*at, "rules", path))
+                self.wrong(what, "write rules below the [[volume]] to which they apply", (*at, "rules", path))
         values = {field: self.get(*at, key, otherwise=getattr(base, field)) for key, field in _FIELDS.items()}
         return VolumePolicy(
             path=base.path,
@@ -242,16 +242,16 @@ class _ConfigBuilder(SettingsBuilder):
     def _rules(self, at: Key, base: RetentionRules) -> RetentionRules:
         rules = RetentionRules(*self._each(at, RULES, base))
         if rules.retention_s is not None and rules.retention_s < rules.minimum_age_s:
-            fix = "nothing is reaped below minimum_age: lower it, or raise retention"
+            fix = "lower minimum_age or raise retention: orphans younger than minimum_age are never reaped"
             self.wrong("retention is shorter than minimum_age", fix, (*at, "retention"), (*at, "minimum_age"))
         is_root = rules.authority is Authority.ROOT
         if is_root and not rules.users:
-            fix = 'add users = ["ci"]: users write records, so that a path alone proves nothing'
+            fix = 'add users = ["ci"]: a path proves nothing, since users write the records'
             self.wrong('authority = "root" without users', fix, (*at, "authority"), (*at, "users"))
         if not is_root and (*at, "users") in self.settings and rules.users:
-            self.wrong('users without authority = "root"', 'add authority = "root", or drop users', (*at, "users"))
+            self.wrong('users without authority = "root"', 'add authority = "root", or remove users', (*at, "users"))
         if rules.clears_flags and not is_root:
-            fix = "only root may clear them, and only where his own policy says so"
+            fix = 'add authority = "root", or remove clears_flags: only root can clear these flags'
             self.wrong('clears_flags without authority = "root"', fix, (*at, "clears_flags"), (*at, "authority"))
         return rules
 
@@ -261,7 +261,7 @@ class _ConfigBuilder(SettingsBuilder):
             return None
         if low >= high:
             what = f"low = {toml_reader.SHARE.write(low)} is not below high = {toml_reader.SHARE.write(high)}"
-            fix = f"hurrying ends at high, and begins at low; low = {toml_reader.quoted('0%')} turns it off"
+            fix = f"hurrying begins below low and ends at high; low = {toml_reader.quoted('0%')} turns it off"
             self.wrong(what, fix, (*at, "low"), (*at, "high"))
         return Watermark(low, high)
 
@@ -272,8 +272,8 @@ class _ConfigBuilder(SettingsBuilder):
             what = f"http = {toml_reader.ADDRESS.write(metrics.http)} is open to other machines"
             self.wrong(what, 'write "127.0.0.1:9817", or add allow_remote = true', ("metrics", "http"))
         if metrics.textfile is not None and not metrics.textfile.endswith(".prom"):
-            what = f"textfile = {toml_reader.shown(metrics.textfile)} is none that the node exporter reads"
-            self.wrong(what, "its name ends with .prom", ("metrics", "textfile"))
+            what = f"textfile = {toml_reader.shown(metrics.textfile)} does not end in .prom, so the node exporter does not read it"
+            self.wrong(what, "write a name that ends in .prom", ("metrics", "textfile"))
         return metrics
 
 

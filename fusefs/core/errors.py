@@ -354,11 +354,11 @@ class Occupied(TrashdError):
 
 
 class Unsettled(TrashdError):
-    """Another process changed the same name during the operation"""
+    """The operation could be neither completed nor undone"""
 
     exit_code = Exit.UNSETTLED
     errno = _errno.ESTALE
-    problem = "another process changed this name at the same moment; nothing was deleted"
+    problem = "the operation was not completed, and nothing was deleted"
     hint = "trashd doctor VOLUME shows where everything is"
 
 
@@ -394,7 +394,7 @@ class AuthorityLost(TrashdError):
 
     exit_code = Exit.AUTHORITY_LOST
     errno = _errno.ECHILD
-    problem = "the helper process of this user was killed or stopped; nothing was lost"
+    problem = "the helper process of this user was killed or stopped"
     hint = "run the command again, or let the user run it; a user can kill their own processes"
 
 
@@ -457,7 +457,7 @@ def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
     if number in _KINDS:
         return _KINDS[number](what)
     if number == _errno.ENOKEY:
-        return NotEncrypted(what)
+        return NotEncrypted(f"{text} ({error.strerror})")
     if number == _errno.ENOENT:
         missing = NotFound(what)
         missing.hint = ""  # a list of orphans does not help with a path that was typed wrong

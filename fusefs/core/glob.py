@@ -55,7 +55,7 @@ def compile_glob(pattern: str, *, ignores_case: bool = False) -> Matches:
     if not pattern:
         raise ValueError("an empty pattern matches nothing")
     if "\0" in pattern:
-        raise ValueError(f"{pattern!r} has a NUL in it, which no name has")
+        raise ValueError(f"{pattern!r} contains a NUL character, which no name can contain")
     folds = _fold if _is_utf8(pattern) else _fold_ascii
     tokens = _read(pattern, folds if ignores_case else None)
     matches = _by_text(pattern, tokens, ignores_case) or _by_regex(pattern, tokens, ignores_case)
@@ -124,7 +124,7 @@ def _checked_class(pattern: str, name: str, *, ignores_case: bool) -> str:
     if name not in ASCII:
         raise ValueError(f"{pattern!r}: there is no class [:{name}:]; there are {', '.join(ASCII)}")
     if ignores_case and name in ("lower", "upper"):
-        raise ValueError(f"{pattern!r}: [:{name}:] means nothing where case is ignored: write [:alpha:]")
+        raise ValueError(f"{pattern!r}: [:{name}:] has no meaning where case is ignored: write [:alpha:]")
     return name
 
 
@@ -137,7 +137,7 @@ def _checked_range(pattern: str, found: re.Match[str], folds: _Fold | None) -> t
     if folds:
         low, high = folds(low), folds(high)
     if high < low:
-        raise ValueError(f"{pattern!r}: the range {found[0]} is the wrong way round")
+        raise ValueError(f"{pattern!r}: the range {found[0]} is reversed")
     return low, high
 
 

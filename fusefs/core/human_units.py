@@ -94,7 +94,7 @@ def parse_duration(text: str) -> int:
     parts = [(number.lstrip("0") or "0", unit) for number, unit in re.findall(r"([0-9]+) ?([a-z]*)", text)]
     seconds = sum(int(number[:_DURATION_DIGITS_MAX]) * _DURATION_UNITS.get(unit, 1) for number, unit in parts)
     if seconds > DURATION_MAX_S or any(len(number) > _DURATION_DIGITS_MAX for number, _unit in parts):
-        raise ValueError(f"{text[:40]!r} is too long: a thousand years are the most")
+        raise ValueError(f"{text[:40]!r} is too long: the maximum is a thousand years")
     return seconds
 
 
@@ -118,7 +118,7 @@ def format_duration(seconds: int) -> str:
 SECOND_NS = 10**9
 CivilTime = tuple[int, int, int, int, int, int, int, int, int]
 """Year to second, then -1 three times: as time.mktime takes it."""
-_HOW = "write 7d or 12h for so long ago, 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for a file's own time"
+_HOW = "write 7d or 12h (ago), 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for the time of a file"
 _SECONDS = r"@(-?)([0-9]{1,15})(?:\.([0-9]{1,9}))?"
 _WHEN = r"""
     (?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})
@@ -154,7 +154,7 @@ def parse_when(
         raise ValueError(f"{text!r} of what? Write {text}d for days, {text}h for hours; a date as 2026-11-01")
     if not is_duration(text):
         if found := re.fullmatch(r"[0-9]+ ?([A-Za-z]+)", text):
-            raise ValueError(f"{text!r}: there is no unit {found[1]!r}: s, m (minutes), h, d, w, month or y")
+            raise ValueError(f"{text!r}: unknown unit {found[1]!r}: use s, m (minutes), h, d, w, month or y")
         raise ValueError(f"{text!r} is not a time: {_HOW}")
     span_ns = parse_duration(text) * SECOND_NS
     return now_ns - span_ns if cutoff_ns is None else cutoff_ns(span_ns)
@@ -171,10 +171,10 @@ def _civil_ns(text: str, found: re.Match[str], local_s: Callable[[CivilTime], fl
         raise ValueError(f"{text!r}: there is no month {found['year']}-{found['month']}")
     _, n_days = monthrange(year, month)
     if not 1 <= day <= n_days:
-        raise ValueError(f"{text!r}: there is no such day, {found['year']}-{found['month']} has {n_days}")
+        raise ValueError(f"{text!r}: this day does not exist: {found['year']}-{found['month']} has {n_days}")
     for key, last in _LAST.items():
         if parts[key] > last:
-            raise ValueError(f"{text!r}: there is no such time of the day or zone: {found[key]}")
+            raise ValueError(f"{text!r}: invalid time of day or time zone: {found[key]}")
     at = datetime(year, month, day, parts["hour"], parts["minute"], parts["second"], tzinfo=UTC)
     if found["zone"] is not None:
         ahead = timedelta(hours=parts["ahead_h"], minutes=parts["ahead_m"])
@@ -183,7 +183,7 @@ def _civil_ns(text: str, found: re.Match[str], local_s: Callable[[CivilTime], fl
     try:
         return int(local_s((year, month, day, at.hour, at.minute, at.second, -1, -1, -1))) * SECOND_NS
     except OverflowError as error:
-        raise ValueError(f"{text!r} is too far away for this machine's clock") from error
+        raise ValueError(f"{text!r} is out of the range of this machine's clock") from error
 
 
 def in_calendar(time_ns: int, pattern: str, beyond: str) -> str:

@@ -236,7 +236,7 @@ def decode(data: bytes | bytearray) -> MountStats:
     try:
         magic, format_, n_table_bytes = _HEAD.unpack_from(data)
         if magic != _MAGIC or format_ != _FORMAT:
-            raise ValueError("another format")
+            raise ValueError("unknown format")
         begin = _HEAD.size + n_table_bytes
         table = msgspec.json.decode(data[_HEAD.size : begin], type=CounterTable)
         layout = CounterLayout(table)
@@ -244,8 +244,8 @@ def decode(data: bytes | bytearray) -> MountStats:
             raise ValueError("too many numbers")
         cells = struct.unpack_from(f"={layout.n_cells}Q", data, begin)
     except (msgspec.MsgspecError, ValueError, struct.error) as error:
-        hint = "is its daemon of another version, or another machine's? Mount it anew"
-        raise TrashdError(f"the numbers of a mount are not understood ({error})", hint) from error
+        hint = "its daemon may be of another version: mount it again with trashd mount --replace SRC MNT"
+        raise TrashdError(f"the numbers of this mount can't be read ({error})", hint) from error
     gauges = dict(zip(table.gauges, cells[layout.gauges : layout.sorts], strict=True))
     pairs = range(layout.sorts, layout.sorts + 2 * len(table.sorts), 2)
     remembered = {name: Remembered(cells[at], cells[at + 1]) for name, at in zip(table.sorts, pairs, strict=True)}

@@ -106,13 +106,13 @@ _NOT_OURS_PREFIXES = ("x-", "X-", "comment=", "fsname=", "helper=", "subtype=", 
 _OF_THE_KERNELS_FUSE = ("user_id=", "group_id=", "rootmode=", "max_read=", "blksize=")
 
 _REFUSED = {
-    "remount": "the kernel's own flags of a mount change with: mount -o remount,ro MNT; to change others mount it anew",
-    "auto_unmount": "a mount whose daemon died stays, dead: an empty directory in its place would be taken for the "
-    "truth by whoever copies or cleans up; `trashd mount --replace` brings it back",
-    "allow_root": "allow_other lets root in too",
+    "remount": "mount -o remount,ro MNT changes the kernel's own flags; to change other options, mount it again with --replace",
+    "auto_unmount": "a mount whose daemon died stays in place, since backup and cleanup programs would take an empty "
+    "directory for the real one; `trashd mount --replace` restarts it",
+    "allow_root": "use allow_other, which includes root",
 }
 
-_ACCESS_TIMES = "the backing filesystem keeps access times as its own mount says"
+_ACCESS_TIMES = "the mount options of the backing filesystem decide about access times"
 _WITHOUT_EFFECT: Final = {
     "noatime": _ACCESS_TIMES,
     "nodiratime": _ACCESS_TIMES,
@@ -122,7 +122,7 @@ _WITHOUT_EFFECT: Final = {
     **dict.fromkeys(
         ("without=parallel-lookups", "without=kept-listings", "without=kept-root-acl", "without=unopened-directories",
          "without=kept-links", "without=kill-privileges"),
-        "the mount has it wherever it can; engine=plain does without",
+        "the mount uses it where possible; engine=plain does without it",
     ),
 }  # fmt: skip
 """Words of mount(8) and of earlier versions that are accepted, so that an fstab with them mounts, and ignored."""
@@ -173,7 +173,7 @@ def _one_of(those: Iterable[_OneOf], word: str) -> _OneOf:
     try:
         return by_value[word.partition("=")[2]]
     except KeyError as error:
-        raise UsageError(word, f"it is one of {', '.join(by_value)}") from error
+        raise UsageError(f"invalid value in {word}", f"write one of {', '.join(by_value)}") from error
 
 
 def _seconds(word: str) -> float:
@@ -182,7 +182,7 @@ def _seconds(word: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= _TIMEOUT_MAX_S:
-        raise UsageError(word, "it is a number of seconds, such as 0.5")
+        raise UsageError(f"invalid value in {word}", "write a number of seconds, such as 0.5")
     return seconds
 
 
@@ -190,9 +190,11 @@ def _size(word: str) -> int:
     try:
         size_bytes = parse_size(word.partition("=")[2])
     except ValueError as error:
-        raise UsageError(word, "it is a size, such as 64M; 0 for none") from error
+        raise UsageError(f"invalid value in {word}", "write a size, such as 64M, or 0 for none") from error
     if size_bytes > _CACHE_BYTES_MAX:
-        raise UsageError(word, f"it is memory of this machine: at most {_CACHE_BYTES_MAX >> 30}G")
+        raise UsageError(
+            f"the size in {word} is too large", f"write at most {_CACHE_BYTES_MAX >> 30}G: it is memory of this machine"
+        )
     return size_bytes
 
 
@@ -200,7 +202,7 @@ def _number(word: str) -> int:
     text = word.partition("=")[2]
     number = int(text) if re.fullmatch("[0-9]{1,9}", text, re.ASCII) else 0
     if not 1 <= number <= _N_IN_FLIGHT_MAX:
-        raise UsageError(word, f"it is a number of requests at a time, from 1 to {_N_IN_FLIGHT_MAX}")
+        raise UsageError(f"invalid value in {word}", f"write a number of requests, from 1 to {_N_IN_FLIGHT_MAX}")
     return number
 
 
@@ -312,12 +314,12 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
         elif word in _OPPOSITES:
             flags.discard(_OPPOSITES[word])
         elif word in _REFUSED:
-            raise UsageError(f"the option {word} is not for trashd", _REFUSED[word])
+            raise UsageError(f"trashd mount does not support the option {word}", _REFUSED[word])
         elif word not in _NOT_OURS and not word.startswith(_NOT_OURS_PREFIXES) and not is_sloppy:
             takes_none = has_value and (option is not None or key in _FLAGS)
-            reason = f"the option {key} takes no value" if takes_none else f"there is no option {word}"
+            reason = f"the option {key} takes no value" if takes_none else f"unknown option {word}"
             ours = ", ".join(option.word(option.value) for option in OPTIONS if option.is_told)
-            raise UsageError(reason, f"there are {ours}, and mount(8)'s {', '.join(sorted(_FLAGS))}")
+            raise UsageError(reason, f"the options are {ours}, and those of mount(8): {', '.join(sorted(_FLAGS))}")
     if values["timeout_s"] is None:
         values["timeout_s"] = _TIMEOUTS_S[values["coherence"]]
     # Without the kernel's checks all users would have the daemon's permissions.
@@ -326,7 +328,7 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
     for word in ("passthrough=on", "uring=on"):
         field = word.partition("=")[0]
         if options.engine is EngineMode.PLAIN and getattr(options, field).value == "on":
-            raise UsageError(f"{word} with engine=plain", "it is one or the other")
+            raise UsageError(f"{word} and engine=plain can't be combined")
     return options
 
 

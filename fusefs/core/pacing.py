@@ -271,8 +271,8 @@ class Sample(NamedTuple):
 class OtherUsers(Enum):
     """Who else works on the disk."""
 
-    UNKNOWN = "listening who else works on the disk"
-    NONE = "alone on the disk"
+    UNKNOWN = "measuring how much others use the disk"
+    NONE = "nobody else uses the disk"
     SOME = "yielding"
 
 
@@ -448,24 +448,24 @@ def _share_needed(state: PacingState, caps: RateCaps, backlog: Backlog) -> float
 def describe(state: PacingState, caps: RateCaps, backlog: Backlog) -> str:
     """Why it is so fast as it is, in a short sentence."""
     if backlog.hurries:
-        return "hurrying: space is short"
+        return "hurrying: free space is low"
     if state.others is not OtherUsers.SOME:
         return str(state.others.value)
     share = max(state.share, _share_needed(state, caps, backlog))
     if share > state.share:
-        return f"taking {share:.0%} of the time: needed for the horizon"
+        return f"using {share:.0%} of the time to finish within the horizon"
     if state.is_deaf:
-        return f"no pressure is told here, going by latency: taking {share:.0%} of the time"
-    return f"yielding: {_whom(state.last)}; taking {share:.0%} of the time"
+        return f"no pressure information (PSI), pacing by latency: using {share:.0%} of the time"
+    return f"yielding: {_whom(state.last)}; using {share:.0%} of the time"
 
 
 def _whom(sample: Sample | None) -> str:
     """What others do, as far as a rest has shown it."""
     if sample is None:
-        return "others work on the disk"
+        return "others use the disk"
     shares = (("io", "the disk", _STALL_IO), ("memory", "memory", _STALL_MEMORY), ("cpu", "a processor", _STALL_CPU))
     for kind, what, least in shares:
         stalled: float | None = getattr(sample, kind)
         if stalled is not None and stalled >= least:
             return f"others wait {stalled:.0%} of the time for {what}"
-    return "others work on the disk"
+    return "others use the disk"

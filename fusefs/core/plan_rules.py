@@ -168,7 +168,7 @@ def _directories(found: Any) -> bytes:
 
 
 DIRECTORIES: Final = ValueKind(
-    "an absolute path below /, perhaps with wildcards", 'write "/scratch" or "/home/*/tmp", without `..`', _directories,
+    "an absolute path below /, with or without wildcards", 'write "/scratch" or "/home/*/tmp", without `..`', _directories,
     str,
 )  # fmt: skip
 RULE: Schema = {
@@ -195,8 +195,8 @@ RULE: Schema = {
     "keep_for": toml_reader.DURATION,
     "move_to": toml_reader.PATH,
     "if_exists": toml_reader.one_of("skip", "number", "replace"),
-    "flat": RemovedKey("drop it; what a rule moves keeps its tree"),
-    "copy": RemovedKey("drop it; a move to another filesystem is refused, with an rsync command as the hint"),
+    "flat": RemovedKey("remove the key; a rule that moves files keeps their directory structure"),
+    "copy": RemovedKey("remove the key; a move to another filesystem is refused, with an rsync command as the hint"),
     "max_delete": toml_reader.POSITIVE,
     "purgelist": {"directory": toml_reader.PATH, "ahead": toml_reader.TIME_LIMIT},
 }
@@ -221,7 +221,9 @@ def read_plan(sources: Sequence[Source], world: PlanContext) -> tuple[Rule, ...]
                 rules.append(rule)
     problems += _swept_lists(rules)
     if not all(problem.is_warning for problem in problems):
-        raise BadConfig(hint="trashd plan show names all of them; docs/plan.md", problems=tuple(problems))
+        raise BadConfig(
+            hint="trashd plan check PLAN lists all errors; docs/plan.md describes the keys", problems=tuple(problems)
+        )
     for warning in problems:
         world.warn(warning)
     return tuple(rules)
@@ -231,7 +233,11 @@ def _unknown_keys(document: Document) -> Iterator[ConfigProblem]:
     """What stands above all rules."""
     for key in document.tree:
         if key != "rule":
-            fix = "a plan has rules alone: write [[rule]] above each" if key in RULE else "known here: [[rule]]"
+            fix = (
+                "a plan contains only rules: write [[rule]] above each one"
+                if key in RULE
+                else "the only table is [[rule]]"
+            )
             yield document.place(key).problem("unknown key", fix)
 
 
@@ -240,8 +246,8 @@ def _swept_lists(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
     for rule in rules:
         for other in rules:
             if rule.purge is not None and _holds(other.directory, rule.purge.directory):
-                what = f"its purgelist lies in what the rule of {other.place} sweeps"
-                yield rule.place.problem(what, "name a directory where no rule goes, such as /var/spool/trashd")
+                what = f"its purgelist is in a directory that the rule of {other.place} sweeps"
+                yield rule.place.problem(what, "name a directory that no rule sweeps, such as /var/spool/trashd")
 
 
 def _holds(pattern: bytes, path: bytes) -> bool:
@@ -266,10 +272,10 @@ class _RuleBuilder(SettingsBuilder):
         """The rule; None if there is a problem."""
         n_before = len(self.problems)
         if self._is_absent("directory"):
-            self._lacks("no directory", 'write directory = "/…" in it')
+            self._lacks("no directory", 'add directory = "/…"')
         if not any(self.get(key) or self._is_wrong(key) for key in _NARROWS) and not self._table.has_unknown:
-            fix = 'write older = "30d"; if all of it is meant, write name = "*"'
-            self._lacks("it selects nothing in particular", fix)
+            fix = 'write older = "30d", or name = "*" to select everything'
+            self._lacks("it has no condition that selects files", fix)
         age, is_unit = self._age(), self._has("unit")
         selection = self._selection(age, is_unit=is_unit)
         self._check_unit() if is_unit else self._check_types(selection)
@@ -349,12 +355,12 @@ class _RuleBuilder(SettingsBuilder):
 
     def _moment(self, text: str, cutoff_ns: Callable[[int], int] | None = None) -> int:
         if is_path(text):
-            raise ValueError(f"{text!r}: a plan knows durations and dates, no times of files")
+            raise ValueError(f"{text!r}: a plan takes durations and dates, not the time of a file")
         return parse_when(text, self._world.now_ns, self._world.local_s, cutoff_ns)
 
     def _check_unit(self) -> None:
         for key in filter(self._has, _NOT_OF_UNITS):
-            fix = "a unit is chosen by its name, owner and age, and taken whole"
+            fix = "remove the key: a unit is selected by name, owner and age, and taken as a whole"
             self.wrong(f'{key} with unit = "top"', fix, (key,))
         if self._is_absent("older"):
             self.wrong('unit = "top" without older', 'add older = "90d": the newest file inside decides', ("unit",))
@@ -362,18 +368,22 @@ class _RuleBuilder(SettingsBuilder):
     def _check_types(self, selection: Selection) -> None:
         is_meant = self._is_absent("unit") and not self._is_wrong("empty")
         if self._has("type") and selection.types & DEVICES:
-            self.wrong("a device would be taken", "rules leave devices alone: drop b and c", ("type",))
+            self.wrong("it would select devices", "remove b and c: rules never touch devices", ("type",))
         if selection.types & DIRECTORY and not selection.empty and is_meant:
-            fix = 'its own age says nothing of what is in it: add unit = "top", or empty = true'
-            self.wrong("a directory would be taken with all that is in it", fix, ("type",))
+            fix = 'add unit = "top" or empty = true: the age of a directory is not the age of the files in it'
+            self.wrong("it would take a directory with everything in it", fix, ("type",))
 
     def _act(self) -> TrashAction | DeleteAction | MoveAction:
         action = self.get("action", otherwise="trash")
         if action != "trash" and self._has("keep_for"):
-            self.wrong(f'keep_for with action = "{action}"', "only what is in the trash is kept", ("keep_for",))
+            self.wrong(
+                f'keep_for with action = "{action}"',
+                'remove keep_for: it applies to action = "trash" only',
+                ("keep_for",),
+            )
         if action != "move" and (self._has("action") or self._is_absent("action")):
             for key in filter(self._has, _OF_MOVE):
-                self.wrong(f'{key} without action = "move"', 'add action = "move", or drop it', (key,))
+                self.wrong(f'{key} without action = "move"', 'add action = "move", or remove the key', (key,))
         elif action == "move" and self._is_absent("move_to"):
             self.wrong('action = "move" without move_to', 'add move_to = "/…"', ("action",))
         match action:
@@ -399,8 +409,12 @@ class _RuleBuilder(SettingsBuilder):
         if self._is_wrong("older") or (self._table.has_unknown and not self._has("older")):
             return None
         if not _SPAN.fullmatch(self.get("older", otherwise="")):
-            fix = 'write older = "30d": only what ages can be told of ahead'
+            fix = 'write older = "30d": a list can name in advance only files that reach an age'
             self.wrong("purgelist without older, or with a fixed date", fix, *keys)
         elif age is not None and self._world.now_ns - age.before_ns <= ahead_s * SECOND_NS:
-            self.wrong("ahead is not shorter than older", "what is not there yet can't be told of", *keys)
+            self.wrong(
+                "ahead is not shorter than older",
+                "write a shorter ahead: files that do not exist yet can't be listed",
+                *keys,
+            )
         return PurgeNotice(directory, ahead_s)

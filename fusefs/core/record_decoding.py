@@ -136,13 +136,13 @@ def _decode_with_unknown(text: bytes) -> Record:
 
 def _check_format(found: int) -> None:
     if found != FORMAT:
-        raise BadRecord(f"format {found}, this trashd knows {FORMAT}", "use a newer trashd")
+        raise BadRecord(f"format {found} (this trashd reads format {FORMAT})", "use a newer version of trashd")
 
 
 def _to_record(wire: _Record, unknown: tuple[tuple[str, Any], ...]) -> Record:
     """Raises  ValueError: an id has not its form, a path is not plain"""
     if not (is_container_id(wire.id) and is_volume_id(wire.volume)):
-        raise ValueError("an id has not the form of an id")
+        raise ValueError("invalid ID")
     # Only a sweep may have been of the directory itself that holds the store.
     is_of_store = wire.origin == "" and wire.method is Method.SWEEP
     return Record(
@@ -188,5 +188,5 @@ def _path(text: str | None) -> RelPath | None:
 def _name(text: str) -> Name:
     names = split(unquote(text))
     if len(names) != 1:
-        raise ValueError("what is kept lies in the top of the tree")
+        raise ValueError("a kept name must be at the top of the tree")
     return names[0]

@@ -97,12 +97,12 @@ PINNED = "pinned"
 CAME_IN = "came-in"
 """Of a directory that is not known to have been there when the tree came."""
 WORDS = {
-    STORE: "a trash store that holds something; restore what it holds (trashd list --volume DIR, where DIR is the "
-    "directory above it), or trashd reap --with-stores ID deletes it too",
-    PINNED: "kept in a trash store, and nothing deletes that from above; trashd restore it, or release it "
+    STORE: "a trash store that is not empty; restore its orphans (trashd list --volume DIR, where DIR is the "
+    "directory above it), or delete it too with trashd reap --with-stores ID",
+    PINNED: "pinned in a trash store, so nothing deletes it from outside; restore it, or release it "
     "(trashd keep --release), with --volume DIR, where DIR is the directory above that store",
-    CAME_IN: "it came in, or was changed, after the swap: who could move it need not be who may delete it; "
-    "trashd restore ID takes it back, trashd reap --force ID deletes it",
+    CAME_IN: "it was moved in or changed after the swap, perhaps by a user who may not delete it; "
+    "trashd restore ID restores it, trashd reap --force ID deletes it",
 }
 
 """What a person is told of each."""
@@ -178,20 +178,20 @@ class RemovalGroup(NamedTuple):
         return (path for given, path in zip(self.all_given(), paths, strict=True) if given not in left)
 
 
-OUTSIDE = "outside of the directory"
+OUTSIDE = "outside the directory"
 """What failures name as their call for a listed path that leads elsewhere."""
-DOTS = "ends in a dot"
+DOTS = "ends in . or .."
 """The same for a listed path that ends in `.` or `..`."""
-UNCLEAR = "not as the format has it"
+UNCLEAR = "not in the format of the list"
 """The same for a line of a list that can't be understood, or could mean two things."""
 LOCKED_BY_OTHERS = "locked by a user who is neither its owner nor root"
-LOCKED_BY_UNKNOWN = "locked by a process that is not seen here"
-KEPT_BY_OTHERS = "holds .trashd-keep of a user who is neither its owner nor root"
+LOCKED_BY_UNKNOWN = "locked by a process that is not visible here"
+KEPT_BY_OTHERS = "contains a .trashd-keep of a user who is neither its owner nor root"
 """The same for a directory with a mark that is reported."""
-ANOTHER = "it is another one than the list tells: its inode number differs"
+ANOTHER = "its inode number differs from the one in the list"
 """Why a listed name is spared."""
-NOT_TAKEN = "another user's directory, which no earlier run saw there"
-NOT_GIVEN = "another user's directory, or one that others can write in, is in its place"
+NOT_TAKEN = "another user's directory, which no earlier run found there"
+NOT_GIVEN = "the destination is another user's directory, or one that others can write to"
 """What failures name as their call for what root does not carry across the boundary between users."""
 
 

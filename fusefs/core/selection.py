@@ -323,7 +323,7 @@ def check_name(text: str, *, ignores_case: bool = False) -> str:
     """A glob for names, as it is. Raises  ValueError with a message for the person who typed it"""
     compile_glob(text, ignores_case=ignores_case)
     if "/" in text:
-        raise ValueError(f"{text!r} has a slash, which no name has: match the path (--path) instead")
+        raise ValueError(f"{text!r} contains a slash, which no name contains: match the path (--path) instead")
     return text
 
 
@@ -335,11 +335,11 @@ def check_path(text: str) -> str:
     """
     compile_glob(text)
     if text.startswith(("/", "./", "../")):
-        raise ValueError(f"{text!r}: paths are relative to the directory that is swept, without ./ before them")
+        raise ValueError(f"{text!r}: paths are relative to the swept directory, without a leading ./")
     if text.endswith("/"):
         raise ValueError(f"{text!r} ends in a slash, which no path does: write {text.rstrip('/')!r}")
     if "//" in text:
-        raise ValueError(f"{text!r} has two slashes together, which no path has")
+        raise ValueError(f"{text!r} contains two consecutive slashes, which no path does")
     return text
 
 
@@ -363,11 +363,11 @@ def check_regex(text: str) -> str:
             re.compile(text, re.DOTALL)
     except re.error as error:
         place = "" if error.pos is None else f" at character {error.pos + 1}"
-        raise ValueError(f"{text!r} is no regular expression: {error.msg}{place}") from error
+        raise ValueError(f"{text!r} is not a regular expression: {error.msg}{place}") from error
     except Warning as warning:
-        raise ValueError(rf"{text!r} is doubtful: {warning}: write \ before what is meant as it is") from warning
+        raise ValueError(rf"{text!r} is ambiguous: {warning}: write \ before a literal character") from warning
     except (OverflowError, RecursionError) as error:
-        raise ValueError(f"{text!r} is no regular expression: {error}") from error
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from error
     return text
 
 
@@ -377,7 +377,7 @@ def parse_types(text: str) -> frozenset[str]:
     for kind in kinds:
         if len(kind) != 1 or kind not in KINDS:
             raise ValueError(
-                f"{text!r}: there is no type {kind!r}: write f (files), d (directories), l (links), p (pipes), "
+                f"{text!r}: unknown type {kind!r}: write f (files), d (directories), l (links), p (pipes), "
                 "s (sockets), b or c (devices), with commas between them"
             )
     return frozenset(kinds)
@@ -391,7 +391,7 @@ def common_types(several: Iterable[frozenset[str]]) -> frozenset[str]:
     lists = list(several)
     common = frozenset.intersection(*lists) if lists else frozenset()
     if lists and not common:
-        raise ValueError("nothing has two types at once: write them as one list, as in f,l")
+        raise ValueError("no file has two types: write the types as one list, as in f,l")
     return common
 
 
@@ -402,12 +402,12 @@ def parse_size_bound(text: str) -> SizeBound:
     """
     sign, amount = (text[0], text[1:]) if text[:1] in ("+", "-") else ("", text)
     if len(amount) > 1 and amount.endswith("b") and set(amount[:-1]) <= set("0123456789."):
-        raise ValueError(f"{text!r}: find means blocks of 512 bytes by b: write {text[:-1]} for bytes")
+        raise ValueError(f"{text!r}: for find, b means blocks of 512 bytes: write {text[:-1]} for bytes")
     try:
         size = parse_size(amount)
     except ValueError as error:
-        how = "write +1M for larger, -64K for smaller, 4096 for exactly so many bytes"
-        raise ValueError(f"{text!r} is no bound for a size: {how}") from error
+        how = "write +1M for larger, -64K for smaller, 4096 for exactly 4,096 bytes"
+        raise ValueError(f"{text!r} is not a size limit: {how}") from error
     if sign == "-" and size == 0:
         raise ValueError(f"{text!r}: nothing is smaller than 0 bytes; 0 means exactly that")
     if sign == "+":
@@ -424,7 +424,9 @@ def common_depths(several: Iterable[tuple[int, int | None]]) -> tuple[int, int |
     least = max((one for one, _most in ranges), default=1)
     most = min((most for _least, most in ranges if most is not None), default=None)
     if most is not None and most < least:
-        raise ValueError(f"no depth is at least {least} and at most {most}: write one range, as in {most}..{least}")
+        raise ValueError(
+            f"no depth is both at least {least} and at most {most}: write one range, as in {most}..{least}"
+        )
     return least, most
 
 
@@ -440,9 +442,11 @@ def parse_depths(text: str) -> tuple[int, int | None]:
         raise ValueError(f"{text!r} is deeper than any tree")
     least, most = int(found[1] or 1), int(found[2]) if found[2] else None
     if least < 1 or most == 0:
-        raise ValueError(f"{text!r}: the directory's own entries are at depth 1, and it itself is never chosen")
+        raise ValueError(
+            f"{text!r}: the entries of the directory are at depth 1; the directory itself is never selected"
+        )
     if most is not None and most < least:
-        raise ValueError(f"{text!r} is the wrong way round")
+        raise ValueError(f"{text!r} is reversed")
     return least, most
 
 

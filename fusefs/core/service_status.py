@@ -251,5 +251,5 @@ def decode(text: bytes) -> Status:
             volume.root()
         return status
     except (msgspec.MsgspecError, ValueError) as error:
-        hint = "restart the service if it is another version's"
-        raise TrashdError(f"the service's status is not understood ({error})", hint) from error
+        hint = "restart the service if it is of another version"
+        raise TrashdError(f"the status of the service can't be read ({error})", hint) from error

@@ -195,7 +195,7 @@ TIME_LIMIT: Final = DURATION._replace(name="a duration above 0", read=_only(bool
 SIZE: Final = ValueKind(
     "a size", 'write "500G", "1.5T" or "64M", in quotes', _typed(parse_size), lambda size: quoted(_size_text(size))
 )
-TEXT: Final = ValueKind("a text", "write one, in quotes; what else is meant is a rule of its own", _any_text, str)
+TEXT: Final = ValueKind("a text", "write one text, in quotes; write another rule for another text", _any_text, str)
 TEXTS: Final = ValueKind("a text or a list of texts", 'write "…" or ["…", "…"]', read_texts, str)
 NUMBER_OR_TEXT: Final = ValueKind(
     "a name or number", 'write "anna" or 1000', lambda found: str(convert(found, _Id | _AnyText)), str
@@ -216,11 +216,11 @@ PATH: Final = ValueKind(
     lambda path: quoted(path.decode("utf-8", "backslashreplace")),
 )  # fmt: skip
 VOLUME_ID: Final = ValueKind(
-    "a volume's id", "write the id that trashd status --json has of it", _only(is_volume_id, _text), quoted
+    "a volume's id", "write the id that trashd status --json prints", _only(is_volume_id, _text), quoted
 )
 FILE: Final = PATH._replace(read=lambda found: read_path(found).decode(), write=quoted)
 PATTERNS: Final = ValueKind(
-    "a list of path patterns", 'write ["/scratch/keep/*", "*.precious"]: each begins with / or *',
+    "a list of path patterns", 'write ["/scratch/keep/*", "*.precious"]; each begins with / or *',
     lambda found: _items(found, _only(lambda text: text[0] in "/*?[", _text)), listed,
 )  # fmt: skip
 AUTHORITY: Final = ValueKind(
@@ -232,7 +232,7 @@ USERS: Final = ValueKind(
 )  # fmt: skip
 USER: Final = ValueKind("a user", 'write "nobody", a name or a uid', _only(_is_user, _text), quoted)
 WINDOWS: Final = ValueKind(
-    "a list of windows", 'write ["22:00-06:00", "12:00-13:00"]; for always leave it out or write []',
+    "a list of windows", 'write ["22:00-06:00", "12:00-13:00"]; omit the key or write [] for always',
     lambda found: _items(found, _typed(parse_window)), lambda windows: listed(tuple(map(TimeWindow.__str__, windows))),
 )  # fmt: skip
 COMMAND: Final = ValueKind(
@@ -313,17 +313,15 @@ def read_document(source: Source, problems: list[ConfigProblem], manual: str = "
         if len(text) > TEXT_MAX_BYTES:
             raise _too_large(name)
         if text.startswith("\ufeff"):
-            raise _bad(name, "it begins with a byte order mark", "save it as UTF-8 without one")
+            raise _bad(name, "the file begins with a byte order mark", "save it as UTF-8 without one")
         if too_long is not None:
             what = f"line {too_long} has more than {LINE_MAX_CHARS} characters"
-            raise _bad(name, what, "break the array into lines")
+            raise _bad(name, what, "break the array into several lines")
         return Document(name, tomllib.loads(text))
     except BadConfig as error:
         problems += error.problems
     except RecursionError:
-        problems += _bad(
-            name, "arrays or tables within each other, far too deep", "nest no deeper than needed"
-        ).problems
+        problems += _bad(name, "arrays or tables are nested too deeply", "nest them less deeply").problems
     except ValueError as error:
         found = re.search(r"\(at line (\d+), column \d+\)$", str(error))
         fix = _advice(lines[int(found[1]) - 1].strip()) if found else ""
@@ -336,16 +334,16 @@ def _bad(name: str, what: str, fix: str) -> BadConfig:
 
 
 def _too_large(name: str) -> BadConfig:
-    return _bad(name, f"larger than {TEXT_MAX_BYTES >> 20} MiB", "a configuration is a page or two")
+    return _bad(name, f"larger than {TEXT_MAX_BYTES >> 20} MiB", "remove what is not configuration")
 
 
 def _advice(line: str) -> str:
     """What is wrong with a line more often than anything else; empty for what is none of that."""
     value = line.partition("=")[2].strip()
     if re.match(r"[0-9]+[A-Za-z%/]", value) or re.match(r"[A-Za-z/*]", value):
-        return 'texts stand in quotes: key = "24h"'
+        return 'write texts in quotes: key = "24h"'
     if re.match(r"[\w.-]+\s*:", line):
-        return 'a key and its value are joined by =, as in: retention = "24h"'
+        return 'write = between a key and its value, as in: retention = "24h"'
     return ""
 
 
@@ -408,7 +406,7 @@ class SettingsReader:
                 case ValueKind():
                     self._value(found, kind, place, (*to, key))
                 case RemovedKey(instead):
-                    what = "it has no effect: there is no such key any more"
+                    what = "this key was removed and has no effect"
                     self._problems.append(place.problem(what, instead, is_warning=True))
                 case Tables(inner):
                     self._tables(found, inner, (*at, key), (*to, key))
@@ -427,9 +425,9 @@ class SettingsReader:
         if near:
             return f"did you mean {near[0]}?"
         if key in self._schema:
-            return "it stands above all tables, or is one itself"
+            return "write it above all tables, or as a table of its own"
         inside = [f"[{name}]" for name, inner in self._schema.items() if key in _schema_in(inner)]
-        return f"it stands below {' or '.join(inside)}" if inside else f"known here: {', '.join(schema)}"
+        return f"write it below {' or '.join(inside)}" if inside else f"known keys: {', '.join(schema)}"
 
     def _value(self, found: Any, kind: ValueKind, place: ConfigKey, to: Key) -> None:
         try:
@@ -445,7 +443,7 @@ class SettingsReader:
                 return
             place = self._document.place(*at, index, "path")
             if "path" not in table:
-                self._problems.append(self._document.place(*at, index).problem("no path", 'write path = "/…" in it'))
+                self._problems.append(self._document.place(*at, index).problem("no path", 'add path = "/…"'))
                 continue
             self._value(table["path"], PATH, place, to)
             path = self.settings.pop(to, None)
@@ -453,8 +451,8 @@ class SettingsReader:
                 continue
             here = (*to, path.value)
             if here in self.settings:
-                what = f"{shown(table['path'])} a second time"
-                self._problems.append(place.problem(what, f"put both into {self.settings[here].place.key[:-5]}"))
+                what = f"{shown(table['path'])} is given twice"
+                self._problems.append(place.problem(what, f"merge both into {self.settings[here].place.key[:-5]}"))
             self.settings[here] = path
             rest = {key: value for key, value in table.items() if key != "path"}
             self._read(rest, schema, (*at, index), here)
@@ -473,7 +471,7 @@ def _listed(found: Any, place: ConfigKey, problems: list[ConfigProblem]) -> list
     if isinstance(found, list) and all(isinstance(one, dict) for one in found):
         return found
     name = re.sub(r"\[\d+\]", "", place.key)
-    problems.append(place.problem("expected a list of tables", f"write [[{name}]] above each"))
+    problems.append(place.problem("expected a list of tables", f"write [[{name}]] above each of them"))
     return []
 
 

@@ -45,12 +45,12 @@ def why_not(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
     """
     if facts.is_enabled is None:
         if _version(facts.release)[0] < _SINCE:
-            return f"it takes Linux {_SINCE[0]}.{_SINCE[1]}, and this is {facts.release}"
-        return f"this kernel is built without it (CONFIG_FUSE_IO_URING): there is no {SWITCH}"
+            return f"it needs Linux {_SINCE[0]}.{_SINCE[1]} or later, and this is {facts.release}"
+        return f"this kernel was built without CONFIG_FUSE_IO_URING: {SWITCH} does not exist"
     if not facts.is_enabled:
         return (
-            f"{SWITCH} is N, for every FUSE mount of this machine; root sets it by "
-            "`trashd service install --uring`, or by a mount with uring=on"
+            f"{SWITCH} is N for every FUSE mount of this machine; root can enable it with "
+            "`trashd service install --uring`, or with a mount with uring=on"
         )
     if not trusts_all and (faults := why_not_trusted(facts.release)):
         return faults
@@ -59,9 +59,7 @@ def why_not(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
     if facts.barred:
         some = ", ".join(map(str, sorted(facts.barred)[:3])) + (", …" if len(facts.barred) > 3 else "")
         cores = "core" if len(facts.barred) == 1 else "cores"
-        return (
-            f"a cpuset or CPU affinity keeps the daemon from {cores} {some}, whose programs it could not answer there"
-        )
+        return f"a cpuset or CPU affinity bars the daemon from {cores} {some}, so it could not serve programs there"
     return None
 
 
@@ -76,7 +74,7 @@ def why_not_trusted(release: str) -> str | None:
         return None
     mended = ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in _TRUSTED.items())
     since = f"{_TRUSTED_SINCE[0]}.{_TRUSTED_SINCE[1]}"
-    return f"Linux {release} may have faults in FUSE over io_uring that {mended} and {since} have not"
+    return f"Linux {release} may have bugs in FUSE over io_uring that are fixed in {mended} and {since}"
 
 
 def _version(release: str) -> tuple[tuple[int, int], int]:
@@ -87,14 +85,14 @@ def _version(release: str) -> tuple[tuple[int, int], int]:
 
 def _why_no_ring(facts: UringFacts) -> str:
     if facts.disabled == _NOBODY:
-        return "io_uring is switched off: kernel.io_uring_disabled is 2"
+        return "io_uring is disabled: kernel.io_uring_disabled is 2"
     if facts.refusal == errno.EPERM and facts.disabled == _GROUP_ONLY:
-        return "kernel.io_uring_disabled is 1: io_uring is for root and the group kernel.io_uring_group alone"
+        return "kernel.io_uring_disabled is 1: only root and the group kernel.io_uring_group may use io_uring"
     name = errno.errorcode.get(facts.refusal, str(facts.refusal))
     if facts.refusal in (errno.EPERM, errno.EACCES, errno.ENOSYS):
-        return f"a container or a unit denies io_uring here, by seccomp or the like: {name}"
+        return f"a container or a systemd unit denies io_uring, for example by seccomp: {name}"
     hint = "; the limit of locked memory may be too low (ulimit -l)" if facts.refusal == errno.ENOMEM else ""
-    return f"io_uring can't be had: {name}{hint}"
+    return f"io_uring is not available: {name}{hint}"
 
 
 class FastPath(Enum):
@@ -107,13 +105,13 @@ class FastPath(Enum):
 
 
 ON: Final = {
-    FastPath.ENGINE: "requests are answered in C",
-    FastPath.URING: "requests come by io_uring, to a thread on the caller's core",
-    FastPath.PASSTHROUGH: "reads, writes and mmap go to the file below, past the daemon",
+    FastPath.ENGINE: "requests are answered by C code",
+    FastPath.URING: "requests arrive through io_uring, at a thread on the caller's core",
+    FastPath.PASSTHROUGH: "reads, writes and mmap use the backing file directly, without the daemon",
     FastPath.LISTINGS: "the kernel lists an unchanged directory without a request",
 }
 """What each does where nothing limits it."""
-SLOW: Final = "SRC answers slowly: Python answers from memory, and has threads ask for the rest"
+SLOW: Final = "SRC is slow: Python code answers from its cache, and threads fetch the rest"
 """What limits the engine for now."""
 
 
@@ -143,5 +141,5 @@ def decode(text: bytes) -> FastPathReport:
     try:
         return msgspec.json.decode(text, type=FastPathReport)
     except (msgspec.MsgspecError, ValueError) as error:
-        hint = "is its daemon of another version? Mount it anew"
-        raise TrashdError(f"the fast paths of a mount are not understood ({error})", hint) from error
+        hint = "its daemon may be of another version: mount it again with trashd mount --replace SRC MNT"
+        raise TrashdError(f"the fast paths of this mount can't be read ({error})", hint) from error

@@ -77,7 +77,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-ITS_OWNERS = "look at it with ls; its owner can restore it himself: trashd restore ID --to PATH"
+ITS_OWNERS = "inspect it with ls; its owner can restore it: trashd restore ID --to PATH"
 """A hint for what root does not put into place."""
 
 
@@ -117,7 +117,7 @@ class RootRename(NamedTuple):
         try:
             question = json.decode(message, type=RenameQuestion)
             if self.visible is None:
-                raise PermissionError(errno.EPERM, "no name was given")
+                raise PermissionError(errno.EPERM, "no destination was given")
             answer = self._obey(self.visible, question)
         except _NotWanted as refused:
             answer = RenameAnswer(refused=str(refused))
@@ -137,11 +137,11 @@ class RootRename(NamedTuple):
             visible.refresh_in(self.folder, question.state, name)
             return RenameAnswer()
         if VisibleMove[question.what] is not VisibleMove.BACK:
-            raise PermissionError(errno.EPERM, "nothing else gets the name")
+            raise PermissionError(errno.EPERM, "only a restore may take the name")
         kernel = self.folder.store.kernel
         with kernel.open_dir(self.folder.fd, join(question.state.value.encode(), name)) as container:
             if kernel.fstat(container).st_uid != self.folder.uid:
-                raise PermissionError(errno.EPERM, "not that user's container")
+                raise PermissionError(errno.EPERM, "another user's container")
             self._bring(visible, question, container)
         return RenameAnswer()
 
@@ -156,7 +156,7 @@ class RootRename(NamedTuple):
             if visible.has(tree):
                 return
         self._take_away(visible, question.state, name, container)
-        why = "its owner put something else in its place at that moment; it was given back"
+        why = "its owner replaced it at that moment, so it was moved back"
         raise _NotWanted(f"{name.decode()}: {why}")
 
     def _take_away(self, visible: DirectRename, state: State, name: bytes, container: Fd) -> None:
@@ -181,15 +181,15 @@ def why_other(method: Method, wanted: Identity | None, st: os.stat_result, found
     kind = stat.S_IFMT(st.st_mode)
     kinds = (stat.S_IFDIR, stat.S_IFREG) if method in _FILES_TOO else (stat.S_IFDIR,)
     if kind not in kinds:
-        return f"its tree is {_KINDS.get(kind, 'something else')}, not {' or '.join(_KINDS[one] for one in kinds)}"
+        return f"it is {_KINDS.get(kind, 'something else')}, not {' or '.join(_KINDS[one] for one in kinds)}"
     match compare(found, wanted):
         case Likelihood.SAME:
             return ""
         case Likelihood.OTHER:
             assert wanted is not None
-            return f"its tree is inode {found.ino}, and its record tells of inode {wanted.ino} or of an earlier one"
+            return f"it is inode {found.ino}, but its record names inode {wanted.ino} or an earlier use of that inode"
         case Likelihood.UNKNOWN:
-            return "nobody can tell whether its tree is the one of its record"
+            return "it can't be verified that it is the tree of its record"
 
 
 class _ChildsError(NamedTuple):
@@ -253,7 +253,7 @@ def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
     try:
         message = call_as(uid, lambda ask: _run(body, ask), answer)
     except ChildLost as error:
-        raise AuthorityLost(user_name(uid)) from error
+        raise AuthorityLost(f"user {user_name(uid)}") from error
     first, _, result = message.partition(b"\n")
     outcome = json.decode(first, type=_ChildsError)
     if outcome.error == "OSError":
@@ -372,7 +372,9 @@ def give(held: HeldContainer) -> Adopted:
     except (OSError, TrashdError) as error:
         why = error.message() if isinstance(error, TrashdError) else str(error.strerror)
         move(held, State.ORPHANS)
-        what = f"{user_name(heir.uid)} did not get it ({why}): it is root's orphan {held.id}, kept until you ask for it"
+        what = (
+            f"it could not be given to {user_name(heir.uid)} ({why}), so it is root's orphan {held.id}, which is pinned"
+        )
         return Adopted(held.id, held.folder.path(), (f"{what}: trashd restore {held.id} --to PATH",))
     assert giver.taken is not None
     dissolve(held)
@@ -488,7 +490,7 @@ def _open_to_lock(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
     with kernel.open_beneath(container_fd, RECORD) as there:
         st = kernel.fstat(there)
         if not stat.S_ISREG(st.st_mode) or st.st_uid != uid:
-            raise BadRecord(f"not an ordinary file of uid {uid}")
+            raise BadRecord(f"record.json is not a regular file of uid {uid}")
         return kernel.reopen(there, os.O_RDWR | os.O_NONBLOCK)
 
 

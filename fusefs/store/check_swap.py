@@ -242,9 +242,11 @@ def _refuse_unmovable(kernel: Kernel, victim: Victim) -> None:
     if is_frozen(victim.fd) or is_frozen(parent_fd):
         raise explain(PermissionError(errno.EPERM, os.strerror(errno.EPERM)), victim)
     if not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
-        raise NotPermitted(victim.path(), "you may not write in its parent directory")
+        raise NotPermitted(victim.path(), "you have no write permission on its parent directory")
     if victim.stat.st_uid != uid and not os.access(own, os.W_OK, effective_ids=True):
         raise NotPermitted(victim.path())
     above = os.stat(parent)
     if uid and above.st_mode & stat.S_ISVTX and uid not in (above.st_uid, victim.stat.st_uid):
-        raise NotPermitted(victim.path(), "its parent is sticky, and neither of the two is yours")
+        raise NotPermitted(
+            victim.path(), "its parent directory has the sticky bit (like /tmp), and you own neither of them"
+        )

@@ -350,14 +350,14 @@ def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
             fd = kernel.open_beneath(container_fd, RECORD, flags | os.O_RDONLY)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.EISDIR, errno.ENOTDIR, errno.EACCES):
-            raise BadRecord(f"not an ordinary file ({error.strerror})") from error
+            raise BadRecord(f"record.json is not a regular file ({error.strerror})") from error
         raise
     with closed_on_error(fd):
         st = kernel.fstat(fd)
         # No name at all is no attack: it was replaced or removed meanwhile, which is seen when it is locked.
         is_others_too = st.st_nlink > 1 and st.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if not stat.S_ISREG(st.st_mode) or is_others_too or st.st_uid != uid or st.st_size > RECORD_MAX_BYTES:
-            raise BadRecord(f"not an ordinary small file of uid {uid}")
+            raise BadRecord(f"record.json is not a small regular file of uid {uid}")
     return fd
 
 
@@ -375,9 +375,9 @@ def decode_record(text: bytes, folder: UserFolder, container: ContainerId) -> Re
 
     record = decode(text)
     if not is_of(container, record.id):
-        raise BadRecord(f"it is the record of {record.id}")
+        raise BadRecord(f"it contains the record of {record.id}")
     if record.volume != folder.store.volume.id:
-        raise BadRecord("it was made in another volume's store")
+        raise BadRecord("it comes from the trash store of another volume")
     return record
 
 

@@ -57,10 +57,10 @@ from fusefs.store.tidy_folder import passed_over
 from fusefs.store.user_folders import MOST_READ, MOUNTED, NOT_MADE, is_vouched, pointed
 
 _RECOVER = "trashd doctor --repair VOLUME completes or undoes it"
-_COPIED = f"so it is in a copy or a backup, where trashd restore ID has it back; else {WAY_OUT}"
+_COPIED = f"in a copy or a backup of the volume this is normal, and trashd restore ID works; otherwise {WAY_OUT}"
 _EXPECTED = {bytes(RECORD), bytes(TREE), bytes(HOISTED), bytes(BEGUN)}
-_UNREAD = "nothing that it names is found; make it a file of your own that nobody else can write, or remove it"
-_GONE = "nothing: the line goes with the next store that is used"
+_UNREAD = "own it, and let no other user write to it or its directory; or remove it, since commands write it again"
+_GONE = "no action is needed: trashd removes the entry when it next adds a store"
 _MOMENT_S = 0.2
 """Far longer than a command needs from the end of a record to that of its container."""
 _BY_KILLED_KEEP = bytes(RECORD_NEW)
@@ -75,9 +75,11 @@ def check_store(store: Store) -> Iterator[Finding]:
         names = kernel.list(readable)
     for name in names:
         if name.startswith(NEW_PREFIX):
-            yield Finding(_told(store.base_path, name), "a store that was never finished", f"{init} sees to it")
+            yield Finding(
+                _told(store.base_path, name), "a trash store that was never finished", f"{init} completes or removes it"
+            )
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
-        yield Finding(_told(store.base_path), "probed on another kind of filesystem", init)
+        yield Finding(_told(store.base_path), "probed on another type of filesystem", init)
     if store.is_unknown():
         yield Finding(_told(store.base_path), NOT_MADE, way_out(store.base_path))
     elif (
@@ -98,7 +100,7 @@ def check_folder(folder: UserFolder) -> list[Finding]:
     """What is wrong in one user's folder; to be run as that user."""
     problems: list[Finding] = []
     if is_used(folder) and not (is_stocked(folder) and has_spare_space(folder)):
-        problems.append(Finding(_told(folder.path(), RESERVE), "no reserve for a full volume", _RECOVER))
+        problems.append(Finding(_told(folder.path(), RESERVE), "no reserve of blocks for a full volume", _RECOVER))
     seen: dict[bytes, State] = {}
     unrecorded: list[tuple[State, bytes]] = []
     for state in State:
@@ -134,8 +136,10 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
         if state is State.QUARANTINE or names - removed:
             yield Finding(where, "no record (I3)", WAY_OUT)
         elif folder.store.is_shared() and state is not State.REAPING:
-            hint = f"trashd doctor --repair --wait {shell_word(folder.store.base_path)} removes it if it stays as it is"
-            yield Finding(where, "no record: another node is making it, or a killed command left it", hint)
+            hint = (
+                f"trashd doctor --repair --wait {shell_word(folder.store.base_path)} removes it if it does not change"
+            )
+            yield Finding(where, "no record: another node is writing it, or a killed command left it", hint)
         else:
             yield Finding(where, "no record: left by a killed command", SETTLE)
 
@@ -148,7 +152,7 @@ def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[
     where = printable(folder.path_to(state, name))
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
-        yield Finding(where, "not a container of trashd", WAY_OUT)
+        yield Finding(where, "not an orphan of trashd", WAY_OUT)
         return
     try:
         held = hold(folder, state, ContainerId(text))
@@ -166,7 +170,7 @@ def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[
             if held is ClaimLost.GONE:
                 with folder.open(state) as state_fd, suppress(FileNotFoundError):
                     if not stat.S_ISDIR(folder.store.kernel.stat(state_fd, name).st_mode):
-                        yield Finding(where, "not a container of trashd, but no directory", WAY_OUT)
+                        yield Finding(where, "not an orphan of trashd, and not a directory", WAY_OUT)
             return  # else it is locked, or it moved on
         with held:
             yield from _check_held(held, where)
@@ -183,12 +187,14 @@ def _check_held(held: HeldContainer, where: str) -> Iterator[Finding]:
     if held.state is State.ORPHANS:
         extra.discard(_BY_KILLED_KEEP)
     if extra:
-        yield Finding(where, f"holds {', '.join(sorted(printable(name) for name in extra))} (I4)", WAY_OUT)
+        yield Finding(
+            where, f"contains unknown files: {', '.join(sorted(printable(name) for name in extra))} (I4)", WAY_OUT
+        )
     tree = identify_at(kernel, held.fd, TREE)
     if tree is None and held.state is State.ORPHANS:
-        yield Finding(where, "its tree is gone (I2)", WAY_OUT)
+        yield Finding(where, "its tree is missing (I2)", WAY_OUT)
     if tree is not None and compare(tree, record.victim) is Likelihood.OTHER:
-        yield Finding(where, "its tree is not the one of its record (I2)", _COPIED)
+        yield Finding(where, "its tree is not the one in its record (I2)", _COPIED)
     yield from _check_loan(held, where)
 
 
@@ -199,7 +205,7 @@ def _check_loan(held: HeldContainer, where: str) -> Iterator[Finding]:
         return
     with suppress(FileNotFoundError), kernel.open_beneath(held.fd, TREE) as tree:
         if stat.S_IMODE(kernel.fstat(tree).st_mode) == record.lent_mode | stat.S_IRWXU:
-            yield Finding(where, "still has the permissions lent for the rename", "chmod it back by hand")
+            yield Finding(where, "it still has the temporary permissions of the rename", "restore its mode with chmod")
 
 
 def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
@@ -207,11 +213,11 @@ def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
     for number, (name, lower) in enumerate(pointed(folder)):
         where = _told(folder.path(), b"pointers", name)
         if number == MOST_READ:
-            more = f"no pointer beyond the first {MOST_READ:,} is followed"
-            yield Finding(_told(folder.path(), b"pointers"), more, "remove those that lead to no store")
+            more = f"only the first {MOST_READ:,} pointers are followed"
+            yield Finding(_told(folder.path(), b"pointers"), more, "remove pointers that lead to no trash store")
             return
         if lower is None:
-            yield Finding(where, "not a relative path", "remove it")
+            yield Finding(where, "it is not a relative path", "remove it")
             continue
         problems, n_there = list[Finding](), 0
         for opener in (open_store, open_own_store):
@@ -223,7 +229,7 @@ def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
                 continue
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                    yield Finding(where, "leads through a link or to no directory", "remove it")
+                    yield Finding(where, "it leads through a symbolic link, or not to a directory", "remove it")
                 break  # that directory was removed or swapped away, its store with it: nothing is lost by it
             if store is not None:
                 n_there += 1
@@ -243,7 +249,7 @@ def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
     for entry, lead in follow(kernel, entries, read_mounts()):
         if lead is RegistryTarget.GONE:
             where = entry.line.store()
-            yield Finding(printable(where), "the registry of stores names it, and it is gone", _GONE)
+            yield Finding(printable(where), "it is in the registry of stores, but does not exist", _GONE)
 
 
 def check_vouched(folder: UserFolder) -> list[Finding]:
@@ -252,5 +258,5 @@ def check_vouched(folder: UserFolder) -> list[Finding]:
     if is_vouched(store):
         return []
     where, owner_does = store.path(), f"trashd init {shell_word(store.base_path)}"
-    what = "its owner's registry does not name it, as if it were a copy: nothing in it is reaped but by its ID"
-    return [Finding(printable(where), what, f"its owner vouches for it by: {owner_does}")]
+    what = "it is not in its owner's registry of stores, like a copy, so its orphans are reaped only by their IDs"
+    return [Finding(printable(where), what, f"its owner can register it: {owner_does}")]

@@ -153,7 +153,7 @@ def initialise(
     """
     with closed_on_error(base):
         if replaces and not makes_common():
-            raise NotPermitted(base_path, "root replaces what has the name .trashd, outside of containers")
+            raise NotPermitted(base_path, "only root can replace a .trashd, and not in a container")
         name = _name_of(kernel, base, base_path, is_known=is_known)
         done = _see_to_it(kernel, base, base_path, name, is_known=is_known, replaces=replaces)
     store = open_store(kernel, base, base_path, name)
@@ -256,11 +256,11 @@ def _see_to_it(
             why = ""
             if name == STORE and os.geteuid() == 0:  # users mend their own
                 if _may_be_changed(kernel, fd):
-                    why = "which others could change"
+                    why = "other users can change it"
                 elif not is_known and who_made(kernel, fd, places) is StoreMaker.UNKNOWN:
-                    why = "which others may have made of root's directories"
+                    why = "other users may have assembled it from directories of root"
         else:
-            identifier, why = None, "which is no directory"
+            identifier, why = None, "it is not a directory"
         if not why:
             if not take_store(kernel, fd, owned):
                 raise Busy(where)
@@ -268,9 +268,11 @@ def _see_to_it(
             return _InitStep(False, kernel.identify(fd), repaired)
         if not replaces:
             refuse_squashed(kernel, fd, base_path)  # to whom it can't be shown who made it, nor would --known help
-            raise Untrusted(f"{printable(where)}, {why}", way_out(base_path))
+            raise Untrusted(f"{printable(where)} ({why})", way_out(base_path))
         made = build_store(kernel, base, name, identifier, replaces=fd)
-    repaired.append(f"set the old store aside, {why}: its owners' next commands empty it")
+    repaired.append(
+        f"replaced the old store ({why}); the next command of each owner moves its orphans to the new store"
+    )
     return _InitStep(True, made, repaired)
 
 
@@ -294,8 +296,8 @@ def _open_anyones(kernel: Kernel, base: BackingAndMount, where: bytes, name: Nam
             raise
         if replaces:
             return kernel.open_beneath(base.fd, name)
-        hint = f"trashd init --replace {shell_word(os.path.dirname(where))} sets it aside in a new store"
-        raise NoStore(f"{printable(where)}: it is no directory", hint) from error
+        hint = f"trashd init --replace {shell_word(os.path.dirname(where))} replaces it by a new store, which then contains it"
+        raise NoStore(f"{printable(where)} (not a directory)", hint) from error
 
 
 def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
@@ -312,7 +314,7 @@ def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
             continue
         except OSError as error:
             if error.errno == errno.EXDEV:  # by root, as no other user may mount there
-                raise NoStore(os.path.join(os.readlink(fd.path()), name), f"{MOUNTED}: {UNMOUNT}") from error
+                raise NoStore(os.path.join(os.readlink(fd.path()), name), UNMOUNT) from error
             raise  # a sound store would be set aside for it
         if not stat.S_ISDIR(st.st_mode) or not _is_roots(st, sticky=name == NEW):
             return True
@@ -332,18 +334,18 @@ def _mend(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: Volu
     if os.geteuid() == 0 and name == STORE:
         if is_wrong(kernel, fd, STORE_MODE):
             own(kernel, fd, STORE_MODE)
-            repaired.append("took back .trashd")
+            repaired.append("restored owner and mode of .trashd")
         repaired += _make_way(kernel, fd)
         names = kernel.list(fd)
         for area_name, mode in AREA_MODES.items():
             if area_name not in names:
                 make_area(kernel, fd, area_name, mode)
-                repaired.append(f"made .trashd/{area_name.decode()}")
+                repaired.append(f"created .trashd/{area_name.decode()}")
                 continue
             with kernel.open_dir(fd, area_name) as area:
                 if is_wrong(kernel, area, mode):
                     own(kernel, area, mode)
-                    repaired.append(f"took back .trashd/{area_name.decode()}")
+                    repaired.append(f"restored owner and mode of .trashd/{area_name.decode()}")
     return repaired + _renew_volume(kernel, fd, base_path, name, identifier)
 
 

@@ -71,9 +71,9 @@ def choose(kernel: Kernel, victim: Victim, globs: Sequence[str]) -> KeptEntries:
             directories.append(KeptDirectory(name, identity.ino))
     if left:
         missed = " nor ".join(f"'{printable(os.fsencode(glob))}'" for glob in globs if glob in left)
-        raise NotKept(f"nothing in {printable(victim.path())} matches {missed}")
+        raise NotKept(f"no name in {printable(victim.path())} matches {missed}")
     if sum(len(quote(one.name)) + len(str(one.ino)) + 7 for one in directories) > _NAMES_MAX_BYTES:
-        raise NotKept(f"{len(directories)} directories are more than a record has room for")
+        raise NotKept(f"{len(directories)} directories are too many for one record")
     return KeptEntries(tuple(globs), tuple(sorted(files)), tuple(sorted(directories)))
 
 
@@ -86,7 +86,9 @@ def _matchers(globs: Sequence[str]) -> _Matchers:
     matchers = {}
     for glob in globs:
         if "/" in glob:
-            raise UsageError(f"--keep {glob}", "it matches names in the top of DIR, which have no slash")
+            raise UsageError(
+                f"--keep {glob}: the pattern contains a slash", "--keep matches the names at the top of DIR"
+            )
         try:
             matchers[glob] = compile_glob(glob)
         except ValueError as error:
@@ -119,12 +121,14 @@ def _immovable(kernel: Kernel, victim: Victim, directories: Iterable[KeptDirecto
             if not _may(fd, os.W_OK):
                 yield _not_kept(victim, one.name, "moving a directory needs write permission on it")
             elif top.st_mode & stat.S_ISVTX and uid not in (0, top.st_uid, kernel.fstat(fd).st_uid):
-                yield _not_kept(victim, one.name, "its directory is sticky, and neither of the two is yours")
+                yield _not_kept(
+                    victim, one.name, "its parent directory has the sticky bit, and you own neither of them"
+                )
             elif is_frozen(fd):
                 yield _not_kept(victim, one.name, _FROZEN)
 
 
-_HIS = "a hard link to another user's file needs read and write permission on it (fs.protected_hardlinks)"
+_HIS = "a hard link to another user's file needs read and write permission on the file (fs.protected_hardlinks)"
 _FROZEN = "it is immutable or append-only (lsattr)"
 
 
@@ -189,7 +193,7 @@ class KeptLinks(NamedTuple):
             except OSError as error:
                 if error.errno not in (*NO_EXCHANGE, errno.ENOENT):
                     raise
-                left.append(f"{printable(name)} (the one that replaced it at that moment)")
+                left.append(f"{printable(name)} (a file that replaced it at that moment)")
         return left
 
     def _is_still_linked(self, name: bytes) -> bool:
@@ -222,21 +226,23 @@ def keep(staged: Staged, victim: Victim) -> KeptLinks:
             raise _not_kept(victim, name, _why(kernel, tree.fd, name, error)) from error
         if name is staying.files[0] and not _is_same_file(kernel, fresh.fd, tree.fd, name):
             kernel.unlink(target, name)
-            raise _not_kept(victim, name, "its filesystem does not show that two names are one file")
+            raise _not_kept(victim, name, "the filesystem does not show that two names are the same file")
     return KeptLinks(kernel, staying, tree, fresh, kernel.list_inos(fresh.fd))
 
 
 def _why(kernel: Kernel, dir_fd: Fd, name: Name, error: OSError) -> str:
     if error.errno == errno.EMLINK:
-        return "it has as many hard links as its filesystem allows"
+        return "it has the maximum number of hard links"
     if error.errno not in (errno.EPERM, errno.EACCES):
-        return f"no hard link can be made: {error.strerror}"
+        return f"no hard link can be created: {error.strerror}"
     with kernel.open_beneath(dir_fd, name) as fd:
         if stat.S_ISDIR(kernel.fstat(fd).st_mode):
-            return "it became a directory meanwhile"
+            return "it was replaced by a directory meanwhile"
         if is_frozen(fd):
             return _FROZEN
-        return _HIS if os.geteuid() not in (0, kernel.fstat(fd).st_uid) else "its filesystem makes no hard links"
+        return (
+            _HIS if os.geteuid() not in (0, kernel.fstat(fd).st_uid) else "the filesystem does not support hard links"
+        )
 
 
 def withdraw(staged: Staged, victim: Victim) -> None:
@@ -366,7 +372,7 @@ def note_part(held: HeldContainer, inside: RelPath, *, is_home: bool) -> tuple[H
         if _has_room(noted):
             record = noted
         else:
-            why = "its record has no room for more"
+            why = "the record is full"
     if record != held.record:
         try:
             held = with_room(held.folder, FOR_USER, partial(rewrite, held, record))
@@ -374,8 +380,8 @@ def note_part(held: HeldContainer, inside: RelPath, *, is_home: bool) -> tuple[H
             why = os.strerror(error.errno or errno.EIO)
     if not why:
         return held, []
-    what = f"a later restore of the whole will keep {printable(inside)} in an orphan of its own"
-    return held, [f"{what}: that it was restored could not be noted ({why})"]
+    what = f"this restore of {printable(inside)} could not be recorded ({why})"
+    return held, [f"{what}, so a later restore of the whole orphan will keep it in an orphan of its own"]
 
 
 def _has_room(record: Record) -> bool:

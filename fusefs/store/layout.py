@@ -34,7 +34,7 @@ from fusefs.store.backing_and_mount import (
 from fusefs.store.registry_lines import StoreMaker, who_made
 
 FORMAT = 2
-UNMOUNT = "unmount what is in the store's way (findmnt tells where it is)"
+UNMOUNT = "unmount the filesystem that covers the store (findmnt shows where it is)"
 MAGIC = "trashd"
 NEW_PREFIX = STORE + b".new-"
 """How the name of a store begins while it is being made."""
@@ -90,7 +90,7 @@ NEW_PART = b".new-"
 FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RESERVE)
 VOLUME_MAX_BYTES = 4096
 FOLDER_MODE = 0o700
-_SUBVOLUME = "it is another subvolume than what it is in: look who made it, and remove it or move it away"
+_SUBVOLUME = "it is a subvolume of its own: find out who created it, then remove it or move it away"
 _SEEN = ("unnamed", "strangers_refused", "noreplace")
 _NO_STORE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 
@@ -384,7 +384,7 @@ def decode_volume(text: bytes, store: bytes) -> Volume | None:
         aside = f"mv {shell_word(store)} {shell_word(store + b'-old')}"
         hint = f"use the version of trashd that made the store, or move the store aside: {aside}"
         where = printable(os.path.join(store, VOLUME))
-        raise UnknownFormat(f"{where} has format {printable(str(written).encode())}", hint)
+        raise UnknownFormat(f"{where} (format {printable(str(written).encode())})", hint)
     identifier, exchange, filesystem = (fields.get(key) for key in ("id", "exchange", "filesystem"))
     if not (isinstance(identifier, str) and isinstance(exchange, bool) and isinstance(filesystem, int)):
         return None
@@ -446,7 +446,7 @@ def open_store(
             if error.errno in _NO_STORE:
                 return None
             if error.errno == errno.EXDEV:
-                raise Untrusted(b"something is mounted over " + os.path.join(base_path, name), UNMOUNT) from error
+                raise Untrusted(os.path.join(base_path, name) + b" (something is mounted over it)", UNMOUNT) from error
             raise
         owned.pop_all()
         return store
@@ -594,14 +594,16 @@ def read_volume(
     trusted = trusted_owners(os.geteuid()) if owners is None else owners
     text = read_small(kernel, store_fd, VOLUME, VOLUME_MAX_BYTES, trusted)
     if text is None:
-        raise Untrusted(os.path.join(store, VOLUME))
+        raise Untrusted(
+            f"{printable(os.path.join(store, VOLUME))} (another user can change it, or it is no regular file)"
+        )
     volume = decode_volume(text, store)
     if volume is None:
-        raise _broken(store, "is not what trashd wrote")
+        raise _broken(store, "not in the format of trashd")
     return volume
 
 
 def _broken(store: bytes, why: str) -> BrokenStore:
     init = f"trashd init {shell_word(os.path.dirname(store))}"
-    mend = f"{init}, by whoever owns it, writes it anew; what is in the store stays"
-    return BrokenStore(f"{printable(os.path.join(store, VOLUME))} {why}", mend)
+    mend = f"the owner of the store can repair it, and its orphans are kept: {init}"
+    return BrokenStore(f"{printable(os.path.join(store, VOLUME))} ({why})", mend)

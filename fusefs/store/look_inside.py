@@ -54,7 +54,10 @@ def inside(
     try:
         within = join(*split(path)) if path else RelPath(b"")
     except ValueError as error:
-        raise UsageError(path or b"", "a path in an orphan is relative to its top, without `..`") from error
+        raise UsageError(
+            f"{printable(path or b'')}: not a path in an orphan",
+            "write a path relative to the top of the orphan, without `..`",
+        ) from error
 
     def act(folder: UserFolder, _visible: VisibleRename | None) -> T:
         with (
@@ -68,7 +71,7 @@ def inside(
     except BrokenPipeError:
         raise  # of standard output, to which `look` may print
     except FileNotFoundError as error:
-        raise NotFound(within or entry.id, f"trashd ls {entry.id} shows what it holds") from error
+        raise NotFound(within or entry.id, f"trashd ls {entry.id} lists its contents") from error
     except OSError as error:
         raise from_os(error, within or entry.id) from error
 
@@ -100,10 +103,10 @@ def _entry(name: bytes, st: os.stat_result, fd: Fd) -> EntryInside:
 def content_of(kernel: Kernel, fd: Fd, path: bytes) -> Iterator[bytes]:
     """The bytes of a regular file, held O_PATH. Raises  OSError; Refused: it is something else, or archived"""
     if not stat.S_ISREG(kernel.fstat(fd).st_mode):
-        raise Refused(path or b".", "it is no file: trashd ls shows what it is")
+        raise Refused(f"{printable(path or b'.')}: not a regular file", "trashd ls shows its type")
     if may_be_archived(kernel, fd):
-        hint = "reading it would bring it back; trashd restore moves it as it is, and there it can be read"
-        raise Refused(f"{printable(path or b'.')}: its data may be in an archive only (HSM)", hint)
+        hint = "reading it would recall the data; restore it first, then read it: trashd restore ID"
+        raise Refused(f"{printable(path or b'.')}: its data may exist only in an archive (HSM)", hint)
     with Fd(os.open(fd.path(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
         while part := os.read(file, _CHUNK):
             yield part
@@ -112,13 +115,15 @@ def content_of(kernel: Kernel, fd: Fd, path: bytes) -> Iterator[bytes]:
 def there_now(kernel: Kernel, folder: UserFolder, entry: ListedContainer, within: RelPath) -> Fd:
     """What has the name now that a path of an orphan came from (O_PATH); the caller's. Raises  NotFound; Refused"""
     if entry.origin is None:
-        raise Refused(entry.id, "it was dropped: nothing tells where it came from")
+        raise Refused(f"{entry.id}: it was moved into the drop directory, so its original path is unknown")
     way = join(below(entry.origin, entry.base_path()), within) or b"."
     try:
         return kernel.open_beneath(folder.store.base.fd, way)
     except OSError as error:
         path = printable(os.path.join(entry.origin, within).rstrip(b"/"))
-        raise NotFound(path, f"nothing is there to be compared with ({os.strerror(error.errno or 0)})") from error
+        raise NotFound(
+            path, f"there is nothing to compare the orphan with ({os.strerror(error.errno or 0)})"
+        ) from error
 
 
 class Difference(NamedTuple):
@@ -191,7 +196,7 @@ def _have_same_content(kernel: Kernel, one: Fd, other: Fd, name: bytes) -> bool:
         Fd(os.open(name, _READ, dir_fd=other)) as after,
     ):
         if may_be_archived(kernel, before) or may_be_archived(kernel, after):
-            raise OSError(errno.ENODATA, "its data may be in an archive only")
+            raise OSError(errno.ENODATA, "its data may exist only in an archive")
         at, end = 0, kernel.fstat(before).st_size
         if kernel.fstat(after).st_size != end:
             return False

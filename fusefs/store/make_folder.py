@@ -111,7 +111,7 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
     kernel = store.kernel
     u_fd = store.areas.u_fd
     if store.areas.registry_fd is None:
-        raise NoStore(store.base_path, f"trashd init {shell_word(store.base_path)} makes its folders/ anew")
+        raise NoStore(store.base_path, f"trashd init {shell_word(store.base_path)} creates its folders/ again")
     with ExitStack() as owned:
         registry_fd = take_registry(store, owned)
         if registry_fd is None:
@@ -186,7 +186,9 @@ def unnamed_folder(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, 
             _give(kernel, fd, uid)
             why = why_not(kernel, fd, kernel.fstat(fd), uid, store.areas.dev)
             if why:
-                raise NoStore(store.base_path, f"this filesystem can't keep a new directory to its maker: {why}")
+                raise NoStore(
+                    store.base_path, f"the filesystem does not give a new directory to its creator only: {why}"
+                )
             yield new, fd
         finally:
             with suppress(OSError):  # nor does it hide how the block ended
@@ -421,5 +423,5 @@ def register_again(store: Store) -> list[str]:
                     if not why_not_deep(kernel, fd, uid, areas.dev):
                         entry = entry._replace(name=name, identity=kernel.identify(fd))
                         write_registered(kernel, registry_fd, entry)
-                        done.append(f"registered u/{name.decode()}, which root or a copy of the store put there")
+                        done.append(f"registered u/{name.decode()}, which root or a copy of the store created")
     return done

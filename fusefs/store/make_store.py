@@ -269,7 +269,7 @@ def _finish_exchange(kernel: Kernel, base: BackingAndMount, name: Name) -> list[
         if st.st_uid != 0 or st.st_mode & OTHERS_WRITE:
             return []  # the next init, when there is one of root's
         _set_aside(kernel, base, name, store_fd)
-    return [f"set aside {printable(name)}"]
+    return [f"moved {printable(name)} aside"]
 
 
 def _is_empty_in(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
@@ -286,7 +286,9 @@ def _take_in(kernel: Kernel, base: BackingAndMount, new: Name, judged: Fd) -> No
     Raises  OSError
     """
     if not stat.S_ISDIR(kernel.fstat(judged).st_mode):
-        raise NoStore(judged.path(), "it is no directory, and this filesystem exchanges nothing: move it away")
+        raise NoStore(
+            f"{printable(judged.path())} (not a directory)", "move it away: this filesystem can't exchange names"
+        )
     old = OLD + os.urandom(6).hex().encode()
     with kernel.open_beneath(base.names(), new, DIRECTORY) as place, suppress(FileNotFoundError):
         if not kernel.is_named(judged, base.fd, STORE):
@@ -418,7 +420,7 @@ def _fill(kernel: Kernel, fd: Fd, name: Name, identifier: VolumeId) -> None:
 def _check_empty(kernel: Kernel, fd: Fd) -> None:
     """Raises  FileNotFoundError: a user who may write above it gave its name to another directory"""
     if not kernel.is_empty(fd):
-        raise FileNotFoundError(errno.ENOENT, "another directory took its place")
+        raise FileNotFoundError(errno.ENOENT, "another directory replaced it")
 
 
 def mode_of(name: Name) -> int:

@@ -121,7 +121,7 @@ def find_mounted(
             sides = owned.enter_context(_open_both(kernel, root, relative))
             assert sides.mounted is not None
             if not is_shown_as(kernel.fstat(sides.fd), kernel.fstat(sides.mounted)):
-                raise _no_backing(mount, "it shows another directory there than its source has")
+                raise _no_backing(mount, "the mount shows another directory there than its source")
             st = kernel.fstat(wanted)  # a mount's fds are all of one superblock
             if not any(os.path.samestat(st, kernel.fstat(fd)) for fd in (sides.fd, sides.mounted)):
                 raise NotFound(path, "its directory was moved meanwhile")
@@ -137,11 +137,11 @@ def find_mounted(
 def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndMount:
     """What a mount of ours shows at its mount point, on both sides. Raises  OSError; NoBacking"""
     if mount.owner not in trusted_owners(os.geteuid()):
-        raise _no_backing(mount, f"it was mounted by uid {mount.owner}")
+        raise _no_backing(mount, f"uid {mount.owner} mounted it")
     with ExitStack() as owned:
         mounted = owned.enter_context(kernel.open_path(mount.point))
         if kernel.statx(mounted).mnt_id != mount.mnt_id:
-            raise _no_backing(mount, "something else is mounted over it")
+            raise _no_backing(mount, "another mount covers it")
         try:
             backing = _open_backing(kernel, mount, mounted, mounts)
         except (OSError, NoBacking) as failure:
@@ -156,7 +156,7 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndM
                 backing = knock(door, mounted)
             except OSError as error:
                 kernel.fstat(mounted)  # of a dead daemon it raises that, with the hint that brings it back
-                raise _no_backing(mount, f"its daemon does not give it ({error.strerror})") from error
+                raise _no_backing(mount, f"its daemon does not provide it ({error.strerror})") from error
         owned.pop_all()
         return BackingAndMount(backing, mounted)
 
@@ -176,7 +176,7 @@ def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]
             or not is_shown
             or _volume_text(kernel, backing) != _volume_text(kernel, mounted)
         ):
-            raise _no_backing(mount, f"{printable(mount.source)} is something else here")
+            raise _no_backing(mount, f"{printable(mount.source)} is another directory here")
         return Fd(os.dup(backing))
 
 
@@ -215,14 +215,14 @@ def _place_of_root(
     for view in views(mounts, trusted_owners(os.geteuid())):
         if view.mount.mnt_id == mnt_id:
             return view.mount, view.backing  # it was given to us in a clone that is mounted nowhere
-    raise NotFound(root_path, "it was unmounted meanwhile")
+    raise NotFound(root_path, "the mount was removed meanwhile")
 
 
 def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:
     where = printable(mount.point)
     if not hint and mount.root == b"/":
-        hint = f"mv DIR {where.rstrip('/')}/.trashd/drop/ needs nothing but the mount"
-    return NoBacking(f"{where}: {why}", hint)
+        hint = f"mv DIR {where.rstrip('/')}/.trashd/drop/ needs only the mount"
+    return NoBacking(f"{where} ({why})", hint)
 
 
 def _volume_text(kernel: Kernel, base: Fd) -> bytes:
@@ -237,4 +237,4 @@ def refuse_mounted(kernel: Kernel, fd: Fd) -> None:
     if kernel.filesystem(fd) == FUSE_MAGIC:
         mount = find_mount(kernel, fd, read_mounts())
         if mount is not None and mount.is_ours():
-            raise _no_backing(mount, "nothing is reaped through it")
+            raise _no_backing(mount, "trashd reaps nothing through a mount")

@@ -287,7 +287,7 @@ def each_folder(
         for one in census.unread:
             where = os.path.join(store.path(), one.area, one.name)
             errors.append(
-                Incomplete(f"{printable(where)}: {one.why}", "its user can look into it; all others are done")
+                Incomplete(f"{printable(where)}: {one.why}", "its owner can inspect it; the command handled all others")
             )
         if refused is not None:
             refused += tell(store.path(), census.refused)
@@ -348,7 +348,7 @@ class _FolderListing:
         self._n_left -= len(found)
         if self._n_left < 0:
             text = f"{printable(folder.path())}: more than {_MOST_LISTED:,} orphans of one user"
-            raise Incomplete(text, "their owner can list them; trashd list --sum-by user counts them")
+            raise Incomplete(text, "their owner can list them; trashd list --sum-by user prints their number")
         return found
 
 
@@ -415,7 +415,7 @@ def tend_all(
         for part in each_folder(stores, act, list[str], lost, refused, lambda one: _is_tended(one, asker))
         for line in part
     ]
-    passed_over = (f"{printable(path)} does not answer: passed over" for path in dict.fromkeys(silent))
+    passed_over = (f"{printable(path)} does not respond, and was skipped" for path in dict.fromkeys(silent))
     errors = (f"{error.message()} ({error.hint})" for error in lost if not isinstance(error, BrokenStore))
     return [*settled, *errors, *map(told, refused), *passed_over]
 
@@ -479,7 +479,8 @@ def find_containers(
     for identifier in identifiers:
         if len(identifier) < ID_LEAST_CHARS:
             raise UsageError(
-                f"'{printable(os.fsencode(identifier))}' is no id", f"give at least {ID_LEAST_CHARS} characters of it"
+                f"'{printable(os.fsencode(identifier))}' is too short for an ID",
+                f"give at least {ID_LEAST_CHARS} characters of the ID",
             )
     lost: list[TrashdError] = []
     silent: list[bytes] = []
@@ -502,13 +503,15 @@ def the_one_called(
     if not found:
         return None
     if len({entry.id for entry in found}) > 1:
-        raise UsageError(f"{identifier} could be {found[0].id} or {found[1].id}", "give more of the id")
+        raise UsageError(
+            f"{identifier} is ambiguous: it could be {found[0].id} or {found[1].id}", "give more of the ID"
+        )
     return found[0] if len(found) == 1 else _the_one_in(volumes, found)
 
 
 def not_looked_at(silent: Sequence[bytes]) -> str:
     """A hint for a user who does not find an orphan, if some mount points did not answer."""
-    return f"it may be on {', '.join(map(printable, silent))}, which does not answer" if silent else ""
+    return f"it may be on {', '.join(map(printable, silent))}, which does not respond" if silent else ""
 
 
 def _the_one_in(volumes: Sequence[bytes], found: Sequence[ListedContainer]) -> ListedContainer:
@@ -523,10 +526,14 @@ def _the_one_in(volumes: Sequence[bytes], found: Sequence[ListedContainer]) -> L
     bases = sorted({entry.base_path() for entry in found})
     if len(bases) == 1:
         where = " and in ".join(printable(entry.path) for entry in found[:2])
-        raise UsageError(f"{found[0].id} is in {where}", "look at both with ls, and take one out with mv")
+        raise UsageError(
+            f"{found[0].id} is ambiguous: it is in {where}", "inspect both with ls, and move one out with mv"
+        )
     where = " and in ".join(map(printable, bases))
     hint = " or ".join(f"--volume {shell_word(base)}" for base in bases)
-    raise UsageError(f"{found[0].id} is in {where}", f"one is a copy of the other; say which is meant: {hint}")
+    raise UsageError(
+        f"{found[0].id} is ambiguous: it is in {where}", f"one is a copy of the other; select one with {hint}"
+    )
 
 
 def act_on(
@@ -598,9 +605,9 @@ def _beneath(upper: Store, path: bytes) -> Store | None:
     try:
         return open_store(upper.kernel, sides, base, Name(name))
     except Untrusted as error:
-        hint = f"root sets it aside in a new one, with what is in it, by: trashd init --replace {shell_word(base)}"
+        hint = f"root can replace it by a new store, which then contains it: trashd init --replace {shell_word(base)}"
         if whose_store(name) is not None:
-            hint = "only its owner's commands act in it"
+            hint = "only the commands of its owner can use it"
         raise Untrusted(error.detail, hint) from error
 
 
@@ -696,10 +703,13 @@ def _has(folder: UserFolder, name: str, inside: bytes, flags: int) -> bool:
 
 _S = 1_000_000_000
 _ELSEWHERE = {
-    State.REAPING: ("is being reaped already", "trashd restore takes back what is left of it, on a local filesystem"),
-    State.QUARANTINE: ("is in quarantine, where nothing goes by itself", "trashd restore takes it back"),
-    State.RESTORING: ("is being restored", SETTLE),
-    State.STAGE: ("is not an orphan yet", SETTLE),
+    State.REAPING: (
+        "it is already being reaped",
+        "on a local filesystem, trashd restore moves the remaining files back",
+    ),
+    State.QUARANTINE: ("it is in quarantine, where nothing is deleted automatically", "trashd restore moves it back"),
+    State.RESTORING: ("it is being restored", SETTLE),
+    State.STAGE: ("it is not an orphan yet", SETTLE),
 }
 
 
@@ -746,7 +756,9 @@ def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan
     except FileNotFoundError as error:
         raise BadRecord(container) from error
     if held is ClaimLost.BUSY:
-        raise Busy(container, "a reap or restore of it begins, or somebody holds a lock on its record")
+        raise Busy(
+            container, "a reap or restore of it is beginning, or a process holds the lock of its record; try again"
+        )
     if isinstance(held, ClaimLost):
         raise _gone(folder, container)
     with held:
@@ -803,5 +815,5 @@ def _gone(folder: UserFolder, container: ContainerId) -> NotFound | Refused:
     name = container.encode()
     for state, (what, hint) in _ELSEWHERE.items():
         if name in folder.list(state):
-            return Refused(f"{container} {what}", hint)
+            return Refused(f"{container}: {what}", hint)
     return NotFound(container)

@@ -140,7 +140,7 @@ def _settle(
     """
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
-        raise KeptContainer("not a container of trashd")
+        raise KeptContainer("not an orphan of trashd")
     try:
         is_half_done = state in (State.STAGE, State.RESTORING)
         held = hold(folder, state, ContainerId(text), ended if is_half_done else ())
@@ -188,7 +188,7 @@ def _watch_locked(folder: UserFolder, state: State, container: ContainerId, watc
         with folder.open(state) as state_fd, kernel.open_dir(state_fd, Name(container.encode())) as fd:
             if left_s := left_to_wait_s(folder.store, fd):
                 watched.append(left_s)
-        who = f"host {show(record.host)}, in boot {show(record.boot)}, has its lock, or the server keeps that for it"
+        who = f"host {show(record.host)} (boot {show(record.boot)}) has its lock, or the server still keeps that lock"
         raise KeptContainer(who, _way_out_of(record, folder.store.base_path))
 
 
@@ -244,10 +244,12 @@ def _may_be_alive(held: HeldContainer) -> KeptContainer | None:
     is_of_this_boot = record.boot == boot_id()
     if is_of_this_boot and record.superblock == superblock_in(kernel.fstat(held.fd)):
         return None
-    who = "somebody by another mount of this filesystem" if is_of_this_boot else f"host {show(record.host)}"
-    what = f"{who}, in boot {show(record.boot)}, may still be working on it"
+    who = "a process on another mount of this filesystem" if is_of_this_boot else f"host {show(record.host)}"
+    what = f"{who} (boot {show(record.boot)}) may still be working on it"
     volume = held.folder.store.base_path
-    takes_over = f"trashd doctor --repair --wait {shell_word(volume)} takes it over if it stays silent; at once,"
+    takes_over = (
+        f"trashd doctor --repair --wait {shell_word(volume)} takes it over if that node stays silent; to skip the wait,"
+    )
     return KeptContainer(what, _way_out_of(record, volume, takes_over))
 
 
@@ -257,7 +259,7 @@ def _way_out_of(record: Record, volume: bytes, *first: str) -> str:
 
     if not re.fullmatch(_BOOT, record.boot):
         return WAY_OUT  # no id of a boot, and not to be typed into a shell
-    ends = f"if nothing of that boot does any more: trashd doctor --repair --ended {record.boot} {shell_word(volume)}"
+    ends = f"if that boot is over: trashd doctor --repair --ended {record.boot} {shell_word(volume)}"
     return " ".join((*first, ends))
 
 
@@ -279,7 +281,7 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> None:
     action = decide_stage(record, *_gather(held), origin.identity())
     match action:
         case StageAction.KEEP:
-            raise KeptContainer("what lies under `tree` is neither the old nor the fresh directory of its record")
+            raise KeptContainer("its `tree` is neither the old nor the new directory of its record")
         case StageAction.UNMADE | StageAction.BACK:
             origin.settle_kept()
             origin.take_back(record.lent_mode, record.victim)
@@ -321,7 +323,10 @@ def _remove_prepared(held: HeldContainer, name: Name) -> None:
             held.folder.store.kernel.rmdir(held.fd, name)
     else:
         keep_as_orphan(
-            held, name, held.record.origin, f"what {held.id} was to keep in view, and lost its name meanwhile"
+            held,
+            name,
+            held.record.origin,
+            f"files that {held.id} kept with --keep, and whose names were removed meanwhile",
         )
 
 
@@ -373,10 +378,12 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
         drop_prepared(held)
     match action:
         case RestoringAction.KEEP:
-            raise KeptContainer("what lies under `tree` is neither the old nor the fresh directory of its record")
+            raise KeptContainer("its `tree` is neither the old nor the new directory of its record")
         case RestoringAction.PLACE:
             if not origin.place(VisibleMove.BACK):
-                raise KeptContainer("its tree can't be put back: the name is taken, its directory gone or another's")
+                raise KeptContainer(
+                    "its tree can't be moved back: the name is taken, or the directory above it is missing or was replaced"
+                )
             retire_restored(held)
         case RestoringAction.RETIRE:
             with Origin(held, record.target) as reached:
@@ -415,13 +422,13 @@ def rescue_fresh(held: HeldContainer, name: Name) -> ContainerId | None:
 
     That orphan has a week: it was not asked for, and perhaps its user does not know of it yet.
     """
-    note = f"written into the fresh directory before {held.id} was restored"
+    note = f"written into the new directory before {held.id} was restored"
     return keep_as_orphan(held, name, held.record.origin, note, held.record.lent_fresh)
 
 
 def rescue_hoisted(held: HeldContainer) -> ContainerId | None:
     """Make an orphan of the directories that a reaper had moved up from deep inside: where they were is unknown."""
-    note = f"directories from deep inside {held.id}, moved up when it was half-reaped"
+    note = f"directories from deep inside {held.id}, moved up by the reaper"
     return keep_as_orphan(held, HOISTED, None, note)
 
 
@@ -439,7 +446,7 @@ def settle_late(held: HeldContainer) -> None:
             kernel.rename_free(held.fd, TREE, held.fd, aside)
             kernel.rename_free(held.fd, name, held.fd, TREE)
             name = aside
-        note = f"it came to {held.id} late, as a call that a server did once more"
+        note = f"moved into {held.id} late, by a call that the server repeated"
         origin = held.record.origin
         take_in(held.folder, held.fd, name, origin=origin, retention_s=RESCUED_RETENTION_S, note=note)
 
@@ -447,7 +454,7 @@ def settle_late(held: HeldContainer) -> None:
 def keep_hoisted(held: HeldContainer) -> list[str]:
     """Keep what a reaper had moved up from deep inside; a warning, if there was any. Raises  OSError"""
     deep = rescue_hoisted(held)
-    what = f"what the reaper had moved up from deep down lost its structure; it is kept as {deep}"
+    what = f"directories that the reaper had moved up from deep inside lost their structure; they are kept as {deep}"
     return [] if deep is None else [what]
 
 

@@ -130,7 +130,7 @@ Source  xattr(7), cap_inode_setxattr() in security/commoncap.c
 """
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.E2BIG, errno.EROFS, *FULL)
 UNNOTED = (
-    "nothing on the store itself says that root made it, only this machine's list of stores (/var/lib/trashd/stores)"
+    "only this machine's list of stores (/var/lib/trashd/stores) records that root created it, not the store itself"
 )
 """What is told of a store of root's on which that could not be noted."""
 
@@ -194,9 +194,9 @@ def what_unnoted_means(base_path: bytes) -> str:
     """What follows where nothing on the store of a directory says that root made it, and what helps."""
     volume = shell_word(base_path)
     return (
-        "where that list is lost, and on other machines, root's commands and service leave it alone until "
-        f"trashd init --known {volume}; trashd init {volume} by a root with CAP_SYS_ADMIN, which containers lack, "
-        "notes it on the store, if the filesystem keeps attributes (security.*)"
+        "without that list, and on other machines, root's commands and service ignore the store until "
+        f"trashd init --known {volume}; trashd init {volume} by root with CAP_SYS_ADMIN (which containers lack) "
+        "records it in the store, if the filesystem supports security.* attributes"
     )
 
 
@@ -218,6 +218,6 @@ def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> StoreMak
 def way_out(base_path: bytes) -> str:
     """What helps where it is not known who made the store of a directory."""
     volume = shell_word(base_path)
-    ours = f"if root made it, on another machine or in a copy's original: trashd init --known {volume}"
-    other = f"else trashd init --replace {volume} sets it aside in a new one, and its owners empty it"
-    return f"look into it; {ours}; {other}"
+    ours = f"if root created it, on another machine or before it was copied: trashd init --known {volume}"
+    other = f"otherwise trashd init --replace {volume} replaces it, and its owners' next commands move their orphans"
+    return f"inspect it; {ours}; {other}"

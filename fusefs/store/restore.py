@@ -83,10 +83,10 @@ from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename,
 from fusefs.store.walk import DeepOpener, check_giving, is_bounded, may_give, walk_inwards
 
 _WITHOUT_RETURN = {
-    State.REAPING: "it may work on another host, which nothing stops for sure: nothing of it is taken back on this "
-    "filesystem; what it can't delete comes to quarantine",
-    State.QUARANTINE: "a reaper of another host that was cut off may go on with it, and nothing stops that for sure: "
-    "on this filesystem it is not moved back; copy what is left of it (trashd list --json tells where it lies)",
+    State.REAPING: "it may run on another host, where nothing can stop it for certain, so nothing is restored on this "
+    "filesystem; files that it can't delete are moved to quarantine",
+    State.QUARANTINE: "a disconnected reaper on another host may still delete it, so on this filesystem it is not moved "
+    "back; copy the remaining files (trashd list --json prints their path)",
 }
 """Why it does not come back off local filesystems: a reaper has directories of the tree itself open."""
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
@@ -167,20 +167,28 @@ def restore_by_id(
     try:
         within = None if inside is None else join(*split(inside))
     except ValueError as error:
-        raise UsageError(inside or b"", "PATH-INSIDE is relative to the tree, without `..`") from error
+        raise UsageError(
+            f"{printable(inside or b'')}: not a path in an orphan",
+            "write PATH-INSIDE relative to the top, without `..`",
+        ) from error
     with ExitStack() as owned:
         if to is None:
             if entry.origin is not None and any(map(is_stores_own, entry.origin.split(b"/"))):
                 # Only staging makes containers; one that root took to delete it may have lost its record by now (I3).
-                raise Refused(entry.origin, "it was taken out of a trash store: restore it with --to PATH")
+                raise Refused(
+                    f"{printable(entry.origin)}: its original path is in a trash store", "restore it with --to PATH"
+                )
             body, visible = partial(_back_home, entry, within), None
         else:
             if within is not None and entry.uid != os.geteuid():
-                raise UsageError("PATH-INSIDE with --to on another user's orphan", "restore it whole, or as that user")
+                raise UsageError(
+                    "PATH-INSIDE and --to can't be combined for another user's orphan",
+                    "restore it whole, or as that user",
+                )
             parent, name = os.path.split(to.rstrip(b"/"))
             check_operand(to)
             if not name:
-                raise Refused(to or "--to with an empty path", "--to takes the new name of what is restored")
+                raise Refused(f"--to {printable(to)}: not a name", "--to needs the new path, including the new name")
             try:
                 above = owned.enter_context(open_shown(kernel, parent or b"."))
             except OSError as error:
@@ -194,7 +202,7 @@ def restore_by_id(
         except OSError as error:
             if error.errno == errno.EXDEV and to is not None:
                 base = printable(entry.base_path())
-                hint = f"restore it --to a path on its own filesystem, somewhere below {base}, and mv it from there"
+                hint = f"restore it with --to to a path below {base}, which is its own filesystem, then move it with mv"
                 raise OtherFilesystem(to, hint) from error
             raise from_os(error, entry.origin or entry.id) from error
 
@@ -214,7 +222,7 @@ def _check_destination(kernel: Kernel, entry: ListedContainer, path: bytes, abov
             raise from_os(error, path) from error
         is_it = False
     if not is_it:
-        raise AcrossUsers(f"{there}: another user chose where that leads", "name the directory itself")
+        raise AcrossUsers(f"{there} (another user can change where this path leads)", "name the directory itself")
     if entry.uid:
         check_giving(kernel, above.fd, path, entry.uid)
 
@@ -236,7 +244,9 @@ def _back_home(
             raise
         if origin.parent_fd is None:
             settle(claim)
-            raise NotFound(entry.origin or entry.id, "its directory is gone, or it was dropped: use --to PATH")
+            raise NotFound(
+                entry.origin or entry.id, "its original directory is missing or unknown; restore it with --to PATH"
+            )
         visible = owned.enter_context(origin.visible())
         path = os.path.join(folder.store.base_path, held.record.origin or b"")
         return restore(claim, RestoreDestination(visible, path, origin.parent_fd, origin.name, None, at_origin=True))
@@ -287,7 +297,7 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
     for source in _SOURCES:
         if is_shared and source is not State.ORPHANS:
             if container.encode() in folder.list(source):
-                raise Busy(f"{container}: a reaper has begun on it", _WITHOUT_RETURN[source])
+                raise Busy(f"{container} (a reaper has begun to delete it)", _WITHOUT_RETURN[source])
             continue
         held = hold_soon(folder, source, container)
         if held is ClaimLost.BUSY:
@@ -325,7 +335,7 @@ def _explain_unclaimed(folder: UserFolder, container: ContainerId) -> NotFound |
                     return Busy(container)
                 if isinstance(held, HeldContainer):
                     held.owned.close()
-            return Refused(f"{container} is half done, in {state.value}/", SETTLE)
+            return Refused(f"{container}: an earlier command on it was interrupted (it is in {state.value}/)", SETTLE)
     return NotFound(container)
 
 
@@ -382,7 +392,9 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
             rescued = retire_restored(held)
         except OSError as error:
             rescued = None
-            warnings.append(f"{error.strerror} after the tree was back; the next trashd command completes it")
+            warnings.append(
+                f"{error.strerror} after the tree was restored; the next trashd command completes the restore"
+            )
     done = Restored(held.id, destination.path, rescued, held.record.partial, tuple(warnings), closed_uid=closed(held))
     return done._replace(is_spared=is_spared)
 
@@ -404,10 +416,10 @@ def _take_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination) -
     warnings = []
     if destination.at_origin:
         with Origin(held) as origin:
-            warnings = [f"not taken back: {one}" for one in origin.settle_kept()]
+            warnings = [f"not moved back: {one}" for one in origin.settle_kept()]
     absent = missing(held, tree)
     if absent:
-        warnings.append(f"the swap kept {', '.join(absent)} in view, and it was not there to be taken back")
+        warnings.append(f"kept by the swap with --keep, but missing now, so not moved back: {', '.join(absent)}")
     return warnings
 
 
@@ -420,7 +432,10 @@ def _with_loan(kernel: Kernel, held: HeldContainer, tree: Fd, destination: Resto
     if lent is None and held.folder.store.is_shared():
         lent = held.record.lent_mode  # it was taken over by that loan
     if lent is not None and destination.target is None and not destination.at_origin:
-        raise NotPermitted(destination.path, "it is not below the directory that holds the store; go there")
+        raise NotPermitted(
+            destination.path,
+            "the destination is not below the directory that contains the store; change into that directory first",
+        )
     record = held.record._replace(lent_mode=lent, target=None if lent is None else destination.target)
     if record != held.record:
         held = rewrite(held, record)
@@ -464,7 +479,7 @@ def _put(kernel: Kernel, held: HeldContainer, destination: RestoreDestination) -
     try:
         fresh = kernel.open_beneath(destination.parent_fd, destination.name)
     except FileNotFoundError as error:
-        raise Occupied(destination.path, "its name comes and goes; try again") from error
+        raise Occupied(destination.path, "another process keeps changing this name; try again") from error
     with fresh:
         _check_our_fresh(kernel, held, fresh, destination)
         lent = loan(kernel.fstat(fresh))
@@ -515,20 +530,22 @@ def _exchange_back(kernel: Kernel, held: HeldContainer, destination: RestoreDest
             _rename_back(kernel, held, destination, fresh)
             return
     destination.visible.make(VisibleMove.EXCHANGE, held)
-    raise Occupied(destination.path, "something else took its name at that moment; it was given back")
+    raise Occupied(destination.path, "another process took the name at that moment, and still has it; try again")
 
 
 def _rename_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestination, fresh: Fd) -> None:
     destination.visible.make(VisibleMove.ASIDE_FRESH, held)
     try:
         if not kernel.is_named(fresh, held.fd, FRESH):
-            raise Occupied(destination.path, "something else took its name at that moment; it was given back")
+            raise Occupied(
+                destination.path, "another process took the name at that moment, and still has it; try again"
+            )
         destination.visible.make(VisibleMove.BACK, held)
     except BaseException as error:
         try:
             destination.visible.make(VisibleMove.PLACE, held)
         except FileExistsError:
-            raise Occupied(destination.path, "something else took its name at that moment") from error
+            raise Occupied(destination.path, "another process took the name at that moment") from error
         raise
 
 
@@ -570,9 +587,11 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
             try:
                 flush_directory(held, source)  # and not where it went, for the reason in `restore`
             except OSError as error:
-                warnings.append(f"{error.strerror} after it was back: a power cut may undo it")
+                warnings.append(f"{error.strerror} after it was restored: a power failure may undo the restore")
     except FileNotFoundError as error:
-        raise NotFound(path, f"its tree is {_there(held, RelPath(b''))} until it is restored or reaped") from error
+        raise NotFound(
+            path, f"until it is restored or reaped, the orphan is in {_there(held, RelPath(b''))}"
+        ) from error
     finally:
         settle(claim)
         held.owned.close()
@@ -596,7 +615,9 @@ def way_back(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name])
     At most six fds are open at a time, however deep it is.
     """
     if held.record.origin is None:
-        raise NotFound(held.id, "it was dropped, so nobody knows where it was: use --to PATH")
+        raise NotFound(
+            f"the original path of {held.id}", "it was moved into the drop directory; restore it with --to PATH"
+        )
     record = held.record
     base, like = held.folder.store.base, kernel.open_beneath(tree, b".", DIRECTORY)
     is_sweep = record.method is Method.SWEEP  # which has the identity of the directory itself
@@ -694,7 +715,7 @@ def merge_back(claim: RestoreClaim, inside: RelPath | None) -> Restored:
         except (OSError, TrashdError) as error:
             settle(claim)
             if isinstance(error, FileNotFoundError):
-                hint = "nothing of the orphan belongs there, or the directory above it is gone"
+                hint = "the orphan has no file with this path, or the directory above it is missing"
                 raise NotFound(path, hint) from error
             raise
         if gone is not None:
@@ -710,7 +731,7 @@ def _gone(held: HeldContainer, origin: RelPath, path: bytes, owned: ExitStack) -
     """The place of the directory that was swept, for the tree to take, if that is gone; None if it is there."""
     there = owned.enter_context(Origin(held, origin))
     if there.parent_fd is None:
-        raise NotFound(path, "the directory above it is gone: use --to PATH")
+        raise NotFound(path, "the directory above it is missing; restore it with --to PATH")
     if there.identity() is not None:
         return None
     visible = owned.enter_context(there.visible())
@@ -750,7 +771,7 @@ def _end(held: HeldContainer) -> tuple[str, ...]:
         warnings = tuple(keep_hoisted(held))
         retire_restored(held)
     except OSError as error:
-        return (f"{error.strerror} after it was back; the next trashd command completes it",)
+        return (f"{error.strerror} after it was restored; the next trashd command completes the restore",)
     return warnings
 
 

@@ -12,7 +12,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import LOCK
 
-SQUASHED = "root is nobody to this filesystem's server (root squash), or a security module refuses root"
+SQUASHED = RootSquashed.problem
 _TRIAL = b".trashd-squash-"
 
 

@@ -169,7 +169,7 @@ def add_line(kernel: Kernel, one: RegistryLine) -> str:
     path = make_dir(lasting_dir())
     lock = _lock(path)
     if lock is None:
-        return "another process keeps its lock"
+        return "another process holds the lock of the registry"
     with lock, Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         try:
             lines = decode(read_registry(directory))
@@ -178,7 +178,7 @@ def add_line(kernel: Kernel, one: RegistryLine) -> str:
         kept = [*_still_needed(kernel, lines, one), one]
         text = b"".join(map(encode, kept))
         if len(text) > MAX_BYTES or len(kept) > MAX_LINES:
-            return "it is full of stores that are there"
+            return "the registry is full of stores that still exist"
         replace_file(os.path.join(path, STORES), text, _MODE, is_durable=True)
         os.fsync(directory)
     return ""

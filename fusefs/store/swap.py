@@ -199,8 +199,11 @@ def make_alike(staged: Staged, victim: Victim, options: SwapOptions, visible: Vi
     apply_likeness(kernel, staged.fresh, wanted)
     unlike = tuple(differences(wanted, read_likeness(kernel, staged.fresh)))
     if unlike and not options.unlike:
-        raise NotAlike(victim.path() + b": " + os.fsencode(", ".join(in_words(unlike))))
+        raise NotAlike(f"{printable(victim.path())} ({', '.join(in_words(unlike))})")
     return unlike
+
+
+_UNCHANGED = "nothing was changed; run the command again"
 
 
 def in_words(unlike: Unlike) -> list[str]:
@@ -239,8 +242,8 @@ def _undo_exchange(staged: Staged, victim: Victim, visible: VisibleRename) -> No
         visible.make(VisibleMove.EXCHANGE, staged.held)
         if kernel.is_named(staged.fresh, staged.held.fd, TREE):
             unstage(staged, victim, visible)
-            raise Refused(where, "something else took its name at that moment; it was given back, try again")
-    raise Unsettled(f"{where} was changed by somebody else during the exchange; see {staged.held.id} in stage/")
+            raise Refused(f"{where}: another process changed this name at the same moment", _UNCHANGED)
+    raise Unsettled(f"{where} (changed by another process during the exchange; see {staged.held.id} in stage/)")
 
 
 def finish(
@@ -261,7 +264,7 @@ def finish(
     adopted = Adopted(held.id, held.folder.path())
     try:
         if keeping is not None:
-            warnings += [f"{held.id} has what was to be kept: {one}" for one in keeping.finish()]
+            warnings += [f"not kept in place, but in {held.id}: {one}" for one in keeping.finish()]
         lent = held.record.lent_mode
         if staged.fresh is not None:
             take_back(held, staged.fresh, lent)
@@ -269,7 +272,9 @@ def finish(
         adopted = adopt(held)
         flush(held)
     except OSError as error:
-        warnings.append(f"{error.strerror} after the exchange; the next trashd command on this volume completes it")
+        warnings.append(
+            f"{error.strerror} after the exchange; the next trashd command on this volume completes the swap"
+        )
     method, kept = held.record.method, () if keeping is None else keeping.staying.names()
     told, ends_ns = (*warnings, *adopted.warnings), held.record.adopted_expires_ns()
     store = adopted.store
@@ -298,8 +303,8 @@ def _by_two_renames(
         swapped = finish(staged, victim, visible, unlike, gap_ns, keeping if is_placed else None, adopt)
     if is_placed:
         return swapped
-    kept = "" if keeping is None else ", with what was to be kept"
-    told = f"something else took its name in the gap, and has it now; the old tree is {swapped.id}{kept}"
+    kept = "" if keeping is None else ", with all that --keep selected"
+    told = f"another process took the name during the swap, and has it now; the old tree is {swapped.id}{kept}"
     return swapped._replace(warnings=(*swapped.warnings, told))
 
 
@@ -321,7 +326,7 @@ def _place(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
             visible.make(VisibleMove.BACK, staged.held)
         except OSError:
             where = printable(victim.path())
-            raise Unsettled(f"{where} is missing ({error.strerror}); its tree is {staged.held.id} in stage/") from error
+            raise Unsettled(f"{where} (missing: {error.strerror}; its tree is {staged.held.id} in stage/)") from error
         unstage(staged, victim, visible)
         raise
     return True
@@ -336,9 +341,11 @@ def give_back(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
             visible.make(VisibleMove.ASIDE_FRESH, staged.held)
         visible.make(VisibleMove.BACK, staged.held)
     except OSError as error:
-        raise Unsettled(f"{where}: something else had the name; it is kept as {staged.held.id} in stage/") from error
+        raise Unsettled(
+            f"{where} (replaced by another process; the replacement is {staged.held.id} in stage/)"
+        ) from error
     unstage(staged, victim, visible)
-    raise Refused(where, "something else took its name at that moment; it was given back, try again")
+    raise Refused(f"{where}: another process changed this name at the same moment", _UNCHANGED)
 
 
 def remove(folder: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Swapped:
@@ -460,7 +467,7 @@ def own_folder(store: Store) -> UserFolder:
 def refuse_unknown(store: Store) -> None:
     """Refuse to root a store of root's of which it is not known that root made it. Raises  NoStore"""
     if store.is_roots_to_keep() and store.is_unknown():
-        raise NoStore(f"{printable(store.base_path)}: {NOT_MADE}", way_out(store.base_path))
+        raise NoStore(f"{printable(store.base_path)} ({NOT_MADE})", way_out(store.base_path))
 
 
 def _first_folder(store: Store) -> UserFolder:
@@ -514,14 +521,14 @@ def explain(error: OSError | TrashdError, victim: Victim) -> TrashdError:
     if isinstance(error, TrashdError):
         return error
     if error.errno in (errno.EPERM, errno.EACCES):
-        for fd, what in ((victim.fd, "it"), (victim.parent.sides.fd, "the directory that it is in")):
+        for fd, what in ((victim.fd, "it"), (victim.parent.sides.fd, "its parent directory")):
             if is_frozen(fd):
-                hint = f"{what} is immutable or append-only (lsattr -d); chattr -ia first, as root"
+                hint = f"{what} is immutable or append-only (lsattr -d); root can change that: chattr -ia PATH"
                 return NotPermitted(victim.path(), hint)
         from fusefs.linux.tree_users import kernel_holds  # only after an error
 
         if any(hold.kind == "swap" and hold.path == victim.path() for hold in kernel_holds()):
-            return NotPermitted(victim.path(), "it is an active swap file: swapoff it first")
+            return NotPermitted(victim.path(), "it is an active swap file; deactivate it first: swapoff PATH")
     if error.errno == errno.ESTALE and victim.parent.root.mounted is not None:
         return shows_another(victim.parent)
     return as_told(error, victim.path())
@@ -529,4 +536,4 @@ def explain(error: OSError | TrashdError, victim: Victim) -> TrashdError:
 
 def shows_another(scope: Scope) -> NoBacking:
     """What ESTALE means where a mount of ours shows a directory."""
-    return NoBacking(scope.root_path + b": it shows another directory than its source")
+    return NoBacking(scope.root_path + b" (it shows another directory than its source)")

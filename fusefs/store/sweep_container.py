@@ -96,7 +96,9 @@ class SweepContainer(NamedTuple):
             move(come(self.held, size), State.ORPHANS)
             flush(self.held)
         except OSError as error:
-            return self.held.id, (f"{error.strerror} in the end; the next trashd command on this volume completes it",)
+            return self.held.id, (
+                f"{error.strerror} at the end; the next trashd command on this volume completes the sweep",
+            )
         return self.held.id, ()
 
 

@@ -73,8 +73,8 @@ from fusefs.store.user_folders import (
 
 _MOST_NAMED = 3
 """Of one owner; any user can make thousands of names."""
-_OWNER_DOES = "its owner takes it out by his next command here: trashd list"
-_HINT = "look into it; what is yours in there take out with mv; trashd touches nothing of it"
+_OWNER_DOES = "its owner's next command here, such as trashd list, moves it to the new store"
+_HINT = "inspect it, and move your own files out with mv; trashd does not touch it"
 
 
 def passed_over(store: Store, uid: int | None = None) -> list[Finding]:
@@ -88,7 +88,7 @@ def not_proven(folder: UserFolder) -> NotProven:
     if folder.doubt not in ("", NOT_REGISTERED):
         return NotProven(folder.path())
     proves = f"trashd init {shell_word(folder.store.base_path)}"
-    hint = f"its owner can reap it, or restore it; when root has looked into it, he proves it by: {proves}"
+    hint = f"its owner can restore or reap the orphans in it; root can trust it after an inspection: {proves}"
     return NotProven(folder.path(), hint)
 
 
@@ -106,7 +106,7 @@ def _of_owner(store: bytes, refused: list[Standing]) -> Iterable[Finding]:
     base_path = os.path.dirname(store)
     refused.sort(key=lambda one: not one.is_used)
     hints = {
-        NOT_REGISTERED: f"trashd init {shell_word(base_path)} registers it; look into it first",
+        NOT_REGISTERED: f"trashd init {shell_word(base_path)} registers it; inspect it first",
         NOT_MADE: way_out(base_path),
         WAITS: _OWNER_DOES,
         MOUNTED: UNMOUNT,
@@ -116,10 +116,10 @@ def _of_owner(store: bytes, refused: list[Standing]) -> Iterable[Finding]:
         yield Finding(printable(os.path.join(store, one.area, one.name)), one.what(), hint)
     n_more = len(refused) - _MOST_NAMED
     if n_more > 0:
-        owner = "nobody can see whom" if refused[0].owner is None else f"uid {refused[0].owner}"
+        owner = "an unknown owner" if refused[0].owner is None else f"uid {refused[0].owner}"
         yield Finding(
             printable(os.path.join(store, refused[0].area)),
-            f"{n_more:,} more names of {owner} are not used as anybody's folder",
+            f"{n_more:,} more names of {owner} are not used as directories of users",
             _HINT,
         )
 
@@ -251,9 +251,9 @@ def finish(ready: ReadyContainer, item: Fd) -> bool:
     return came is not None
 
 
-WAITS = "it waits for its owner's next command"
-STAYS = "root's name in it proves nothing: whoever made that store could put it there"
-_NOTE = "from a store that root set aside"
+WAITS = "it is moved by its owner's next command"
+STAYS = "the name of root proves nothing here: the creator of the store could choose it"
+_NOTE = "from a store that root replaced"
 _BECOMES = {Name(State.REAPING.value.encode()): Name(State.QUARANTINE.value.encode())}
 """What a reaper had begun: in `reaping/` the next one would go on with it."""
 _STATES = frozenset(state.value.encode() for state in State)

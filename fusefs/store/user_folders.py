@@ -60,28 +60,28 @@ from fusefs.store.registry_lines import (
 MOUNTED = "something is mounted over it"
 
 
-NOT_MADE = "nobody can tell that root made this store, and not one who may move root's directories"
+NOT_MADE = "there is no proof that root created this store"
 
 
-NOT_REGISTERED = "it is not the folder that root registered (a copy, or another one took its place)"
+NOT_REGISTERED = "it is not the directory that root registered (it is a copy, or it was replaced)"
 
 
-_NONE = "it is no directory"
+_NONE = "it is not a directory"
 
 
-_SUBVOLUME = "it is another subvolume than the store"
+_SUBVOLUME = "it is on another subvolume than the store"
 
 
-_REFUSED_ONCE = "it was not only its owner's when root first saw it"
+_REFUSED_ONCE = "other users could change it when root first inspected it"
 
 
-_CLOSED = "too much that was not only his bore his name: root looks at nothing more"
+_CLOSED = "too many directories with this user's name could be changed by others, so root inspects no more"
 
 
-_ROOTS = "root makes his own where nobody else does"
+_ROOTS = "root creates its own directory only where no other user can create names"
 
 
-_STRANGERS = "this filesystem lets strangers move what is not theirs: only what root makes is proven"
+_STRANGERS = "this filesystem lets users move the files of others, so only directories that root created are trusted"
 
 
 MOST = 1000
@@ -132,8 +132,8 @@ class Standing(NamedTuple):
     def what(self) -> str:
         """What is reported of it."""
         if self.is_used:
-            return f"nobody but uid {self.uid} reaps anything in it: {self.why}"
-        return f"not used as a folder of uid {self.uid}: {self.why}"
+            return f"only uid {self.uid} reaps anything in it: {self.why}"
+        return f"not used as the directory of uid {self.uid}: {self.why}"
 
 
 def standing_of(store: Store, entry: RegisteredFolder, area: Name, name: Name, fd: Fd) -> Standing:
@@ -459,7 +459,7 @@ def _absent(kernel: Kernel, area_fd: Fd, mounted: Standing, number: int) -> list
     if number != errno.ENOENT:
         with suppress(FileNotFoundError):
             owner = kernel.stat(area_fd, mounted.name).st_uid
-            return [mounted._replace(owner=owner, why=f"{_NONE}, but something of uid {owner}")]
+            return [mounted._replace(owner=owner, why=f"{_NONE}, and belongs to uid {owner}")]
     return []
 
 
@@ -522,7 +522,7 @@ def _beside(
             return refused
         opened.folder.fd.close()
     used_path = printable(used.area + b"/" + used.name)
-    return [Standing(area, name, entry.uid, st.st_uid, why or f"it is one too many: {used_path} is used")]
+    return [Standing(area, name, entry.uid, st.st_uid, why or f"it is a duplicate: {used_path} is used")]
 
 
 class SubordinateFolders:
@@ -605,7 +605,7 @@ def all_users(
             subordinates.count(uid)
             yield folder
     for holder, n_more in subordinates.n_more.items():
-        why = f"{n_more:,} more names of subordinate uids are passed over: {MOST:,} of one user are served"
+        why = f"{n_more:,} more names of subordinate uids are ignored: at most {MOST:,} per user are served"
         census.refused.append(Standing(USERS, Name(b""), holder, holder, why))
 
 
@@ -667,9 +667,9 @@ def remember(store: Store) -> str:
     user may have made of root's directories.
     """
     if os.geteuid() == 0 != store.owner:
-        return "it is a user's own: he notes it"
+        return "it is a user's own store, which only that user registers"
     if store.is_roots_to_keep() and store.made is not StoreMaker.BY_ROOT:
-        return "nobody can tell that root made it"
+        return "there is no proof that root created it"
     try:
         one = describe(store)
         try:
@@ -678,7 +678,7 @@ def remember(store: Store) -> str:
         except FileNotFoundError:
             pass
         if compare(one.identity, store.volume.store) is Likelihood.OTHER:
-            return "it is a copy of another one"
+            return "it is a copy of another store"
         from fusefs.store.store_registry import add_line  # only the first use of a store needs it
 
         return add_line(store.kernel, one)

@@ -86,7 +86,7 @@ from fusefs.store.layout import (
 from fusefs.store.registry_lines import makes_common, registered, way_out
 from fusefs.store.user_folders import NOT_MADE, plain_name, read_pointers
 
-DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
+DOTS = "a path that ends in `.` or `..` is refused, as by rm(1)"
 """A shell makes them of `.*`, and nobody types them."""
 _OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
 """What may be said of a call, and not of what it was asked for; the last by the C library."""
@@ -163,7 +163,7 @@ def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
         with closed_on_error(scope), closed_on_error(kernel.open_beneath(scope.sides.fd, name)) as fd:
             seen = kernel.fstat(fd)
             if path.endswith(b"/") and not stat.S_ISDIR(seen.st_mode):
-                raise NotADirectory(path, "name it without the slash at its end")
+                raise NotADirectory(path, "name it without the slash at the end")
             if scope.sides.mounted is not None:
                 # Whether something is mounted on it there. What the mount remembers may be old, and doesn't matter.
                 kernel.open_beneath(scope.sides.mounted, name).close()
@@ -235,26 +235,26 @@ def scope_of(kernel: Kernel, wanted: Fd, typed: bytes, path: bytes = b"", *, thr
 def _split(path: bytes) -> tuple[bytes, Name]:
     """Split a path into the directory and the name in it. Raises  NotFound, Refused"""
     if ends_in_dots(path):
-        raise Refused(path, DOTS)
+        raise Refused(f"{printable(path)}: {DOTS}", "name the directory itself")
     directory, name = os.path.split(path.rstrip(b"/"))
     if not path:
-        raise NotFound(path, "the path is empty")
+        raise NotFound("an empty path", "name a file or directory")
     if not name:
-        raise Refused(path, "the root directory has no parent in which its name could stay")
+        raise Refused(f"{printable(path)}: the root directory can't be moved", "name a directory in it")
     return directory or b".", Name(name)
 
 
 def check_operand(path: bytes) -> None:
     """Refuse paths that end in `.` or `..`. Raises  Refused"""
     if ends_in_dots(path):
-        raise Refused(path, DOTS)
+        raise Refused(f"{printable(path)}: {DOTS}", "name the directory itself")
 
 
 def mount_of(kernel: Kernel, fd: Fd, mounts: Iterable[Mount], path: bytes) -> Mount:
     """What an fd is on, which a path led to. Raises  NoStore if we don't see that mounted"""
     mount = find_mount(kernel, fd, mounts)
     if mount is None:
-        raise NoStore(path, "its mount is not visible from here (a chroot?): run trashd outside of it")
+        raise NoStore(path, "its mount is not visible here; in a chroot, run trashd outside of it")
     return mount
 
 
@@ -311,7 +311,7 @@ def existing_stores(
                 untrusted.append(error)
                 continue
             if store is not None and store.is_unknown() and not makes_common():
-                untrusted.append(Untrusted(f"{printable(store.path())}: {NOT_MADE}", way_out(path)))
+                untrusted.append(Untrusted(f"{printable(store.path())} ({NOT_MADE})", way_out(path)))
                 store.__exit__()
             elif store is not None:
                 yield relative, store
@@ -387,7 +387,7 @@ def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes, 
     return (make or make_store)(kernel, base, path, name)
 
 
-_MERGED = "it is merged of directories on several branches, and a rename takes one: swap it on each branch itself"
+_MERGED = "its files are on several branches, and a rename moves only one of them; swap it on each branch"
 
 
 def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[TrashdError]:
@@ -418,7 +418,7 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
 
 def _holds(store: bytes, then: str = "") -> IsStore:
     directory = shell_word(os.path.dirname(store))
-    hint = f"trashd list --volume {directory} shows what it holds: restore that, or reap it, first{then}"
+    hint = f"restore or reap its orphans first (trashd list --volume {directory}){then}"
     return IsStore(store, hint)
 
 
@@ -431,15 +431,20 @@ def _mounted(victim: Victim, own: FilesystemPath) -> Iterator[TrashdError]:
     here = every_place(own, views(victim.parent.mounts, owners))
     for place in here:
         for mount in mounts_inside(place, victim.parent.mounts):
-            yield IsMountPoint(mount.point) if mount.point == victim.path() else MountInside(mount.point)
+            point = mount.point
+            if point == victim.path():
+                yield IsMountPoint(point)
+            else:
+                yield MountInside(victim.path(), f"unmount it first: umount {shell_word(point)}")
     # An exchange below a mount point of another namespace succeeds, and detaches that mount there. Only root
     # may look into others' namespaces; for users the kernel's own check of this namespace has to do.
     if os.geteuid() == 0:
         for pid, mounts in other_namespaces():
             for place in dict.fromkeys((*here, *every_place(own, views(mounts, owners)))):
                 for mount in mounts_inside(place, mounts):
-                    where = mount.point + b" in the mount namespace of process " + pid.encode()
-                    yield MountInside(where)
+                    command = f"nsenter -t {pid} -m umount {shell_word(mount.point)}"
+                    where = f"{printable(victim.path())} (in the mount namespace of process {pid})"
+                    yield MountInside(where, f"unmount it there first: {command}")
 
 
 def held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:

@@ -160,7 +160,7 @@ class GatedRename(NamedTuple):
             self.kernel.rename(through, part, self.parent, self.name)
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:  # somebody wrote into it
-                return _Said(FileExistsError(errno.EEXIST, "something else has the name", self.name))
+                return _Said(FileExistsError(errno.EEXIST, "another file has the name", self.name))
             return _Said(error, holds_name=stat.S_ISDIR(st.st_mode))
         return _Said(gap_ns=gap_ns)
 
@@ -352,7 +352,9 @@ def lend(held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename |
         return
     kernel = held.folder.store.kernel
     if mode & stat.S_ISGID and kernel.fstat(fd).st_gid not in (os.getegid(), *os.getgroups()):
-        raise NotPermitted("its mode has set-group-id for a group that you are not in, and forbids you to move it")
+        raise NotPermitted(
+            "the directory has the set-group-ID bit for a group that you are not in, and is not writable"
+        )
     kernel.chmod(fd, mode | _LOAN)
     if visible is not None:
         visible.refresh(held)

@@ -307,7 +307,7 @@ def check_giving(
 ) -> None:
     """Raise AcrossUsers unless `may_give`. path: of the directory, for people"""
     if not may_give(kernel, there, owner, like, recorded):
-        raise AcrossUsers(f"{printable(path) or '.'} is another user's, or others can write in it")
+        raise AcrossUsers(f"{printable(path) or '.'} (owned or writable by another user)")
 
 
 def _is_closed(st: os.stat_result) -> bool:
