@@ -272,7 +272,7 @@ class _ConfigBuilder(SettingsBuilder):
             what = f"http = {toml_reader.ADDRESS.write(metrics.http)} is open to other machines"
             self.wrong(what, 'write "127.0.0.1:9817", or add allow_remote = true', ("metrics", "http"))
         if metrics.textfile is not None and not metrics.textfile.endswith(".prom"):
-            what = f"textfile = {toml_reader.shown(metrics.textfile)} does not end in .prom, so the node exporter does not read it"
+            what = f"textfile = {toml_reader.shown(metrics.textfile)} is not read by the node exporter"
             self.wrong(what, "write a name that ends in .prom", ("metrics", "textfile"))
         return metrics
 

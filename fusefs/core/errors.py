@@ -333,7 +333,7 @@ class Busy(TrashdError):
 
     exit_code = Exit.BUSY
     errno = _errno.EAGAIN
-    problem = "in use by another trashd process"
+    problem = "in use by another process"
     hint = "try again when that process has ended"
 
 

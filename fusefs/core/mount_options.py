@@ -106,7 +106,7 @@ _NOT_OURS_PREFIXES = ("x-", "X-", "comment=", "fsname=", "helper=", "subtype=", 
 _OF_THE_KERNELS_FUSE = ("user_id=", "group_id=", "rootmode=", "max_read=", "blksize=")
 
 _REFUSED = {
-    "remount": "mount -o remount,ro MNT changes the kernel's own flags; to change other options, mount it again with --replace",
+    "remount": "mount -o remount,ro MNT changes the kernel's own flags; for other options, mount it again",
     "auto_unmount": "a mount whose daemon died stays in place, since backup and cleanup programs would take an empty "
     "directory for the real one; `trashd mount --replace` restarts it",
     "allow_root": "use allow_other, which includes root",

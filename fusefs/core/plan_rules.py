@@ -168,7 +168,7 @@ def _directories(found: Any) -> bytes:
 
 
 DIRECTORIES: Final = ValueKind(
-    "an absolute path below /, with or without wildcards", 'write "/scratch" or "/home/*/tmp", without `..`', _directories,
+    "an absolute path below /, perhaps with wildcards", 'write "/scratch" or "/home/*/tmp", without `..`', _directories,
     str,
 )  # fmt: skip
 RULE: Schema = {

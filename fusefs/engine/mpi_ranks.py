@@ -222,7 +222,7 @@ class MpiJob:
             time.sleep(_POLL_S)
         for rank, answer in sorted(answers.items()):
             if isinstance(answer, str):
-                hint = "each rank needs the volume at the same path, mounted on its machine"
+                hint = "on the machine of each rank, the volume must be mounted at the same path"
                 raise Refused(f"rank {rank}: {answer}", hint)
         return [answers[rank] for rank in sorted(answers)]
 
@@ -320,8 +320,8 @@ def joined() -> MpiJob:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         hint = (
-            "pip install mpi4py into trashd's environment; at a centre: module load its MPI first; on Debian: apt "
-            "install python3-mpi4py, or pip install mpi4py mpich, as mpi4py's wheel does not find Debian's MPICH"
+            "pip install mpi4py into trashd's environment (on a cluster, module load its MPI first); on Debian: apt "
+            "install python3-mpi4py, or pip install mpi4py mpich, since the wheel does not find Debian's MPICH"
         )
         raise Refused(f"--mpi needs mpi4py, which can't be loaded ({error})", hint) from error
     job = MpiJob(MPI, MPI.COMM_WORLD)
@@ -329,6 +329,6 @@ def joined() -> MpiJob:
     if job.n_ranks == 1 < told:
         MPI.Finalize()
         library = MPI.Get_library_version().splitlines()[0].rstrip("\0")
-        hint = f"that one is {library}: start it by that one's mpiexec, or srun --mpi as it needs"
-        raise Refused(f"{told} ranks were started, but mpi4py's MPI knows of one", hint)
+        hint = f"mpi4py uses {library}: start the ranks with the mpiexec of that MPI, or with the matching srun --mpi"
+        raise Refused(f"{told} ranks were started, but the MPI of mpi4py sees only one", hint)
     return job

@@ -154,7 +154,9 @@ def _read_source(file: bytes, *, is_trusting: bool) -> Source:
         with Fd(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
             st = os.fstat(fd)
             if not stat.S_ISREG(st.st_mode):
-                raise BadConfig(problems=(ConfigProblem(name, "", "not an ordinary file", "put a file there"),))
+                raise BadConfig(
+                    problems=(ConfigProblem(name, "", "not a regular file", "replace it by a regular file"),)
+                )
             if not is_trusting and (problems := tuple(distrust(file, st))):
                 raise BadConfig(problems=problems)
             return decode_source(name, os.pread(fd, TEXT_MAX_BYTES + 1, 0))
@@ -167,16 +169,21 @@ def distrust(path: bytes, st: os.stat_result) -> Iterable[ConfigProblem]:
     name = printable(path)
     owner = "root" if os.geteuid() == 0 else "you or root"
     if st.st_uid not in (0, os.geteuid()):
-        yield ConfigProblem(name, "", f"it belongs to uid {st.st_uid}, not to {owner}", "chown it, or take it away")
+        yield ConfigProblem(
+            name, "", f"it belongs to uid {st.st_uid}, not to {owner}", "change its owner with chown, or remove it"
+        )
     shared = st.st_mode & OTHERS_WRITE & ~(stat.S_IWGRP if st.st_gid in (0, os.getegid()) else 0)
     if shared:
-        who = "everybody" if shared & stat.S_IWOTH else "its group"
-        yield ConfigProblem(name, "", f"{who} may write it", "chmod go-w")
+        who = "every user" if shared & stat.S_IWOTH else "its group"
+        yield ConfigProblem(name, "", f"{who} can write to it", "chmod go-w")
 
 
 def unreadable(path: bytes, error: OSError) -> ConfigProblem:
     """What the kernel said, as a problem of that file."""
-    fix = {PermissionError: "run it as root, or chmod it", FileNotFoundError: "name a file that exists"}
+    fix = {
+        PermissionError: "run the command as root, or change its mode with chmod",
+        FileNotFoundError: "name a file that exists",
+    }
     return ConfigProblem(printable(path), "", f"can't be read: {error.strerror}", fix.get(type(error), ""))
 
 

@@ -209,5 +209,5 @@ def _may_have_groups() -> bool:
 
 
 def _end() -> NoReturn:
-    os.write(2, b"trashd: a thread did not get its own identity back\n")
+    os.write(2, b"trashd: a thread could not restore its own identity\n")
     os._exit(os.EX_SOFTWARE)

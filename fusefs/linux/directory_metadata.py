@@ -272,7 +272,7 @@ def _set_policy(kernel: Kernel, fd: int, policy: bytes) -> None:
     except OSError as error:
         if error.errno not in _NOT_TO_BE_HAD:
             raise
-        raise OSError(errno.ENOKEY, f"encrypting the fresh directory: {error.strerror}") from error
+        raise OSError(errno.ENOKEY, f"encrypting the new directory: {error.strerror}") from error
 
 
 def _set_flags(kernel: Kernel, fd: int, flags: int) -> None:

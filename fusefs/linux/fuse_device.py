@@ -192,7 +192,7 @@ def mount(target: bytes, options: bytes) -> Fd:
         theirs.close()
         _byte, fds, _flags, _address = socket.recv_fds(ours, 1, 1)
     if not fds:
-        raise FusermountFailed(f"{_PROGRAM} mounted nothing")
+        raise FusermountFailed(f"{_PROGRAM} did not mount anything")
     return Fd(fds[0])
 
 

@@ -19,9 +19,9 @@ _NO_FD = -1
 _NO_FLAGS = 0xFFFFFFFF
 _RING_BYTES = 120
 """Of struct io_uring_params."""
-_NO_SWAP = "nothing can be swapped, restored or reaped"
-_NO_SERVICE = "the service does not run"
-_NOT_OVER_ITSELF = "no mount of a directory over itself"
+_NO_SWAP = "trashd can't swap, restore or reap anything"
+_NO_SERVICE = "the service can't run"
+_NOT_OVER_ITSELF = "a directory can't be mounted over itself"
 
 
 class RefusedCall(NamedTuple):
@@ -62,36 +62,38 @@ _TRIALS = (
     _Trial(
         "renameat2",
         lambda: syscalls.renameat2(_NO_FD, b"x", _NO_FD, b"x", syscalls.RENAME_NOREPLACE),
-        "a swap takes two renames, between which the name is missing",
+        "a swap needs two renames, and the name is missing between them",
         denied=_NO_SWAP,
         is_faked=True,
     ),
     _Trial(
         "pidfd_open",
         lambda: os.pidfd_open(0),
-        f"list, restore, undo and reap fail where they ask mounts; {_NO_SERVICE}",
+        f"list, restore, undo and reap fail where they query mounts; {_NO_SERVICE}",
     ),
     _Trial(
         "name_to_handle_at",
         lambda: syscalls.checked(syscalls.name_to_handle_at_held(_NO_FD, b"x", None, None, 0)),
-        "what is in a store is known again by its birth alone; a mount hears of no change behind it",
+        "files in a store are identified by their birth time only; a mount does not notice changes behind it",
     ),
     _Trial("inotify_init1", lambda: syscalls.inotify_init1(-1), _NO_SERVICE),
     _Trial(
-        "pidfd_send_signal", lambda: signal.pidfd_send_signal(_NO_FD, 0), "the service can't end a child that hangs"
+        "pidfd_send_signal", lambda: signal.pidfd_send_signal(_NO_FD, 0), "the service can't kill a child that hangs"
     ),
-    _Trial("close_range", lambda: syscalls.close_range(1, 0), "files are closed one by one, which takes longer"),
-    _Trial("copy_file_range", lambda: os.copy_file_range(_NO_FD, _NO_FD, 1), "what is copied is read and written"),
-    _Trial("memfd_create", lambda: os.memfd_create("", _NO_FLAGS), "no mount"),
+    _Trial("close_range", lambda: syscalls.close_range(1, 0), "files are closed one by one, which is slower"),
+    _Trial(
+        "copy_file_range", lambda: os.copy_file_range(_NO_FD, _NO_FD, 1), "files are copied by reading and writing them"
+    ),
+    _Trial("memfd_create", lambda: os.memfd_create("", _NO_FLAGS), "trashd mount does not work"),
     _Trial(
         "io_uring_setup",
         lambda: syscalls.io_uring_setup(0, ctypes.create_string_buffer(_RING_BYTES)),
-        "a mount is asked by /dev/fuse, which takes longer",
+        "a mount uses /dev/fuse, which is slower",
     ),
     _Trial(
         "move_mount",
         lambda: syscalls.move_mount(_NO_FD, b"x", _NO_FD, b"x", 0),
-        f"{_NOT_OVER_ITSELF}; others are asked for the ACL of their top again and again",
+        f"{_NOT_OVER_ITSELF}; other mounts get repeated requests for the ACL of their top directory",
         is_roots=True,
     ),
     _Trial("open_tree", lambda: syscalls.open_tree(_NO_FD, b"x", 0), _NOT_OVER_ITSELF, is_roots=True),
@@ -99,7 +101,7 @@ _TRIALS = (
     _Trial(
         "fsopen",
         lambda: syscalls.fsopen(b"", _NO_FLAGS),
-        "a mount is asked for the ACL of its top again and again",
+        "a mount gets repeated requests for the ACL of its top directory",
         is_roots=True,
     ),
 )

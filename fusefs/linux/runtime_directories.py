@@ -29,7 +29,7 @@ def read_file(path: bytes, most_bytes: int, *, dir_fd: int | None = None, owner:
         if owner is not None:
             require_owner(st, owner)
         if not stat.S_ISREG(st.st_mode) or (owner is not None and st.st_nlink != 1):
-            raise OSError(errno.EPERM, "it is no regular file with one name")
+            raise OSError(errno.EPERM, "it is not a regular file with a single hard link")
         if st.st_size > most_bytes:
             raise OSError(errno.EFBIG, f"it is larger than {most_bytes // 1024} KiB")
         return os.pread(fd, most_bytes, 0)
@@ -38,7 +38,7 @@ def read_file(path: bytes, most_bytes: int, *, dir_fd: int | None = None, owner:
 def require_owner(st: os.stat_result, owner: int) -> None:
     """Raise OSError EPERM unless something is that user's, and no other user can write to it."""
     if st.st_uid != owner or st.st_mode & OTHERS_WRITE:
-        raise OSError(errno.EPERM, f"it belongs to uid {st.st_uid}, or others can write it")
+        raise OSError(errno.EPERM, f"it belongs to uid {st.st_uid}, or other users can write to it")
 
 
 def replace_file(
@@ -192,7 +192,7 @@ def lasting_dir() -> bytes:
     given = os.environb.get(b"XDG_STATE_HOME", b"")
     home = given if given.startswith(b"/") else os.path.expanduser(b"~/" + _STATE_HOME)
     if not home.startswith(b"/"):
-        raise FileNotFoundError(errno.ENOENT, "no home directory, and no $XDG_STATE_HOME")
+        raise FileNotFoundError(errno.ENOENT, "there is no home directory, and XDG_STATE_HOME is not set")
     return home + b"/" + _OURS
 
 

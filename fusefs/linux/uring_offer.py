@@ -47,9 +47,7 @@ def enable() -> None:
         return
     with open(SWITCH, "r+", encoding="ascii") as file:
         file.write("Y")
-    _log.warning(
-        "switched on FUSE over io_uring for every FUSE mount of this machine: %s is Y until it restarts", SWITCH
-    )
+    _log.warning("enabled FUSE over io_uring for every FUSE mount of this machine: %s is Y until the next boot", SWITCH)
 
 
 def cores(text: str) -> set[int]:

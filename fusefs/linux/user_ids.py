@@ -93,5 +93,5 @@ def _number(text: str, what: str, find: Callable[[str], int]) -> int:
     except (KeyError, UnicodeEncodeError):  # a lone surrogate that no name can have
         pass
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(_ID_MAX)) and int(text) <= _ID_MAX):
-        raise ValueError(f"there is no {what} {printable(os.fsencode(text))}")
+        raise ValueError(f"unknown {what}: {printable(os.fsencode(text))}")
     return int(text)

@@ -26,9 +26,9 @@ from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.request import Action, ActionPlace, ActionResult
 
 KEEP_FILE = Name(b".trashd-keep")
-LOCKED, KEPT = "locked", f"holds {KEEP_FILE.decode()}"
-RESTORED = "restored less than the rule's age ago"
-_LIVE, _DEVICE, _STICKY, _SYSTEMS = "a live socket", "a device", "its sticky bit is set", "the filesystem's own"
+LOCKED, KEPT = "locked", f"contains {KEEP_FILE.decode()}"
+RESTORED = "restored more recently than the age of the rule"
+_LIVE, _DEVICE, _STICKY, _SYSTEMS = "a live socket", "a device", "its sticky bit is set", "belongs to the filesystem"
 _LOST_FOUND = b"lost+found"
 _OF_FILESYSTEM = frozenset({b".journal", b"aquota.user", b"aquota.group", b"quota.user", b"quota.group"})
 _READING = os.O_RDONLY | os.O_NONBLOCK
@@ -252,4 +252,4 @@ def why_held(kernel: Kernel, found: Fd, st: os.stat_result, locks: ExitStack | N
 
 
 def _unsure(error: OSError) -> str:
-    return f"nobody can say whether it is locked: {error.strerror}"
+    return f"its locks can't be checked: {error.strerror}"

@@ -34,7 +34,7 @@ _BYTES_OF_A_LIST = 1 << 12
 """A block of a disk, however little is in it."""
 _HEAD = b"# What trashd plan takes then, if nobody uses it before. In paths \\\\ is a backslash, \\xNN a byte.\n"
 """By this first line a list of ours is known: one that begins otherwise is not ours."""
-_LACKING = b"# Not complete: not all could be looked at this time.\n"
+_LACKING = b"# Incomplete: some directories could not be read this time.\n"
 _HINT = "remove it, or name another directory for the purge lists"
 _MORE = b"# \xe2\x80\xa6 and %d more: this list is full.\n"
 
@@ -130,7 +130,7 @@ class PurgeLists(CountedPurges):
             except OSError as error:
                 if error.errno != errno.EDQUOT:
                     raise
-                left[name] = "its user's quota is used up"
+                left[name] = "the quota of its user is used up"
                 continue
             self._kernel.rename(self._directory, new, self._directory, name)
             published.add(name)
@@ -143,7 +143,7 @@ class PurgeLists(CountedPurges):
         if left:
             name, why = min(left.items())
             more = f", and {len(left) - 1} more" if len(left) > 1 else ""
-            raise Incomplete(f"{printable(os.path.join(self._path, name))} stays as it was{more}: {why}", _HINT)
+            raise Incomplete(f"{printable(os.path.join(self._path, name))} was not changed{more}: {why}", _HINT)
         return len(published)
 
     def drop(self) -> None:
@@ -270,8 +270,9 @@ def _found_above(kernel: Kernel, path: bytes) -> Iterator[MeantDirectory]:
         try:
             above = owned.enter_context(found_directory(kernel, path))
         except Refused as error:
-            if error.hint == os.strerror(errno.ENOENT):  # a part of the way is missing: nothing is refused
-                raise NotFound(error.detail, "make it: of the way to the purge lists only the end is made") from error
+            where, _, why = error.detail.rpartition(": ")
+            if why == os.strerror(errno.ENOENT):  # a part of the way is missing: nothing is refused
+                raise NotFound(where, "create it: trashd creates only the last directory of the path") from error
             raise
         yield above
 
@@ -295,9 +296,9 @@ def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]
             if _is_list(kernel, found, st, name):
                 continue
             if _is_ours(st):
-                hint = "name another directory for the purge lists: what ends in .list there is replaced or removed"
-                raise Refused(f"{printable(os.path.join(path, name))} is no purge list of trashd's", hint)
-            others[name] = "it is no purge list of trashd's"
+                hint = "name another directory: trashd replaces or removes all files that end in .list there"
+                raise Refused(f"{printable(os.path.join(path, name))}: not a purge list of trashd", hint)
+            others[name] = "it is not a purge list of trashd"
     return others
 
 
@@ -318,8 +319,8 @@ def _is_ours(st: os.stat_result) -> bool:
 
 
 def _others_can_change(path: bytes) -> Refused:
-    hint = "chown it to root and chmod go-w, or name another one: it is for these lists alone"
-    return Refused(f"others can change {printable(path)}, where the purge lists belong", hint)
+    hint = "chown it to root and chmod go-w, or name another directory, which is used for these lists only"
+    return Refused(f"{printable(path)}: other users can change this directory of purge lists", hint)
 
 
 def line_path(path: bytes) -> bytes:

@@ -94,7 +94,7 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
         lists = {path: owned.enter_context(open_lists(kernel, path, writes=how.runs)) for path in paths}
         pacers = _Pacers(kernel, how, owned)
         ways = {path: one.way for path, one in lists.items()}
-        with errors_about("which directories earlier runs saw can't be read"):
+        with errors_about("the list of directories that earlier runs found"):
             seen = owned.enter_context(load_seen()) if is_bounded() else None
         for rule in rules:
             listed = CountedPurges() if rule.purge is None else lists[rule.purge.directory]
@@ -109,7 +109,7 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
         for path, one in lists.items():
             yield _publish(path, one)
         if seen is not None and how.runs:
-            with errors_about("which directories this run saw can't be remembered"):
+            with errors_about("the list of directories that this run found"):
                 seen.save()
 
 
@@ -160,7 +160,7 @@ def _carry_out(
             yield RuleNotDone(rule, found.path, found.why)
             continue
         if is_bounded() and found.whose is None:
-            hint = "the next run takes from it; if it does not belong there, move it back before"
+            hint = "the next run includes it; if it does not belong there, move it back before that"
             error = AcrossUsers(found.path, hint)
             yield RuleNotDone(rule, found.path, NOT_TAKEN, error)
             continue
@@ -177,12 +177,12 @@ def _carry_out(
                     one.list_soon()
         except OtherFilesystem as error:
             told: TrashdError = OtherFilesystem(error.detail, _rsync_line(rule, found.path))
-            yield RuleNotDone(rule, found.path, told.message(), told)
+            yield RuleNotDone(rule, found.path, told.message().removeprefix(f"{printable(found.path)}: "), told)
         except (TrashdError, OSError) as error:
             told = from_os(error, found.path)
-            yield RuleNotDone(rule, found.path, told.message(), told)
+            yield RuleNotDone(rule, found.path, told.message().removeprefix(f"{printable(found.path)}: "), told)
     if not is_any:
-        yield RuleNotDone(rule, rule.directory, "there is no such directory")
+        yield RuleNotDone(rule, rule.directory, "no such directory")
 
 
 def _check_holds_none(kernel: Kernel, scope: Scope, ways: _Ways) -> None:
@@ -191,8 +191,8 @@ def _check_holds_none(kernel: Kernel, scope: Scope, ways: _Ways) -> None:
         here = None if side is None else identify(kernel, side)
         for path, way in ways.items():
             if here in way:
-                hint = "name a directory for them where no rule goes, such as /var/spool/trashd"
-                raise Refused(f"the purge lists of {printable(path)} lie in it", hint)
+                hint = "name a directory that no rule sweeps, such as /var/spool/trashd"
+                raise Refused(f"{printable(scope.path())}: it contains the purge lists of {printable(path)}", hint)
 
 
 def _why_unlisted(kernel: Kernel, sides: BackingAndMount, since_ns: int | None) -> str | ReportedMark | None:

@@ -27,7 +27,7 @@ from fusefs.store.layout import is_stores_own
 from fusefs.store.walk import whose_is
 from fusefs.sweep.request import TakingBoundary
 
-MOUNTED = "something is mounted in it"
+MOUNTED = "it contains a mount point"
 _PATH_MAX_BYTES = 1 << 16
 """Each directory is opened by its path from the unit on: a chain of a million would take hours."""
 _NEVER_NS = 1 << 63
@@ -168,7 +168,7 @@ class _UnitLook:
     def _list(self, path: bytes, whose: int) -> None:
         """Look at all in a directory."""
         if len(path) > _PATH_MAX_BYTES:
-            raise self._spared("too deep to be looked at")
+            raise self._spared("too deep to scan")
         is_pruned = self._matcher.pruned_in(os.fsdecode(path))
         try:
             fd = open_quietly(self._kernel, self._top.fd, path)
@@ -190,10 +190,10 @@ class _UnitLook:
             with self._kernel.scan(fd) as entries:
                 for entry in entries:
                     if is_pruned is not None and is_pruned(entry.name):
-                        raise self._spared("holds what is excluded")
+                        raise self._spared("contains excluded files")
                     name = Name(os.fsencode(entry.name))
                     if is_stores_own(name):
-                        raise self._spared("holds a trash store")
+                        raise self._spared("contains a trash store")
                     with suppress(FileNotFoundError):
                         self._look(join(path, name), fd, name, inside or 0)
             if self._n_entries == n_before:

@@ -346,7 +346,7 @@ class ServerOutage:
         while True:
             if time.monotonic() - self._since_s >= self._wishes.limit_s:
                 limit_s = round(self._wishes.limit_s)
-                waited = f", for {format_duration(limit_s)}" if self._wishes.limit_s else ""
+                waited = f" (waited {format_duration(limit_s)})" if self._wishes.limit_s else ""
                 raise ServerAway(f"{os.strerror(number)}{waited}", number=number)
             if not self._rest(self._pause_s):
                 return False

@@ -86,10 +86,10 @@ class SharedFolder(NamedTuple):
         with store:
             folder = open_user(store.judged(), self.uid)
             if folder is None:
-                raise NotFound(f"a folder of uid {self.uid} in the trash store of {printable(base)}")
+                raise NotFound(f"the directory of uid {self.uid} in the trash store of {printable(base)}")
             with folder:
                 if store.volume.id != self.volume:
-                    raise NotFound(f"the first rank's volume (another one is at {printable(self.store)})")
+                    raise NotFound(f"the volume of the first rank ({printable(self.store)} is another volume here)")
                 yield folder
 
 
@@ -133,7 +133,7 @@ class SharedRemoval(NamedTuple):
                     with closed_on_error(fd), open_record(kernel, fd, folder.uid) as record_fd:
                         if read_record(kernel, record_fd, folder, self.called) == self.record:
                             return fd
-                        raise NotFound(f"{self.called} (another container has its name)")
+                        raise NotFound(f"{self.called} (another orphan has its name)")
             except (OSError, NotFound):
                 if time.monotonic() >= ends_s:
                     raise

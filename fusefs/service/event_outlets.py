@@ -81,7 +81,7 @@ class HookRunner:
             return
         self.tally = self.tally._replace(n_dropped=self.tally.n_dropped + 1)
         if not self._n_dropped_untold[user]:
-            _LOG.warning("hooks%s are %d events behind: more are dropped", _for_user(user), _QUEUE_MAX)
+            _LOG.warning("hooks%s: %d events are waiting, so further events are dropped", _for_user(user), _QUEUE_MAX)
         self._n_dropped_untold[user] += 1
 
     async def run(self) -> None:
@@ -107,7 +107,7 @@ class HookRunner:
         if queue:
             self._queues[user] = queue
         elif n_dropped := self._n_dropped_untold.pop(user, 0):
-            _LOG.warning("hooks%s have caught up; %d events were dropped", _for_user(user), n_dropped)
+            _LOG.warning("hooks%s: no event is waiting any more; %d events were dropped", _for_user(user), n_dropped)
         return event
 
 
@@ -141,11 +141,11 @@ async def _run(argv: tuple[str, ...], event: Event, user: str, timeout_s: float)
     if code is None:
         _LOG.warning("%s was killed after %g s%s", name, timeout_s, said, extra=fields)
     elif code < 0:
-        _LOG.warning("%s ended by signal %d (%s)%s", name, -code, signal.strsignal(-code), said, extra=fields)
+        _LOG.warning("%s was ended by signal %d (%s)%s", name, -code, signal.strsignal(-code), said, extra=fields)
     elif code:
         _LOG.warning("%s ended with exit code %d%s", name, code, said, extra=fields)
     else:
-        _LOG.info("%s ended well%s", name, said, extra=fields)
+        _LOG.info("%s succeeded%s", name, said, extra=fields)
     return code == 0
 
 
@@ -274,7 +274,7 @@ class EventLimit:
         if now_s >= self._since_s + _SPAN_S:
             for one, count in self._counts.items():
                 if count > _MOST_TOLD:
-                    _LOG.warning("%d more events and faults of uid %d were not told", count - _MOST_TOLD, one)
+                    _LOG.warning("%d more events and faults of uid %d were not logged", count - _MOST_TOLD, one)
             self._since_s, self._counts = now_s, {}
         holder = self._holder_of(uid)
         self._counts[holder] = self._counts.get(holder, 0) + 1
@@ -356,7 +356,7 @@ def _open_audit(config: Config) -> Audit | None:
     try:
         return Audit(os.fsencode(config.audit))
     except OSError as error:
-        _LOG.error("no audit log: %s: %s", config.audit, error.strerror)
+        _LOG.error("the audit log can't be opened: %s: %s", config.audit, error.strerror)
         return None
 
 
@@ -386,18 +386,21 @@ class Audit:
         if n_written == len(line):
             self._is_cut = False
             if self._n_lost:
-                _LOG.warning("audit log: written again; it lacks %d events that are only in this log", self._n_lost)
+                _LOG.warning(
+                    "audit log: writing works again; %d events are missing in it, and are only in this log",
+                    self._n_lost,
+                )
                 self._n_lost = 0
         else:
             self._is_cut = n_written != self._is_cut
-            self._lose("cut short, there is no space left")
+            self._lose("a line was cut short, no space left on device")
 
     def reopen(self) -> None:
         """Go on in the file that has the name now: after logrotate renamed the old one."""
         try:
             fd, is_cut = _open(self._path)
         except OSError as error:
-            _LOG.error("audit log: can't be opened anew, the old file is used on: %s", error.strerror)
+            _LOG.error("audit log: can't be reopened, so the old file stays in use: %s", error.strerror)
             return
         self._fd.close()
         self._fd, self._is_cut = fd, is_cut
@@ -409,7 +412,7 @@ class Audit:
     def _lose(self, why: str | None) -> None:
         self._n_lost += 1
         if self._n_lost == 1:
-            _LOG.error("audit log: can't be written, events are only in this log until it can: %s", why)
+            _LOG.error("audit log: can't be written; until it can, events are only in this log: %s", why)
 
 
 def _open(path: bytes) -> tuple[Fd, bool]:

@@ -106,7 +106,7 @@ class FolderWatches:
             self._watch(store, user, user.parts[base])
         except OSError as error:
             if base not in self._blind[user.uid]:
-                _LOG.warning("a folder of uid %d can't be watched: %s", user.uid, error.strerror)
+                _LOG.warning("the directory of uid %d can't be watched: %s", user.uid, error.strerror)
             self._blind[user.uid].add(base)
             self._leave(user.uid, base)
         else:
@@ -174,7 +174,7 @@ class FolderWatches:
             return
         user.forget(identifier)
         part.look_at(identifier)
-        detail = "not by this service"
+        detail = "by another process"
         self._context.tell(EventKind.REAPED, volume=self._volume, uid=user.uid, identifier=identifier, detail=detail)
 
     def _on_drop(self, user: UserState, _part: FolderPart, event: InotifyEvent) -> None:
@@ -199,7 +199,7 @@ def open_part(store: Store, path: bytes, uid: int) -> Fd:
     with areas:
         found = open_user(store._replace(areas=areas), uid)
     if found is None:
-        raise FileNotFoundError(errno.ENOENT, "he has no folder there")
+        raise FileNotFoundError(errno.ENOENT, "the user has no directory there")
     return found.fd
 
 

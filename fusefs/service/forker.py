@@ -177,7 +177,7 @@ class Child:
             if folder.store.path() == base:
                 yield _as_it_is(folder)
                 return
-        raise FileNotFoundError(errno.ENOENT, "no such store any more")
+        raise FileNotFoundError(errno.ENOENT, "the trash store no longer exists")
 
     def _look(self, order: ReadRecords) -> Page:
         with self._in(order.base) as folder:
@@ -473,7 +473,7 @@ def _as_it_is(folder: UserFolder) -> UserFolder:
     store = folder.store
     volume = read_volume(store.kernel, store.fd, store.base_path, name=store.name)
     if volume.id != store.volume.id:
-        raise OSError(errno.ESTALE, "another volume.json")
+        raise OSError(errno.ESTALE, "volume.json is of another volume")
     return folder._replace(store=store._replace(volume=volume))
 
 
@@ -611,7 +611,7 @@ class ChildHandle:
                 else:
                     await self._inbox_end.send(message)
         except msgspec.MsgspecError:
-            self.kill("it said what makes no sense")
+            self.kill("it sent an invalid message")
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # it is gone; or we closed it (EBADF, if it had just said something)
         finally:
@@ -642,7 +642,7 @@ class ChildHandle:
                         raise OSError(answer.errno, answer.error)
                     return
                 if not fits(answer, order):
-                    self.kill("it answered what nobody asked")
+                    self.kill("it sent an unexpected answer")
                     continue
                 yield answer
                 if isinstance(answer, Tended | Page):
@@ -659,11 +659,11 @@ class ChildHandle:
         if is_stopped(self.pid):
             self.kill("it was stopped")
         elif silent_s > timers.current.lost_limit_s:
-            self.kill(f"it said nothing for {silent_s:.0f} s")
+            self.kill(f"it was silent for {silent_s:.0f} s")
 
     def _say(self, message: ToChild) -> None:
         if not self._send(message):
-            self.kill("it does not listen")
+            self.kill("it does not read its messages")
 
     def _send(self, message: ToChild) -> bool:
         """Send it, unless the child has heard nothing for long."""

@@ -34,11 +34,15 @@ _EVER_S = -1e18
 
 
 class CopyMounted(Unproven):
-    """Two disks with the id of one volume are mounted, so nothing of this one is reaped"""
+    """Two mounted disks have the ID of one volume, so the service reaps neither"""
+
+    problem = "two mounted disks have the same volume ID, so nothing on this one is reaped"
 
 
 class RulesMissing(Unproven):
-    """This volume had rules of its own at another path and has none here, so nothing of it is reaped"""
+    """The configuration has rules for the volume at another path only, so the service reaps nothing on it"""
+
+    problem = "this volume had its own rules at another path and has none here, so nothing on it is reaped"
 
 
 class GraceWindow(NamedTuple):
@@ -66,7 +70,7 @@ class Grace:
         if ends_s > self._ends_s:
             self._ends_s = ends_s
             if self._where:
-                hint = f"trashd reap --all --volume {shell_word(self._where)} removes it now"
+                hint = f"trashd reap --all --volume {shell_word(self._where)} deletes them now"
                 _LOG.warning("%s: %s; %s", printable(self._where), self.why(due_s), hint)
         return ends_s
 
@@ -75,7 +79,7 @@ class Grace:
         if now_s >= self._ends_s:
             return ""
         ends = time.strftime("%H:%M", time.localtime(time.time() + self._ends_s - _boot_s()))
-        return f"what expired while it was not served is kept until {ends}"
+        return f"orphans that expired while the service was not running are kept until {ends}"
 
 
 NO_GRACE = Grace()
@@ -118,7 +122,7 @@ class KnownVolumes:
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.MsgspecError, ValueError) as error:
-            _LOG.warning("%s: what was known of volumes can't be read: %s", printable(self._path), error)
+            _LOG.warning("%s: the saved state of the volumes can't be read: %s", printable(self._path), error)
             return {}
 
     def _note(self, volume: str, one: _Remembered, *, is_durable: bool = False) -> None:
@@ -169,7 +173,7 @@ class KnownVolumes:
             copies = {other: one for other, one in copies.items() if not one.disk.is_users}
         if copies and read_chosen().get(volume) != disk.name:
             where = " and ".join(printable(one) for one in (path, *copies))
-            raise CopyMounted(where, f"unmount the copy, or say which is the volume: trashd init {shell_word(path)}")
+            raise CopyMounted(where, f"unmount the copy, or select the volume: trashd init {shell_word(path)}")
 
     def forget_mounted(self, volume: str, path: bytes) -> None:
         """It is not mounted there any more: its copies may be served."""
@@ -186,8 +190,8 @@ class KnownVolumes:
         known, rules = self._of(volume), config.rules_of(path, volume)
         had = unquote(known.rules) if known.rules else b""
         if not rules and had not in (b"", path):
-            hint = f'mount it there, or write id = "{volume}" in its [[volume]], or a [[volume]] for this path'
-            raise RulesMissing(f"{printable(path)}, before at {printable(had)}", hint)
+            hint = f'mount it there, add id = "{volume}" to its [[volume]], or add a [[volume]] for this path'
+            raise RulesMissing(f"{printable(path)} (before: {printable(had)})", hint)
         self._note(volume, msgspec.structs.replace(known, rules=quote(rules) if rules else ""), is_durable=True)
 
 

@@ -199,11 +199,15 @@ _OF_ID = 8
 
 
 class Elsewhere(Busy):
-    """Another reaper works on this volume"""
+    """Another reaper serves the volume"""
+
+    problem = "another reaper serves this volume"
 
 
 class Unproven(NotPermitted):
-    """Nobody vouches for this store, so nothing of it is reaped"""
+    """There is no proof of who created the trash store, so the service reaps nothing in it"""
+
+    problem = "untrusted trash store, so nothing in it is reaped"
 
 
 class VolumeSpace(NamedTuple):
@@ -276,7 +280,7 @@ class OpenVolume(NamedTuple):
         """
         store, kernel = self.store, self.store.kernel
         if read_volume(kernel, store.fd, store.base_path, (store.owner,)).id != store.volume.id:
-            raise OSError(errno.ESTALE, "another volume.json")
+            raise OSError(errno.ESTALE, "volume.json is of another volume")
         kernel.is_empty(store.areas.u_fd)
         if kernel.is_read_only(store.fd):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -373,7 +377,7 @@ def _let_sleep(path: bytes, mounts: list[Mount]) -> None:
     """An automount that rests is not woken by us. Raises  NoStore"""
     top = next((mount for mount in reversed(mounts) if mount.point == path), None)
     if top is not None and top.fstype == b"autofs":
-        raise NoStore(path, "its automount rests; name the directory behind it in the configuration")
+        raise NoStore(path, "its automount is not mounted; name the directory behind it in the configuration")
 
 
 def _leave_to_root(store: Store) -> None:
@@ -395,10 +399,12 @@ def _refuse_unproven(store: Store) -> None:
     Raises  Unproven
     """
     if store.is_roots_to_keep() and store.is_unknown():
-        raise Unproven(f"{printable(store.base_path)}: {NOT_MADE}", way_out(store.base_path))
+        raise Unproven(f"{printable(store.base_path)} ({NOT_MADE})", way_out(store.base_path))
     is_own = not store.is_common() and store.owner == os.geteuid()
     if is_own and not is_remembered(store) and (store.name == STORE or not is_vouched(store)):
-        raise Unproven(store.base_path, f"if it is no copy: trashd init {shell_word(store.base_path)}")
+        raise Unproven(
+            store.base_path, f"if it is not a copy, register it with trashd init {shell_word(store.base_path)}"
+        )
 
 
 def _open_hold(kernel: Kernel, store: Store) -> Fd:
@@ -516,13 +522,13 @@ def _open_vouched(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount], owned
 
     Raises  NoStore if it is gone, or another one; Untrusted if others may write in it; OSError
     """
-    base = owned.enter_context(open_base(kernel, wanted, mounts))
+    base, where = owned.enter_context(open_base(kernel, wanted, mounts)), printable(wanted.line.path)
     try:
         fd = owned.enter_context(kernel.open_beneath(base, wanted.line.name, READABLE))
         areas = owned.enter_context(open_areas(kernel, fd, wanted.line.name))
     except OSError as error:
         if error.errno == errno.EXDEV:
-            raise Untrusted(wanted.line.path, "something is mounted over its store") from error
+            raise Untrusted(f"{where} (something is mounted over the store)") from error
         if error.errno in ABSENT:
             raise NoStore(wanted.line.path) from error
         raise
@@ -530,11 +536,11 @@ def _open_vouched(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount], owned
     for opened in (fd, *(area for _name, area in areas.all() if area is not areas.new_fd)):
         st = kernel.fstat(opened)
         if st.st_uid != wanted.uid or st.st_mode & OTHERS_WRITE or st.st_dev != dev:
-            raise Untrusted(wanted.line.path, f"uid {wanted.uid} registered it, and it is not that user's alone")
+            raise Untrusted(f"{where} (uid {wanted.uid} registered it, but other users can change it)")
     if wanted.line.name != STORE and stat.S_IMODE(kernel.fstat(fd).st_mode) != FOLDER_MODE:
-        raise Untrusted(wanted.line.path, f"its mode is not {FOLDER_MODE:04o}")
+        raise Untrusted(f"{where} (its mode is not {FOLDER_MODE:04o})")
     if compare(kernel.identify(fd), wanted.line.identity) is Likelihood.OTHER:
-        raise NoStore(wanted.line.path, "another store is there now than the one that its owner registered")
+        raise NoStore(wanted.line.path, "it is not the store that its owner registered")
     # What else its volume.json says his process reads (service/forker.py).
     volume = Volume(wanted.line.volume, False, 0)
     kind = kernel.filesystem(fd)

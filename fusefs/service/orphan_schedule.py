@@ -139,7 +139,7 @@ class OrphanSchedule:
                     self._new_parts()
                 user.has_problems(now_s, is_so=bool(answer.problems))
                 for problem in answer.problems:
-                    self._fault(user, "something in his folder was kept as it is", problem)
+                    self._fault(user, "something in the user's directory was kept unchanged", problem)
             case Page():
                 part = user.parts[answer.base]
                 part.n_orphans, part.n_quarantined = answer.n_orphans, answer.n_quarantined
@@ -252,7 +252,7 @@ class OrphanSchedule:
             user.ours.pop(ended.id, None)  # the next one to reap it may be another reaper
         if ended.error:
             part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
-            self.failed(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be worked on", ended.error)
+            self.failed(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be reaped", ended.error)
         elif ended.lost == ClaimLost.CHANGED.value:
             part.look_at(ended.id)  # its owner keeps it for longer, or for ever: look again
         elif ended.lost == ClaimLost.GONE.value and user.tries(ended.id).n_failed >= _MOST_TRIES:

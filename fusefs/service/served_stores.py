@@ -123,7 +123,7 @@ class RegisteredStores:
         try:
             is_whole = await self._context.forker.read_registries(uids, take, timers.current.registries_limit_s)
         except OSError as error:
-            _LOG.warning("users' registries can't be read: %s", error.strerror)
+            _LOG.warning("the registries of users can't be read: %s", error.strerror)
             is_whole = False
         if is_whole:  # a user of whom nothing was heard has no store any more
             for uid in self._n_more.keys() - heard:
@@ -154,7 +154,7 @@ class RegisteredStores:
     def passed_over(self) -> tuple[PassedOver, ...]:
         """The users who have more stores than are served."""
         return tuple(
-            PassedOver(f"uid {uid}", f"{n:,} of the stores in his registry", "they go by: trashd reap")
+            PassedOver(f"uid {uid}", f"{n:,} of the stores in the user's registry", "trashd reap deletes their orphans")
             for uid, n in sorted(self._n_more.items())
             if n
         )

@@ -59,8 +59,9 @@ _WITHOUT_STORE = (VolumePhase.UNPROVEN, VolumePhase.GONE, VolumePhase.BROKEN)
 
 
 class AlreadyRunning(Busy):
-    """Another reaper service of this user runs"""
+    """The user already runs a reaper service"""
 
+    problem = "another reaper service of this user is running"
     hint = "trashd status shows it"
 
 
@@ -194,7 +195,9 @@ class _Service:
             except BadConfig as error:
                 for problem in error.problems:
                     _LOG.error("configuration: %s", problem)
-                self.context.tell(EventKind.CONFIGURED, detail="it is wrong, and the old one stays in force")
+                self.context.tell(
+                    EventKind.CONFIGURED, detail="the new configuration has errors, so the old one stays in use"
+                )
             else:
                 _log_warnings(self._loaded)
                 self.context.config = self._loaded.config
@@ -307,8 +310,8 @@ class _Service:
                 self._fail(error)
                 return
             except Exception:
-                _LOG.exception("%s: a fault in trashd itself", printable(loop.path))
-                loop.broke("a fault in trashd itself: see the log")
+                _LOG.exception("%s: internal error in trashd", printable(loop.path))
+                loop.broke("internal error in trashd: see the log")
                 await trio.sleep(timers.current.find_pause_s)  # should it be one that comes at once again
 
     async def _watch_mounts(self, mounts: MountWatch) -> None:

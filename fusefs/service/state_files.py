@@ -198,7 +198,7 @@ def load_clock(state: bytes) -> tuple[int, Clock]:
     try:
         saved = _read_clock(state, _FILE)
     except OSError as error:
-        _warn("what the last service remembered can't be read: %s", error.strerror)
+        _warn("the saved clock of the last service can't be read: %s", error.strerror)
         saved = None
     now = _up_to_now(saved)
     return now.wall_ns if saved is None else saved.wall_ns, now

@@ -223,7 +223,9 @@ class VolumeLoop:
         if not session.current():
             now_s = boot_s()
             is_looking = any(user.is_urgent(now_s) for user in self.users.values()) or not self.users
-            return (VolumePhase.LOOKING, "finding out what is due") if is_looking else (VolumePhase.IDLE, "")
+            return (
+                (VolumePhase.LOOKING, "checking which orphans have expired") if is_looking else (VolumePhase.IDLE, "")
+            )
         if self._figures.hurries:
             return VolumePhase.HURRYING, session.why()
         return (VolumePhase.REAPING if session.tempo.is_alone else VolumePhase.YIELDING), session.why()
@@ -326,7 +328,7 @@ class VolumeLoop:
             return
         if self._figures.hurries:
             share = space.free_share() or 0.0
-            detail = f"{share:.1%} of it are free: of the largest holders the oldest go before their time"
+            detail = f"only {share:.1%} is free, so the oldest orphans of the users with most data are reaped early"
             self._context.tell(EventKind.LOW_SPACE, volume=self.path, uid=self.owner, detail=detail)
         for user in self.users.values():
             for part in user.parts.values():
@@ -343,7 +345,7 @@ class VolumeLoop:
         is_unknown = self._own is None and (self._must_open or not self._volume_id)
         may_serve = is_unknown and self._context.config.may_serve(self._base_path)
         if not policy.is_served and not may_serve:
-            self._be(VolumePhase.PAUSED, "the configuration says: serve = false")
+            self._be(VolumePhase.PAUSED, "the configuration has serve = false")
             return _NEVER_S
         if now_s < self._rests_until_s:
             return self._rests_until_s - now_s
@@ -351,7 +353,7 @@ class VolumeLoop:
         second = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec
         closed_s = policy.closed_s(second, hurries=self._figures.hurries)
         if closed_s:
-            self._be(VolumePhase.WINDOW, "it may work " + ", ".join(map(str, policy.windows)))
+            self._be(VolumePhase.WINDOW, "reaping is allowed only at " + ", ".join(map(str, policy.windows)))
             return min(float(closed_s), timers.current.window_pause_s)
         return 0.0
 
@@ -401,7 +403,7 @@ class VolumeLoop:
             opening, limit_s = partial(open_own, kernel, self._own.word), timers.current.own_store_limit_s
         opened = await in_time(self._limiter, limit_s, opening, lambda late: late.owned.close())
         if opened is None:
-            raise NoStore(self.path, "its disk does not answer; it is looked at again now and then")
+            raise NoStore(self.path, "its disk does not respond; trashd tries again periodically")
         return opened
 
     async def _work_opened(self, policy: VolumePolicy, *, is_poll: bool) -> None:
@@ -466,7 +468,7 @@ class VolumeLoop:
         if store.volume.id != self._volume_id:
             # Its owner can bring that about at will.
             if self._volume_id and (self.owner is None or self._context.lets_tell(self.owner)):
-                _LOG.warning("%s is another volume now: all of it is looked at anew", printable(self.path))
+                _LOG.warning("%s is another volume now, and is scanned again", printable(self.path))
             self._forget()
             self._volume_id = store.volume.id
             self._filesystem = opened.filesystem
@@ -569,7 +571,7 @@ class VolumeLoop:
         why = why.replace(printable(self.path), printable(self._told_path))  # everybody may read it
         self._must_find = True
         if isinstance(known, Elsewhere):
-            self._be(VolumePhase.ELSEWHERE, "another reaper works on it")
+            self._be(VolumePhase.ELSEWHERE, "another reaper serves it")
             return timers.current.elsewhere_pause_s
         if isinstance(known, Unproven | RootSquashed):
             self._forget()
@@ -604,9 +606,9 @@ class VolumeLoop:
         rest_s = min(timers.current.rest_pause_s * 2.0**self._n_breaks, timers.current.last_rest_pause_s)
         self._n_breaks += 1
         self._rests_until_s = boot_s() + rest_s
-        self._be(VolumePhase.BROKEN, f"{why}; it is tried again every now and then")
+        self._be(VolumePhase.BROKEN, f"{why}; trashd tries again periodically")
         self._figures.fault(time.time_ns(), why)
-        detail = f"{why}; it is tried again in {rest_s:.0f} s"
+        detail = f"{why}; trashd tries again in {rest_s:.0f} s"
         self._context.tell(EventKind.BROKEN, volume=self.path, uid=self.owner, detail=detail)
         return rest_s
 

@@ -278,7 +278,7 @@ class WorkSession:
             try:
                 taken = await in_thread(self._limiter, partial(take_over, self._opened, wanted))
             except (TrashdError, OSError) as error:
-                _LOG.warning("%s stays in quarantine: %s", wanted.id, error)
+                _LOG.warning("%s stays in quarantine: %s", wanted.id, from_os(error, wanted.id).message())
                 return
             if taken is not None and wanted.by_force:
                 self._by_force.add(taken)
@@ -354,7 +354,9 @@ class WorkSession:
             try:
                 child = await self._appoint(user)
             except (TrashdError, OSError) as error:
-                self._schedule.failed(user, error.errno or errno.EIO, "nobody can be found to work for him", str(error))
+                self._schedule.failed(
+                    user, error.errno or errno.EIO, "no process can be started for the user", str(error)
+                )
             if child is None:
                 return None
             self._children[user.uid] = child
@@ -420,13 +422,15 @@ class WorkSession:
             if not self._is_stopping:
                 self._dismiss(child)
                 pause_s = user.retry.failed(boot_s())
-                detail = f"{lost}; the next one begins in {format_duration(round(pause_s))}"
+                detail = f"{lost}; the next one starts in {format_duration(round(pause_s))}"
                 self._context.tell(
                     EventKind.CHILD_LOST, volume=self._opened.store.base_path, uid=user.uid, detail=detail
                 )
         except OSError as error:
             user.give_back(order)
-            self._schedule.failed(user, error.errno or errno.EIO, "his folder can't be worked in", error.strerror or "")
+            self._schedule.failed(
+                user, error.errno or errno.EIO, "the user's directory in the store can't be used", error.strerror or ""
+            )
         finally:
             for part in user.parts.values():
                 part.put_back(boot_s())
@@ -470,7 +474,7 @@ class WorkSession:
         try:
             await in_thread(self._limiter, self._pacer.probe)
         except OSError as error:
-            self._schedule.volume_failed(error.errno or errno.EIO, "the probe")
+            self._schedule.volume_failed(error.errno or errno.EIO, "the latency probe failed")
         finally:
             self._is_probing = False
 
@@ -491,7 +495,7 @@ class WorkSession:
                 is_waited_for = error.errno in CUT_OFF and (self._away() or (self._busy and not has_failed))
                 has_failed = True
                 if not is_waited_for:
-                    self._schedule.volume_failed(error.errno or errno.EIO, "looking around")
+                    self._schedule.volume_failed(error.errno or errno.EIO, "the volume can't be checked")
             self.wake()
             await trio.sleep(timers.current.around_least_pause_s)
             with trio.move_on_after(timers.current.around_pause_s - timers.current.around_least_pause_s):
@@ -524,7 +528,7 @@ def take_over(opened: OpenVolume, wanted: ForRoot) -> ContainerId | None:
             raise NotFound(wanted.id)
         owned.enter_context(folder)
         own = owned.enter_context(own_folder(store))
-        note = f"{user_name(wanted.uid)} could not delete it; the configuration gives root the right"
+        note = f"{user_name(wanted.uid)} could not delete it; the configuration lets root delete it"
         seized = seize(folder, wanted.id, own, note, 0)
         return None if isinstance(seized, ClaimLost) else seized.id
 

@@ -77,7 +77,6 @@ from fusefs.store.registry_lines import (
 )
 from fusefs.store.root_squash import refuse_squashed
 from fusefs.store.tidy_folder import look_over
-from fusefs.store.user_folders import MOUNTED
 
 _FILE = b"chosen-disks"
 _MOST_BYTES = 1 << 16
@@ -296,7 +295,7 @@ def _open_anyones(kernel: Kernel, base: BackingAndMount, where: bytes, name: Nam
             raise
         if replaces:
             return kernel.open_beneath(base.fd, name)
-        hint = f"trashd init --replace {shell_word(os.path.dirname(where))} replaces it by a new store, which then contains it"
+        hint = f"trashd init --replace {shell_word(os.path.dirname(where))} replaces it by a new store that contains it"
         raise NoStore(f"{printable(where)} (not a directory)", hint) from error
 
 

@@ -80,7 +80,7 @@ class KeptContainer(Exception):
 def refused(folder: UserFolder, where: str, error: OSError) -> Finding:
     """What the kernel would not have done with a container."""
     hint = ELSEWHERE if folder.store.is_shared() else WAY_OUT
-    return Finding(where, from_os(error, where).message(), hint)
+    return Finding(where, from_os(error, where).message().removeprefix(f"{where}: "), hint)
 
 
 def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> list[Finding]:
@@ -382,7 +382,7 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
         case RestoringAction.PLACE:
             if not origin.place(VisibleMove.BACK):
                 raise KeptContainer(
-                    "its tree can't be moved back: the name is taken, or the directory above it is missing or was replaced"
+                    "its tree can't be moved back: the name is taken, or its directory is missing or was replaced"
                 )
             retire_restored(held)
         case RestoringAction.RETIRE:
@@ -532,7 +532,7 @@ def adopt_dropped(folder: UserFolder) -> list[Finding]:
                 continue  # its user took it back, or another command was faster
             except (OSError, TrashdError) as error:
                 why = from_os(error, where)
-                problems.append(Finding(where, why.message(), why.hint))
+                problems.append(Finding(where, why.message().removeprefix(f"{where}: "), why.hint))
     return problems
 
 

@@ -85,8 +85,8 @@ from fusefs.store.walk import DeepOpener, check_giving, is_bounded, may_give, wa
 _WITHOUT_RETURN = {
     State.REAPING: "it may run on another host, where nothing can stop it for certain, so nothing is restored on this "
     "filesystem; files that it can't delete are moved to quarantine",
-    State.QUARANTINE: "a disconnected reaper on another host may still delete it, so on this filesystem it is not moved "
-    "back; copy the remaining files (trashd list --json prints their path)",
+    State.QUARANTINE: "a disconnected reaper on another host may still delete it, so on this filesystem it is not "
+    "moved back; copy the remaining files (trashd list --json prints their path)",
 }
 """Why it does not come back off local filesystems: a reaper has directories of the tree itself open."""
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)

@@ -52,7 +52,7 @@ from fusefs.sweep.request import (
     identify,
 )
 
-_CLOSE = "name a directory of root's that nobody else can write in, or whose sticky bit is set (chmod +t)"
+_CLOSE = "name a directory that only root can write to, or one with the sticky bit (chmod +t)"
 
 
 class MoveDestination:
@@ -153,11 +153,11 @@ def open_destination(kernel: Kernel, top: SweepRoot, path: bytes) -> Iterator[Mo
     try:
         scope = find_scope(kernel, path)
     except NotFound as error:
-        raise NotFound(path, "the directory that matches are moved to must be there: mkdir makes it") from error
+        raise NotFound(path, f"create the destination first: mkdir {shell_word(path)}") from error
     with scope:
         _refuse_others_way(kernel, scope, path)
         if os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
-            raise UsageError("--move-to is the swept directory itself")
+            raise UsageError("--move-to names the swept directory itself")
         with errors_about(path):
             if _is_distant(kernel, top.sides, scope.sides):
                 raise OtherFilesystem(path)
@@ -172,7 +172,7 @@ def _refuse_others_way(kernel: Kernel, scope: Scope, path: bytes) -> None:
     with found_directory(kernel, path, scope.mounts) as found:
         seen = kernel.fstat(found.fd)
         if is_bounded() and found.whose is None:
-            raise AcrossUsers(f"the way to {printable(path)} leads from one user's directory into another's", _CLOSE)
+            raise AcrossUsers(f"{printable(path)} (the path leads from one user's directory into another's)", _CLOSE)
         if not any(one is not None and os.path.samestat(seen, kernel.fstat(one)) for one in scope.sides):
             raise NotFound(path, "its directory was moved meanwhile")
 
@@ -310,7 +310,7 @@ def without_stores(
         raw = os.fsencode(name)
         path = join(here.upper, raw) + b"/"
         if held_store(here.kernel, here.sides.fd, raw) or any(one.startswith(path) for one in noted):
-            spared.append((name, "holds a trash store"))
+            spared.append((name, "contains a trash store"))
         else:
             free.append(name)
     return free, spared

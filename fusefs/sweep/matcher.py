@@ -447,7 +447,7 @@ class Chooser:
             return True
         holds = self._way.dirs is Dirs.WHOLE and any(mount.startswith(path + b"/") for mount in self._way.mounts)
         if holds:
-            self._tally.spare(path, "something is mounted in it")
+            self._tally.spare(path, "it contains a mount point")
         return holds
 
     def _is_empty(self, upper: bytes, sides: BackingAndMount, name: str, is_last: bool) -> bool:

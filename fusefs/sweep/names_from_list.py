@@ -140,10 +140,12 @@ def read_names(fd: int, end: bytes) -> Iterator[bytes]:
     rest = b""
     while chunk := _read(fd):
         if end != b"\0" and b"\0" in chunk:
-            raise BrokenList("it has NUL in it", "-0 reads names that end with it (find -print0)")
+            raise BrokenList("the list contains NUL characters", "-0 reads names that end with NUL (find -print0)")
         *whole, rest = (rest + chunk).split(end)
         if len(rest) > _LONGEST:
-            raise BrokenList("a name in it has no end", "names end with a newline, or with NUL if -0 is given")
+            raise BrokenList(
+                "the list contains a name without an end", "end each name with a newline, or with NUL for -0"
+            )
         yield from filter(None, whole)
     if rest:
         yield rest
@@ -153,7 +155,7 @@ def _read(fd: int) -> bytes:
     try:
         return os.read(fd, 1 << 16)
     except OSError as error:
-        raise BrokenList(os.strerror(error.errno or errno.EIO)) from error
+        raise BrokenList(f"the list can't be read: {os.strerror(error.errno or errno.EIO)}") from error
 
 
 def _relative(name: bytes, prefixes: Iterable[bytes]) -> bytes | None:

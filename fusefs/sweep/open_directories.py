@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from fusefs.core.errors import NotFound, Refused
 from fusefs.core.glob import compile_glob
+from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
@@ -94,7 +95,7 @@ def found_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None 
         if found is None:
             raise NotFound(path)
         if isinstance(found, PassedDirectory):
-            raise Refused(found.path, found.why)
+            raise Refused(f"{printable(found.path)}: {found.why}")
         yield found
     finally:
         search.close()
@@ -184,7 +185,7 @@ class _PatternSearch:
             # Before anything is asked of it: a user's filesystem may never answer.
             mounter = self._foreign.get(self._kernel.statx(inner).mnt_id)
             if mounter is not None:
-                yield PassedDirectory(there, f"uid {mounter} has mounted it")
+                yield PassedDirectory(there, f"uid {mounter} mounted it")
                 return
             st = self._kernel.fstat(inner)
             if stat.S_ISDIR(st.st_mode):
@@ -202,14 +203,14 @@ class _PatternSearch:
         """Go where a link leads."""
         there = os.path.join(path, name)
         if not n_links:
-            yield PassedDirectory(there, "too many links")
+            yield PassedDirectory(there, "too many symbolic links")
             return
         if not is_trusted_link(self._kernel.fstat(fd), link, self._ours):
-            yield PassedDirectory(there, "a link that others can change is not followed")
+            yield PassedDirectory(there, "a symbolic link that other users can change is not followed")
             return
         target = link_target(path, os.readlink(name, dir_fd=fd))
         if target is None:
-            yield PassedDirectory(there, "a link that goes down and up again is not followed")
+            yield PassedDirectory(there, "a symbolic link with `..` after a name is not followed")
             return
         base, names = target
         way = [part for part in base.split(b"/") if part]

@@ -236,8 +236,8 @@ def refuse_stale(scope: Scope, times: Iterable[TimeBound], now_ns: int, *, takes
     is_short = any(bound.before_ns is not None and now_ns - bound.before_ns < _RELATIME_NS for bound in bounds)
     why = next(_reasons(scope, takes_dirs=takes_dirs, is_short=is_short), "")
     if why:
-        hint = f"choose by another time (mtime), or mount it with relatime; {key} if these access times are meant"
-        raise Refused(f"{printable(scope.path())}: access times don't tell what is read there: {why}", hint)
+        hint = f"select by another time (mtime), or mount it with relatime; {key} uses these access times anyway"
+        raise Refused(f"{printable(scope.path())}: access times are not reliable: {why}", hint)
 
 
 def _reasons(scope: Scope, *, takes_dirs: bool, is_short: bool) -> Iterator[str]:
@@ -248,11 +248,11 @@ def _reasons(scope: Scope, *, takes_dirs: bool, is_short: bool) -> Iterator[str]
         if takes_dirs and b"nodiratime" in flags:
             yield f"{where} is mounted with nodiratime"
         if is_short and b"relatime" in flags:
-            yield f"{where} is mounted with relatime, which records a read at most once a day"
+            yield f"{where} is mounted with relatime, which updates access times at most once a day"
     place = scope.place()
     for view in views(scope.mounts, trusted_owners(os.geteuid())):
         if view.backing.holds(place) or place.holds(view.backing) or view.shown.holds(place):
-            yield f"files are read through {printable(view.mount.point)}, a mount of trashd that keeps their pages"
+            yield f"files are read through {printable(view.mount.point)}, a mount of trashd that caches their pages"
 
 
 def _mounts_of(scope: Scope) -> Iterator[Mount]:

@@ -84,8 +84,8 @@ def usual_boundary(top: SweepRoot) -> TakingBoundary | None:
     if not is_bounded():
         return None
     if top.whose is None:
-        why = f"the way to {printable(top.path)} leads from one user's directory into another's"
-        raise AcrossUsers(why, "sweep it as its owner, or by a rule of a plan, which takes from it the second time")
+        why = f"{printable(top.path)} (the path leads from one user's directory into another's)"
+        raise AcrossUsers(why, "sweep it as its owner, or with a rule of a plan, whose second run includes it")
     return TakingBoundary(top.whose)
 
 
@@ -219,7 +219,7 @@ class _SweepInProgress:
         try:
             yield from names
         except BrokenList as error:
-            self._why_list = f"the list can't be read on: {error.detail}"
+            self._why_list = f"the rest of the list was ignored: {error.detail}"
 
     def _refuse(self, name: bytes, why: str) -> None:
         self._tally.fail(name, errno.EXDEV if why == OUTSIDE else errno.EINVAL, why)

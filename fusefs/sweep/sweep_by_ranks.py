@@ -72,9 +72,11 @@ class SharedSweep(NamedTuple):
         """See OpensRunner."""
         with open_top(kernel, self.directory, None) as top, kernel.open_dir(top.sides.fd) as root:
             if kernel.is_local(root) and self.boot != boot_id():
-                raise Refused("that is a filesystem of this machine alone", "a sweep by ranks needs one that all have")
+                raise Refused(
+                    f"{printable(self.directory)}: a local filesystem", "a sweep by ranks needs a shared filesystem"
+                )
             if see(kernel, root) != self.seen:
-                raise Refused(f"the first rank has another {printable(self.directory)}")
+                raise Refused(f"{printable(self.directory)}: not the same directory as on the first rank")
             strategy = choose_for_rank(kernel, root, self.n_workers, n_ranks)
             way = SweepStrategy(self.dirs, strategy.window, strategy.by_inode, strategy.is_at_once, top.mounts)
             worker = SweepWorker(

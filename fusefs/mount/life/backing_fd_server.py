@@ -177,7 +177,7 @@ async def serve(channel: socket.socket, vfs: Vfs) -> None:
                 break
             find = partial(vfs.lock.run, _hold_shown, vfs, *_QUESTION.unpack(question))
             nursery.start_soon(_tell, socket.socket(fileno=fds[0]), find, limiter)
-    _log.error("users' commands can't reach the backing tree any more: the process that gives it to them has ended")
+    _log.error("commands of users can no longer reach the backing tree: the process that provides it has ended")
 
 
 def _hold_shown(vfs: Vfs, number: int) -> Fd:

@@ -62,7 +62,7 @@ _REST_MS = 20
 """For which what comes by /dev/fuse beside a ring waits: each reader that is woken there takes time of the clients."""
 _GC_THRESHOLDS = (2000, 5, 20_000)
 _SHARED_S = 1.0
-_BELIEVED_LESS = "and may write to files behind this one: what is told of names and attributes is believed for a second"
+_BELIEVED_LESS = "and may write to files behind this one, so names and attributes are cached for one second only"
 
 _FLAGS = {FastPath.URING: InitFlag.OVER_IO_URING, FastPath.PASSTHROUGH: InitFlag.PASSTHROUGH}
 
@@ -106,7 +106,9 @@ class _MountDaemon:
                 with _door(self._attached, self._vfs) as asked:
                     trio.run(self._loop, asked)
             except BaseException:
-                _log.exception("%s: the daemon failed; the mount stays, dead, until trashd mount --replace", path)
+                _log.exception(
+                    "%s: the daemon failed; the mount stays in place, dead, until trashd mount --replace", path
+                )
                 raise
             finally:
                 if self._readers is not None:
@@ -115,7 +117,9 @@ class _MountDaemon:
         if self._refusal is not None:
             raise self._refusal
         if mount_of_device(self._mount.device):
-            _log.error("%s: the connection was aborted; the mount stays, dead, until trashd mount --replace", path)
+            _log.error(
+                "%s: the connection was aborted; the mount stays in place, dead, until trashd mount --replace", path
+            )
             return Exit.FAILED
         return 0
 
@@ -156,7 +160,7 @@ class _MountDaemon:
         init = read_init(device)
         for path, flag in _FLAGS.items():
             if not init.offers(flag):
-                states.turn_off(path, "this kernel does not offer it")
+                states.turn_off(path, "this kernel does not support it")
         rings = self._make_rings() if states.is_on(FastPath.URING) else None
         wanted = self._flags(init)
         answer_init(device, init, wanted, has_acls=self._options.default_permissions, stack_depth=stack_depth(vfs.root))
@@ -170,7 +174,7 @@ class _MountDaemon:
             try:
                 rings.begin(vfs.core)
             except OSError as error:
-                states.turn_off(FastPath.URING, f"the kernel has not taken it: {error.strerror}")
+                states.turn_off(FastPath.URING, f"the kernel refused it: {error.strerror}")
         rest_ms = _REST_MS if states.is_on(FastPath.URING) else 0
         self._readers.begin(rest_ms)
 
@@ -184,10 +188,10 @@ class _MountDaemon:
             flags |= InitFlag.CACHE_SYMLINKS
         why = why_opened(self._vfs.root, checks_permissions=self._options.default_permissions)
         if why is None and not init.offers(InitFlag.NO_OPENDIR_SUPPORT):
-            why = "this kernel does not offer it"
+            why = "this kernel does not support it"
         if why is None:
             return flags | InitFlag.NO_OPENDIR_SUPPORT
-        self._states.limit(FastPath.LISTINGS, f"the kernel opens and closes a directory by requests: {why}")
+        self._states.limit(FastPath.LISTINGS, f"the kernel sends requests to open and close directories: {why}")
         return flags
 
     def _make_rings(self) -> RingThreads | None:
@@ -197,7 +201,7 @@ class _MountDaemon:
             try:
                 rings.prepare()
             except (OSError, RuntimeError) as error:
-                self._states.turn_off(FastPath.URING, f"its threads and memory can't be had: {error}")
+                self._states.turn_off(FastPath.URING, f"its threads or memory can't be allocated: {error}")
                 return None
         return rings
 
@@ -232,9 +236,11 @@ class _MountDaemon:
             run_soon = trio.lowlevel.current_trio_token().run_sync_soon  # any thread may have to turn it off
             self._vfs.passthrough.start(lambda why: run_soon(states.turn_off, FastPath.PASSTHROUGH, why))
         elif options.passthrough is PassthroughMode.ON:
-            raise Refused(f"passthrough=on: {states.why(FastPath.PASSTHROUGH)}", "passthrough=auto mounts without it")
+            raise Refused(
+                f"passthrough=on: {states.why(FastPath.PASSTHROUGH)}", "passthrough=auto mounts without passthrough"
+            )
         if options.uring is UringMode.ON and not states.is_on(FastPath.URING):
-            raise Refused(f"uring=on: {states.why(FastPath.URING)}", "uring=auto mounts without it")
+            raise Refused(f"uring=on: {states.why(FastPath.URING)}", "uring=auto mounts without io_uring")
         states.begin()
         self._ready()
 
@@ -246,8 +252,8 @@ class _MountDaemon:
                 try:
                     await show(vfs, mount, apart)
                 except OSError as error:
-                    hint = "trashd doctor names the system calls that are refused here"
-                    raise Refused(f"{printable(mount.point)} can't be mounted: {error.strerror}", hint) from error
+                    hint = "trashd doctor lists the system calls that are refused here"
+                    raise Refused(f"{printable(mount.point)}: mounting failed: {error.strerror}", hint) from error
         return not self._ended.is_set()
 
     async def _unmount(self) -> None:
@@ -274,7 +280,7 @@ def serve(
     has_replaced = dead is not None
     is_over_itself = source == target
     if is_over_itself and os.geteuid():
-        raise NotPermitted(target, "mounting a directory over itself takes root; name another one to mount it at")
+        raise NotPermitted(target, "only root can mount a directory over itself; give another directory as mount point")
     if dead is not None and is_over_itself:
         options = _made_way(dead, options)
         dead = None
@@ -328,7 +334,7 @@ def _why_plain(options: MountOptions) -> str | None:
             import_module("fusefs.mount.plain.handlers")
         except ImportError as error:
             hint = "apt install trashd-mount; or pipx inject trashd pyfuse3 (Debian: apt install libfuse3-dev first)"
-            raise Refused(f"{why}: then pyfuse3 is needed, which can't be loaded ({error})", hint) from error
+            raise Refused(f"{why}: this needs pyfuse3, which can't be loaded ({error})", hint) from error
     return why
 
 
@@ -340,7 +346,7 @@ def _attached(
         try:
             return attach_apart(source, target, options, flags)
         except OSError as error:
-            _log.info("a mount can't begin apart: %s", error.strerror)
+            _log.info("the mount can't be prepared detached from its mount point: %s", error.strerror)
     return attach(source, target, options, flags)
 
 
@@ -354,7 +360,7 @@ def _made_way(dead: Mount, options: MountOptions) -> MountOptions:
         detach(dead)
     except Busy:
         detach(dead, UnmountMode.LAZY)
-        _log.warning("%s: somebody still uses the mount that is replaced, %s", printable(dead.point), _BELIEVED_LESS)
+        _log.warning("%s: programs still use the mount that is replaced, %s", printable(dead.point), _BELIEVED_LESS)
         return replace(options, timeout_s=min(options.timeout_s, _SHARED_S))
     return options
 
@@ -382,7 +388,7 @@ def _make_store(root: Fd, source: bytes, options: MountOptions) -> None:
         problem = prepare_store(Kernel(), root, source)
         if problem is not None:
             told = from_os(problem, source)
-            _log.warning("%s: no .trashd/drop: %s (%s)", printable(source), told.message(), told.hint)
+            _log.warning("%s: .trashd/drop is not available: %s (%s)", printable(source), told.message(), told.hint)
 
 
 def _be_less_than_root() -> None:
@@ -390,7 +396,7 @@ def _be_less_than_root() -> None:
         drop_capabilities(Capability.SYS_RESOURCE, Capability.FSETID)
         act_as_others_can()
     except PermissionError as error:
-        raise NotPermitted("root's capabilities can't be changed", "the container has to give CAP_SETPCAP") from error
+        raise NotPermitted("changing the capabilities of root", "the container must grant CAP_SETPCAP") from error
 
 
 def _n_threads() -> int:
@@ -488,10 +494,10 @@ def _leave(device: bytes) -> None:
     if mount is None:
         return
     if top_mount(mount.point, read_mounts()) != mount:
-        _log.error("%s: something else is mounted over it, so it stays, dead", printable(mount.point))
+        _log.error("%s: another mount covers it, so the mount stays in place, dead", printable(mount.point))
         return
     try:
         detach(mount)
     except Busy:
-        _log.info("%s: in use; who has something open there gets errors from now on", printable(mount.point))
+        _log.info("%s: in use; programs with open files there get errors from now on", printable(mount.point))
         detach(mount, UnmountMode.LAZY)

@@ -75,7 +75,7 @@ class InitRequest(NamedTuple):
 def why_too_old(release: str) -> str | None:
     """What keeps the engine from a kernel, by its release: to be asked before the mount. None: nothing does"""
     if tuple(map(int, re.findall(r"\d+", release)[:2])) < _SINCE:
-        return f"it takes Linux 5.11, and this is {release}"
+        return f"it needs Linux 5.11 or later, and this is {release}"
     return None
 
 
@@ -89,7 +89,7 @@ def read_init(device: int) -> InitRequest:
     major, minor, max_readahead, flags, more = _REQUEST.unpack_from(request.ljust(64, b"\0"), REQUEST_HEAD_SIZE)
     if opcode != Opcode.INIT or (major, minor) < (_MAJOR, _MINOR):
         detail = f"FUSE {_MAJOR}.{_MINOR} is needed (Linux 5.11), and this kernel has {major}.{minor}"
-        raise KernelRefused(detail, "-o engine=plain mounts with older kernels")
+        raise KernelRefused(detail, "-o engine=plain works with older kernels")
     return InitRequest(unique, max_readahead, flags | more << 32 if flags & _INIT_EXT else flags)
 
 

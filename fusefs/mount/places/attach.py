@@ -40,7 +40,7 @@ INHERITED = {
 }  # fmt: skip
 """What a mount refuses where SRC's own does, as statvfs tells it."""
 _SUBTYPE = OURS.partition(b".")[2]
-_NO_FUSE = "load the kernel's module: modprobe fuse; a container needs --device /dev/fuse"
+_NO_FUSE = "load the kernel module with modprobe fuse; a container needs --device /dev/fuse"
 _NO_FUSERMOUNT = "install it (Debian: fuse3), or mount as root"
 _PATIENCE_S, _GLANCE_S = 5.0, 0.02
 """For a daemon whose mount was unmounted to answer what was asked before, and to end; and for one to close what the
@@ -120,7 +120,7 @@ def attach(source: bytes, target: bytes, options: MountOptions, flags: Iterable[
     mount = top_mount(target, read_mounts())
     if mount is None or not mount.is_ours():
         fd.close()
-        raise Refused(f"{printable(target)} was moved away meanwhile")
+        raise Refused(f"{printable(target)}: it was moved meanwhile")
     return Attached(fd, mount, None)
 
 
@@ -130,7 +130,7 @@ def _open_fuse() -> Fd:
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENXIO):
             raise
-        raise Refused("/dev/fuse can't be opened", _NO_FUSE) from error
+        raise Refused("/dev/fuse: can't be opened", _NO_FUSE) from error
 
 
 def numbers(flags: Iterable[str]) -> int:
@@ -153,19 +153,19 @@ def _as_root(source: bytes, target: bytes, options: MountOptions, flags: Iterabl
                 bits = numbers(flags) | mount_calls.MS_POSIXACL
                 mount_calls.mount(source, target_fd, OURS, bits, data.encode())
         except PermissionError as error:
-            raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container doesn't give") from error
+            raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container does not grant") from error
     return fd
 
 
 def _as_user(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Fd:
     if not os.path.exists("/dev/fuse"):
-        raise Refused("there is no /dev/fuse", _NO_FUSE)
+        raise Refused("/dev/fuse: does not exist", _NO_FUSE)
     words = [word.encode() for word in (*sorted(flags), *_switches(options))]
     named = (b"fsname=" + fuse_device.escaped(source), b"subtype=" + _SUBTYPE)
     try:
         return fuse_device.mount(target, b",".join([*words, *named]))
     except FileNotFoundError as error:
-        raise Refused("without root it takes fusermount3, which is missing", _NO_FUSERMOUNT) from error
+        raise Refused("fusermount3: not installed, but needed to mount without root", _NO_FUSERMOUNT) from error
     except fuse_device.FusermountFailed as error:
         raise NotPermitted(str(error), _hint(str(error))) from error
 
@@ -173,10 +173,10 @@ def _as_user(source: bytes, target: bytes, options: MountOptions, flags: Iterabl
 def _hint(said: str) -> str:
     """What helps where fusermount3 refuses to mount, by what it says. Source  fusermount3's own messages, libfuse 3"""
     if "user_allow_other" in said:
-        return "leave out -o allow_other, or root writes the line user_allow_other into /etc/fuse.conf"
+        return "omit -o allow_other, or have root add the line user_allow_other to /etc/fuse.conf"
     if "/dev/fuse" in said:
-        return "root lets users open it: chmod 666 /dev/fuse, as udev does; a container must be given the device"
-    return "the mount point must be a directory of your own"
+        return "root can allow it, as udev does: chmod 666 /dev/fuse; a container needs --device /dev/fuse"
+    return "the mount point must be a directory that you own"
 
 
 def _switches(options: MountOptions) -> list[str]:
@@ -191,7 +191,7 @@ def unmount(path: bytes, way: UnmountMode) -> Unmounted:
     target = real_path(path)
     mount = top_mount(target, read_mounts())
     if mount is None or not mount.is_ours():
-        raise NotFound(target, "trashd mounted nothing there; findmnt -t fuse.trashd lists its mounts")
+        raise NotFound(f"a mount of trashd at {printable(target)}", "findmnt -t fuse.trashd lists the mounts of trashd")
     is_killed = False
     if way is UnmountMode.FORCE:
         # Over io_uring a request is the daemon's before it has seen it: of a stopped one's, only its death lets go. The
@@ -213,7 +213,9 @@ def detach(mount: Mount, way: UnmountMode = UnmountMode.PLAIN) -> None:
     Raises  Busy: it is in use (PLAIN only); NotPermitted: it is another user's
     """
     path = printable(mount.point)
-    busy = Busy(path, f"fuser -vm {path} tells who uses it; --lazy leaves it to them, --force takes it away")
+    busy = Busy(
+        path, f"fuser -vm {path} lists the processes; --lazy lets them continue, --force makes their calls fail"
+    )
     if os.geteuid():
         _detach_as_user(mount, way, busy)
         return
@@ -235,19 +237,19 @@ def _detach_as_user(mount: Mount, way: UnmountMode, busy: Busy) -> None:
     try:
         fuse_device.unmount(mount.point, lazily=way is not UnmountMode.PLAIN)
     except FileNotFoundError as error:
-        raise KernelRefused("fusermount3 is missing", _NO_FUSERMOUNT) from error
+        raise KernelRefused("fusermount3: not installed", _NO_FUSERMOUNT) from error
     except fuse_device.FusermountFailed as error:
         if os.strerror(errno.EBUSY) in str(error):
             raise busy from error
-        raise NotPermitted(str(error), "who mounted it, and root, can unmount it") from error
+        raise NotPermitted(str(error), "only root and the user who mounted it can unmount it") from error
 
 
 def _abort(mount: Mount) -> None:
     try:
         (_FUSECTL / str(mount.connection()) / "abort").write_text("1")
     except FileNotFoundError as error:
-        hint = f"root has to: mount -t fusectl none {_FUSECTL}"
-        raise Refused("the connection can't be aborted", hint) from error
+        hint = f"as root, run: mount -t fusectl none {_FUSECTL}"
+        raise Refused(f"{printable(mount.point)}: the connection can't be aborted", hint) from error
 
 
 def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> bool:
@@ -261,9 +263,9 @@ def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> 
     path, mounts = printable(target), read_mounts()
     mount = top_mount(target, mounts)
     if mount is None or not mount.is_ours():
-        raise Refused(f"{path} is no mount of trashd", "findmnt -t fuse.trashd lists its mounts")
+        raise Refused(f"{path}: not a mount of trashd", "findmnt -t fuse.trashd lists the mounts of trashd")
     if os.geteuid():
-        raise NotPermitted(target, "only root can change a mount; mount it anew")
+        raise NotPermitted(target, "only root can change a mount; unmount it and mount it again")
     before = mount.flags()
     wanted = numbers((flags_after(texts, before, is_sloppy=is_sloppy) or frozenset()) | _kept(mount, mounts))
     with ExitStack() as stack:
@@ -277,7 +279,7 @@ def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> 
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-            raise Busy(path, f"somebody has a file open for writing: fuser -vm {path} tells who") from error
+            raise Busy(path, f"a process has a file open for writing; fuser -vm {path} lists the processes") from error
     return True
 
 

@@ -102,13 +102,13 @@ def kept(target: bytes) -> Iterator[Counters]:
     """
     path = runtime_dir.file_of(target, runtime_dir.STATS)
     if path is None:
-        _log.info("%s: no numbers in `trashd status` without a runtime directory of one's own", printable(target))
+        _log.info("%s: `trashd status` shows no numbers, since there is no runtime directory", printable(target))
         yield Counters.in_memory()
         return
     try:
         fd = _make(path)
     except OSError as error:
-        _log.warning("%s: no numbers in `trashd status`: %s: %s", printable(target), printable(path), error.strerror)
+        _log.warning("%s: `trashd status` shows no numbers: %s: %s", printable(target), printable(path), error.strerror)
         yield Counters.in_memory()
         return
     with fd:

@@ -75,4 +75,4 @@ class FastPathStates:
             try:
                 replace_file(self._path, encode(report), 0o644, whatever_umask=True)
             except OSError as error:
-                _log.warning("no `trashd mount --explain`: %s: %s", printable(self._path), error.strerror)
+                _log.warning("`trashd mount --explain` does not work: %s: %s", printable(self._path), error.strerror)

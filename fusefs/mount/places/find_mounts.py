@@ -40,7 +40,7 @@ def mounts_of(path: bytes) -> list[Mount]:
         return [mount]
     found = [one for one in mounts if one.is_ours() and one.source == at and top_mount(one.point, mounts) is one]
     if not found:
-        raise NotFound(f"a mount of trashd at {printable(path)}", "findmnt -t fuse.trashd lists its mounts")
+        raise NotFound(f"a mount of trashd at {printable(path)}", "findmnt -t fuse.trashd lists the mounts of trashd")
     return found
 
 
@@ -51,7 +51,7 @@ def read_counters(mount: Mount) -> SeenMount:
     """
     point = printable(mount.point)
     if mount.owner not in (0, os.geteuid()):
-        raise NotPermitted(f"the numbers of {point}", "who mounted it can ask for them")
+        raise NotPermitted(f"the numbers of {point}", "only root and the user who mounted it can read them")
     device = mount.st_dev()
     for path in _files(mount):
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -61,7 +61,7 @@ def read_counters(mount: Mount) -> SeenMount:
                 return SeenMount(mount.point, mount.source, stats, is_running, states)
     hint = "its daemon has no runtime directory, or is of an older version"
     if mount.owner == 0 and os.geteuid():
-        hint = "its daemon is of an older version, or was started in another mount namespace; root may find them"
+        hint = "its daemon is of an older version, or in another mount namespace, where root may find them"
     raise NotFound(f"the numbers of {point}", hint)
 
 

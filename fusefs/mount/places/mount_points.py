@@ -90,10 +90,10 @@ def check(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
     mounts = read_mounts()
     dead = _standing(target, top_mount(target, mounts), replaces=replaces)
     if target == b"/":
-        raise IsMountPoint(target, "mount it elsewhere: nobody would see what is mounted over the root")
+        raise IsMountPoint(target, "choose another mount point: a mount over the root directory is not visible")
     for path, hint in (
-        (source, "name the directory that is to be served"),
-        (target, f"make it first: mkdir {printable(target)}"),
+        (source, "name an existing directory to mount"),
+        (target, f"create it first: mkdir {shell_word(target)}"),
     ):
         if dead is None or path != target:
             _require_directory(path, hint)
@@ -101,15 +101,18 @@ def check(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
     if source != target:
         _refuse_overlap(source, target, mounts)
     if dead is None and (inside := [m for m in mounts if m.point != target and is_inside(m.point, target)]):
-        raise MountInside(inside[0].point, "nobody would see it any more: unmount it first, and mount it again after")
+        raise MountInside(
+            target,
+            f"the new mount would hide {printable(inside[0].point)}: unmount that first, and mount it again later",
+        )
     return dead
 
 
 def silent(target: bytes) -> Refused:
     """What is said of a mount of ours whose daemon is there and does not answer."""
     path = printable(target)
-    hint = f"if it never will: trashd umount --force {shell_word(target)}"
-    return Refused(f"{path} is already mounted by trashd, and does not answer", hint)
+    hint = f"if it stays so, remove the mount: trashd umount --force {shell_word(target)}"
+    return Refused(f"{path}: already mounted by trashd, but it does not respond", hint)
 
 
 def _standing(target: bytes, mount: Mount | None, *, replaces: bool) -> Mount | None:
@@ -118,12 +121,14 @@ def _standing(target: bytes, mount: Mount | None, *, replaces: bool) -> Mount | 
     path = printable(target)
     match health(target):
         case Health.ALIVE:
-            hint = f"it works; to take it away: trashd umount {shell_word(target)}"
-            raise Refused(f"{path} is already mounted by trashd", hint)
+            hint = f"the mount works; to remove it: trashd umount {shell_word(target)}"
+            raise Refused(f"{path}: already mounted by trashd", hint)
         case Health.SILENT:
             raise silent(target)
         case Health.DEAD if not replaces:
-            raise Refused(f"a mount of trashd at {path} lost its daemon", "bring it back: the same with --replace")
+            raise Refused(
+                f"{path}: a mount of trashd whose daemon has died", "restart it: the same command with --replace"
+            )
     return mount
 
 
@@ -133,13 +138,15 @@ def _require_directory(path: bytes, hint: str) -> None:
     except FileNotFoundError as error:
         raise NotFound(path, hint) from error
     except NotADirectoryError as error:
-        raise Refused(f"{printable(path)} is not a directory", hint) from error
+        raise Refused(f"{printable(path)}: not a directory", hint) from error
     except PermissionError as error:
-        raise NotPermitted(path, "somebody else's directory is on the way") from error
+        raise NotPermitted(path, "a directory of another user is on the path") from error
     except OSError as error:
         if error.errno not in DAEMON_GONE:
             raise
-        raise Refused(f"{printable(path)} lies in a FUSE mount that lost its daemon", "unmount that first") from error
+        raise Refused(
+            f"{printable(path)}: in a FUSE mount whose daemon has died", "unmount that mount first"
+        ) from error
 
 
 def _refuse_ours_below(source: bytes, mounts: Sequence[Mount]) -> None:
@@ -147,8 +154,8 @@ def _refuse_ours_below(source: bytes, mounts: Sequence[Mount]) -> None:
     held_by = max((m for m in mounts if is_inside(source, m.point)), key=lambda m: len(m.point), default=None)
     if held_by is not None and held_by.is_ours():
         raise Refused(
-            f"{printable(source)} lies in a mount of trashd at {printable(held_by.point)}",
-            f"mount what is below it: {printable(held_by.source)}",
+            f"{printable(source)}: in a mount of trashd at {printable(held_by.point)}",
+            f"mount its source directory instead: {printable(held_by.source)}",
         )
 
 
@@ -157,13 +164,13 @@ def _refuse_overlap(source: bytes, target: bytes, mounts: Sequence[Mount]) -> No
     below_source, below_target = find_place(source, mounts), find_place(target, mounts)
     if below_source is not None and below_source == below_target:
         raise Refused(
-            f"{printable(source)} and {printable(target)} are the same directory",
-            f"to mount it over itself name it once: trashd mount {shell_word(target)}",
+            f"{printable(source)}: the same directory as {printable(target)}",
+            f"to mount it over itself, name it once: trashd mount {shell_word(target)}",
         )
     sides = ((source, below_source), (target, below_target))
     for (outer, outer_place), (inner, inner_place) in (sides, sides[::-1]):
         if is_inside(inner, outer) or (outer_place and inner_place and outer_place.holds(inner_place)):
             raise Refused(
-                f"{printable(inner)} lies inside {printable(outer)}",
-                "mount it at a directory outside, or over itself: trashd mount SRC",
+                f"{printable(inner)}: inside {printable(outer)}",
+                "choose a mount point outside, or mount it over itself: trashd mount SRC",
             )

@@ -59,8 +59,8 @@ def claimed(target: bytes) -> Iterator[bytes]:
     if fd is None:
         raise Busy(
             target,
-            "an earlier trashd still serves what programs had open there when it was unmounted; end those programs, "
-            f"or it (fuser -v {os.fsdecode(path)})",
+            "an earlier daemon still serves programs that have files open there; end those programs, or the daemon: "
+            f"fuser -v {os.fsdecode(path)}",
         )
     with fd:
         try:

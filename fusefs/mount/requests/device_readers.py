@@ -94,7 +94,7 @@ class DeviceReaders:
             have_own_umask()
             reader = _Reader(CoreDevice(self._core, self._requests.wake, self._rest_ms))
         except (OSError, MemoryError) as error:
-            _log.warning("a thread that was to read /dev/fuse can't: %s", error)
+            _log.warning("a thread can't start to read /dev/fuse: %s", error)
             if self._reading is None:  # else that one goes on when its call is over
                 self._end_mount()
             return
@@ -110,7 +110,7 @@ class DeviceReaders:
                 _log.exception("/dev/fuse can't be read")
             self._end_mount()
         except BaseException:
-            _log.exception("a thread that answers requests failed; with it the mount ends")
+            _log.exception("a thread that answers requests failed, so the mount ends")
             self._end_mount()
             raise
         finally:

@@ -200,7 +200,7 @@ class FuseRequests:
 
     def _refuse_cut_off(self, request: bytes, send: SendReply) -> None:
         """Reply to a request that lacks a part, if it can be seen whose reply that is and somebody waits for it."""
-        _log.error("the kernel has sent a request of %d bytes that is cut off", len(request))
+        _log.error("the kernel sent a truncated request of %d bytes", len(request))
         if len(request) >= REQUEST_HEAD_SIZE and wire.read_head(request)[1] not in _UNANSWERED:
             self._refuse(errno.EINVAL, request, send)
 
@@ -299,7 +299,7 @@ class FuseRequests:
     def lose_answer(self, error: int | None, fh: int | None) -> None:
         """The kernel has not taken a reply. error: an errno; fh: a handle that it has opened"""
         if error not in GONE:  # the client has got an error, too
-            _log.error("the kernel takes a reply for wrong: %s", os.strerror(error or 0))
+            _log.error("the kernel rejected a reply: %s", os.strerror(error or 0))
         if fh:  # no client releases what none has heard of
             self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 

@@ -80,7 +80,7 @@ class RingThreads:
                     self._core = None
                     self.give_up()
                     raise
-                _log.warning("a thread has no entry for requests that come by io_uring: %s", error.strerror)
+                _log.warning("a thread has no io_uring entry for requests: %s", error.strerror)
 
     def give_up(self) -> None:
         """There is nothing to serve."""
@@ -115,5 +115,5 @@ class RingThreads:
             rings.serve(number, self._core)
         except BaseException:
             self._abort()
-            _log.exception("a thread that serves requests failed; with it the mount ends")
+            _log.exception("a thread that serves requests failed, so the mount ends")
             raise

@@ -117,7 +117,7 @@ class StoredNotices:
                 left = await self._forget_all(told_by, nodes, frozenset(left))
             except OSError as error:
                 _log.info(
-                    "the kernel forgets what lies in stores when memory is short, or when that name is used again: %s",
+                    "entries of stores stay cached until memory is short, or until their names are used again: %s",
                     error.strerror,
                 )
                 told_by, left = None, nodes
@@ -135,7 +135,7 @@ class StoredNotices:
             try:
                 await trio.to_thread.run_sync(expire_name, device, directory, name, abandon_on_cancel=True)
             except OSError as error:
-                _log.info("a name in a drop folder is believed until its time is over: %s", error.strerror)
+                _log.info("a name in a drop directory stays cached until its timeout: %s", error.strerror)
 
     async def _forget_all(self, device: int | None, nodes: list[Node], passed_over: Container[Node]) -> list[Node]:
         """Those of some nodes that are to be looked at again.
@@ -180,7 +180,7 @@ class StoredNotices:
             try:
                 await trio.to_thread.run_sync(forget_name, self._nodes.device, directory, name, abandon_on_cancel=True)
             except OSError as error:
-                _log.info("a directory that was removed is remembered until memory is short: %s", error.strerror)
+                _log.info("a removed directory stays cached until memory is short: %s", error.strerror)
         return still_there
 
     def _detach_removed(self, directories: list[Node]) -> tuple[list[Node], list[tuple[NodeId, bytes]]]:

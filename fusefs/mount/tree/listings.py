@@ -59,11 +59,11 @@ def why_opened(root: Fd, *, checks_permissions: bool) -> str | None:
     checks_permissions  the kernel does; else the filesystem below must, when a directory is opened
     """
     if not checks_permissions:
-        return "the filesystem below has to check who opens a directory"
+        return "the backing filesystem must check which user opens a directory"
     if Kernel().filesystem(root) not in _WITH_LASTING_OFFSETS:
-        return "where a listing goes on is not known to outlast an open directory in this filesystem"
+        return "in this filesystem, positions in a listing may be valid only while the directory is open"
     if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < _SINCE:
-        return "a directory's time may miss a change before Linux 6.13"
+        return "before Linux 6.13, the time of a directory may miss a change"
     return None
 
 

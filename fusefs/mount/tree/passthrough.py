@@ -22,11 +22,11 @@ from fusefs.linux.syscalls import statfs_type, statx
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.tables_lock import TablesLock
 
-_TELLS_LATE = "the filesystem below is FUSE, and may tell of a failed write when its own handle is closed"
-_TOO_OLD = "it takes Linux 6.9 with CONFIG_FUSE_PASSTHROUGH"
+_TELLS_LATE = "the backing filesystem is FUSE, and may report a failed write only when its own handle is closed"
+_TOO_OLD = "it needs Linux 6.9 or later with CONFIG_FUSE_PASSTHROUGH"
 _REASONS = {
-    errno.EPERM: "it takes root (CAP_SYS_ADMIN outside of user namespaces)",
-    errno.ELOOP: "too many filesystems lie on each other below (overlayfs)",
+    errno.EPERM: "it needs root (CAP_SYS_ADMIN outside user namespaces)",
+    errno.ELOOP: "too many stacked filesystems below (overlayfs)",
     errno.ENOTTY: _TOO_OLD,
     errno.EOPNOTSUPP: _TOO_OLD,
 }
@@ -115,4 +115,4 @@ class Passthrough:
                 give_up(_reason_of(number))
         elif number not in self._told:
             self._told.add(number)
-            _log.warning("%s and others alike are not passed through: %s", printable(node.name), _reason_of(number))
+            _log.warning("%s and similar files are not passed through: %s", printable(node.name), _reason_of(number))
