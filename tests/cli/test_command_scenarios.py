@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from build_docs.json_schema import ERROR, JSON_VERSION, definition_of, printed, schema, text
 from fusefs.cli import main, rm_paths, swap_paths
 from fusefs.cli.output import wants_json
-from fusefs.core.errors import BY_NAME
+from fusefs.core.errors import BY_NAME, NotFound
 from tests.support.background_mounts import workbench
 from tests.support.command_scenarios import SCENARIOS, Scenario, fill
 from tests.support.golden_files import GOLDEN, ID, compare, steady
@@ -79,7 +79,12 @@ DOCUMENTED = set(re.findall(r"`(\w+)`", (ROOT / "docs/json.md").read_text(encodi
 DOCUMENTED_ELSEWHERE = ("config show", "mount")
 """docs/config.md and docs/monitoring.md have their keys."""
 LINES = {"swap": swap_paths.LINE, "rm": rm_paths.LINE}
-_ERROR = re.compile(f"trashd: ({'|'.join(re.escape(kind().message()) for kind in BY_NAME.values())})")
+WITH_HINTS = [kind for kind in BY_NAME.values() if kind.problem and kind is not NotFound]
+"""A path that was typed wrong needs no hint, and a usage error has its usage line."""
+_ERROR = re.compile(f"trashd: .*({'|'.join(re.escape(kind.problem) for kind in WITH_HINTS)})$")
+_USAGE_ERROR = re.compile(
+    r"trashd[ a-z]*: .+\n(  hint: .+\n)?usage: trashd.*\nTry 'trashd[ a-z]* --help' for more information\.\n"
+)
 GOLDEN_OF_OTHERS = {"config-show.toml", "json-config-show.json", "json-status.json"}
 """test_config.py compares the first two, on a machine without a configuration, test_status.py the last."""
 
@@ -121,19 +126,22 @@ def check_error(result: Result) -> Complaints:
     kind = BY_NAME[scenario.error]
     if done.out or scenario.code != kind.exit_code:
         yield f"{scenario.error} has the exit code {kind.exit_code}, and nothing is on standard output"
-    by_click = scenario.error == "UsageError" and "Error: " in done.err
+    first, *_ = done.err.splitlines() or [""]
     if result.has_json():
         found = [(error["error"], error["exit_code"]) for error in result.errors()]
         if found != [(scenario.error, scenario.code)]:
             yield f"the errors are {found}"
-    elif not by_click and not done.err.startswith(f"trashd: {kind().message()}"):
+    elif scenario.error == "UsageError":
+        if not _USAGE_ERROR.fullmatch(done.err):
+            yield "it is not printed as a usage error"
+    elif not first.startswith("trashd: ") or not first.endswith(kind.problem):
         yield f"it is no {scenario.error}"
 
 
 def check_hints(result: Result) -> Complaints:
-    """Each error has a hint, except those that click prints."""
+    """Each error has a hint, except usage errors and paths that are not found."""
     for error in result.errors():
-        if not error.get("hint") and error.get("error") != "UsageError":
+        if not error.get("hint") and error.get("error") not in ("UsageError", "NotFound"):
             yield f"no hint: {error}"
     for line, after in pairwise([*result.done.err.splitlines(), ""]):
         if _ERROR.match(line) and not after.startswith("  hint: "):
@@ -144,7 +152,7 @@ def check_commands(result: Result) -> Complaints:
     """The commands that the output names, as in hints, can be typed. Help is among the strings of the source, below."""
     if not result.scenario.golden.startswith("help-"):
         lines = (result.done.out + result.done.err).splitlines()
-        yield from (one for line in lines if not re.match("Usage: |Try ", line) for one in mistakes(line))
+        yield from (one for line in lines if not re.match("usage: |Try ", line) for one in mistakes(line))
 
 
 def check_json(result: Result) -> Complaints:

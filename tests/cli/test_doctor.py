@@ -104,7 +104,7 @@ def test_rules_that_are_wrong_are_told_with_their_key(home: Path) -> None:
     plan.write_text('[[rule]]\ndirectory = "/x"\nolder = "30x"\n', encoding="utf-8")
     done = doctor_of(home)
     assert done.code == 1
-    assert done.out.startswith(f"{plan}: rule[1].older: '30x': there is no unit 'x'")
+    assert done.out.startswith(f"{plan}: rule[1].older: '30x': unknown unit 'x'")
 
 
 def test_a_rule_for_what_is_not_there_is_told_and_one_for_what_may_come_is_not(home: Path) -> None:

@@ -193,7 +193,7 @@ def test_a_mount_that_does_not_answer_is_passed_over_with_a_word(home: Path, dea
     told = swapped_at_home(home)
     done = trashd("list", "--json", cwd=ELSEWHERE)
     assert [one["id"] for one in listed(done)] == [told["id"]]
-    assert done.err.splitlines() == [f"trashd: warning: {dead} does not answer: passed over"]
+    assert done.err.splitlines() == [f"trashd: warning: {dead} does not respond, and was skipped"]
 
 
 @pytest.mark.needs("fuse")

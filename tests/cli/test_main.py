@@ -222,7 +222,7 @@ def top(volume: Path) -> Path:
 
 
 def refused(done: CommandResult, path: str) -> bool:
-    return done.code == 3 and f"Refused: {path}" in done.err
+    return done.code == 3 and f"trashd: {path}: " in done.err
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -234,14 +234,14 @@ def test_dots_are_refused(top: Path, verb: str) -> None:
 
 def test_a_glob_that_an_old_shell_expands_to_dots_takes_only_names(top: Path) -> None:
     done = trashd("rm", "-rf", "d/.", "d/..", "d/.b", cwd=top)
-    assert (done.code, done.err.count("Refused")) == (13, 2)
+    assert (done.code, done.err.count("is refused")) == (13, 2)
     assert names(top) == {"d", "d/e", "f", "link", "gone"}
 
 
 def test_dots_in_a_list_are_refused(top: Path) -> None:
     assert trashd("rm", "-0", cwd=top, stdin=b"d/..\0.\0f\0").code == 13
     done = trashd("sweep", ".", "--type", "f,d", "--delete", "-0", cwd=top, stdin=b".\0d/.\0d/..\0d/.b\0")
-    assert (done.code, "ends in a dot: " in done.out) == (13, True), done
+    assert (done.code, "ends in . or ..: " in done.out) == (13, True), done
     assert names(top) == {"d", "d/e", "link", "gone"}
 
 
@@ -282,7 +282,7 @@ def test_a_destination_that_has_no_name_is_named(top: Path) -> None:
     identifier = swapped(top / "d")["id"]
     for to in ("/", "", "..", "new/.", "d/.."):
         done = trashd("restore", identifier, "--to", to, cwd=top)
-        assert (done.code, f"Refused: {to or '--to'}" in done.err) == (3, True), done
+        assert (done.code, f"{to}: " in done.err) == (3, True), done
     done_well("restore", identifier)
     assert_silent(top.parent)
 

@@ -76,7 +76,7 @@ def test_error_in_any_file_is_told_with_its_key_and_nothing_is_done(volume: Path
     file.write_text('[[rule]]\ndirectory = "/scratch"\nolder = "30x"\n', encoding="utf-8")
     done = trashd("plan", "apply", right, file)
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(f"{file}: rule[1].older: '30x': there is no unit 'x'")
+    assert done.err.startswith(f"{file}: rule[1].older: '30x': unknown unit 'x'")
     assert done.err.endswith("trashd: nothing was done\n")
     assert left(volume) == {"old-1", "old-2", "new"}
 
@@ -120,7 +120,7 @@ def test_a_list_that_stays_is_told_by_the_exit_code_when_all_is_done(volume: Pat
     lists = f'purgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     done = plan(volume, rule(volume, 'action = "delete"', lists), "apply")
     assert (done.code, left(volume)) == (13, {"new"})
-    assert f"{volume}/lists/gone.list stays as it was: it is no purge list of trashd's" in done.err
+    assert f"{volume}/lists/gone.list was not changed: it is not a purge list of trashd" in done.err
     assert "remove it, or name another directory" in done.err
 
 
@@ -129,7 +129,7 @@ def test_a_mark_that_does_not_count_is_told_by_the_exit_code(volume: Path) -> No
     os.chown(volume / "scratch/.trashd-keep", ALICE, ALICE)
     done = plan(volume, rule(volume, 'action = "delete"'), "apply")
     assert (done.code, left(volume)) == (13, {"new", ".trashd-keep"})
-    assert "  holds .trashd-keep of a user who is neither its owner nor root: .\n" in done.out
+    assert "  contains a .trashd-keep of a user who is neither its owner nor root: .\n" in done.out
 
 
 def test_system_s_rules_are_those_that_are_meant_without_a_file(

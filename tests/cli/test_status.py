@@ -119,7 +119,7 @@ def test_a_dead_service_is_5_and_its_last_words_are_told_as_such(directory: byte
     done = trashd("status")
     assert done.code == 5
     assert "dead; what follows was true 1h1m" in done.out
-    assert "No reaper service runs" in done.err
+    assert "no reaper service is running" in done.err
 
 
 def test_a_service_that_says_nothing_is_14(alive: bytes) -> None:
@@ -144,7 +144,7 @@ def test_json_is_one_object_with_the_volumes_own_name(alive: bytes) -> None:
 
 
 def test_json_is_as_promised(alive: bytes) -> None:
-    odd = PassedOver("/scratch/.trashd/u/1000", "not used as a folder of uid 1000: it belongs to uid 1001", "look")
+    odd = PassedOver("/scratch/.trashd/u/1000", "not used as the directory of uid 1000: it belongs to uid 1001", "look")
     volume = msgspec.structs.replace(VOLUME, faults=(StatusFault(1, "EIO at a claim"),), refused=(odd,), nodes=NODES)
     write_status(alive, status_of(volume))
     (told,) = trashd("status", "--json").objects()

@@ -211,7 +211,7 @@ def test_a_directory_that_is_called_like_a_goal_is_the_directory(volume: Path) -
 def test_what_is_no_goal_is_a_directory(volume: Path) -> None:
     with own_runtime_dir():
         done = trashd("swap", "--wait", "missing", make_victim(volume))
-    assert (done.code, "Not found: " in done.err) == (13, True)
+    assert (done.code, ": not found" in done.err) == (13, True)
 
 
 def test_the_word_may_be_another_options_value_or_a_directorys_name(volume: Path) -> None:

@@ -113,11 +113,11 @@ def test_nothing_says_what_to_take(top: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--size", "5x"), "'5x' is no bound for a size"),
-        (("--regex", "("), "is no regular expression"),
+        (("--size", "5x"), "'5x' is not a size limit"),
+        (("--regex", "("), "is not a regular expression"),
         (("--user", "nobody-has-this-name"), "there is no user"),
         (("--depth", "3..2"), "the wrong way round"),
-        (("--depth", "3..", "--depth", "2"), "no depth is at least 3 and at most 2"),
+        (("--depth", "3..", "--depth", "2"), "no depth is both at least 3 and at most 2"),
         (("--name", "*", "--by", "atime"), "--by without --older or --newer"),
         (("--older", "1d", "--by", "atime", "--by", "mtime"), "--by atime with --by mtime"),
         (("--name", "*", "--delete", "--move-to", "x"), "--delete with --move-to"),

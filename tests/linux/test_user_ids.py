@@ -22,7 +22,7 @@ def test_a_name_or_a_number(number_of: Callable[[str], int], text: str, number: 
     "text", ["", "nobody has that", "-1", "+1", " 1", "1_0", "\u0661", "4294967295", "9" * 5000, "\udcff", "a\nb"]
 )
 def test_what_is_neither_is_refused_by_its_text(number_of: Callable[[str], int], text: str) -> None:
-    with pytest.raises(ValueError, match=r"there is no (user|group) "):
+    with pytest.raises(ValueError, match=r"unknown (user|group): "):
         number_of(text)
 
 

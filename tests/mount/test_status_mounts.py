@@ -231,7 +231,7 @@ def test_prometheus_with_another_format_makes_no_sense(words: tuple[str, ...]) -
 def test_stats_is_an_unknown_command_and_its_hint_is_status() -> None:
     done = trashd("stats")
     assert done.code == 2
-    assert "Did you mean status?" in done.err
+    assert "did you mean status?" in done.err
 
 
 def metrics_of(done: CommandResult) -> dict[str, dict[str, float]]:
@@ -395,7 +395,8 @@ def test_nothing_mounted_is_told_with_what_to_do(bench: Path) -> None:
     done = trashd("mount", "--explain", bench / "source")
     assert (done.code, done.out) == (5, "")
     assert done.err == (
-        f"trashd: Not found: a mount of trashd at {bench}/source\n  hint: findmnt -t fuse.trashd lists its mounts\n"
+        f"trashd: a mount of trashd at {bench}/source: not found\n"
+        "  hint: findmnt -t fuse.trashd lists the mounts of trashd\n"
     )
     assert not list((bench / "target").iterdir())
 

@@ -410,7 +410,7 @@ def test_directory_that_becomes_a_link_meanwhile_leads_nowhere(
 def test_rule_without_a_directory_to_go_to_is_told(volume: Path) -> None:
     (told,) = carried(volume / "none-*", OLD)
     assert isinstance(told, RuleNotDone)
-    assert (told.directory, told.why, told.error) == (bytes(volume / "none-*"), "there is no such directory", None)
+    assert (told.directory, told.why, told.error) == (bytes(volume / "none-*"), "no such directory", None)
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -514,8 +514,8 @@ def test_what_has_the_sticky_bit_is_a_device_or_the_filesystems_own_stays(volume
     told = swept(volume / "s", f'{OLD}\naction = "delete"')
     assert set(told.spared) == {
         Spared(b"marked", "its sticky bit is set"), Spared(b"pipe", "its sticky bit is set"),
-        Spared(b"null", "a device"), Spared(b"aquota.user", "the filesystem's own"),
-        Spared(b"lost+found", "the filesystem's own"),
+        Spared(b"null", "a device"), Spared(b"aquota.user", "belongs to the filesystem"),
+        Spared(b"lost+found", "belongs to the filesystem"),
     }  # fmt: skip
     assert files(volume / "s") == {"marked", "pipe", "null", "aquota.user", "lost+found/#123"}
 
@@ -589,7 +589,7 @@ def after_a_month(directory: Path, text: str = OLD) -> RuleOutcome:
     return told
 
 
-RESTORED = "restored less than the rule's age ago"
+RESTORED = "restored more recently than the age of the rule"
 
 
 def test_what_was_restored_is_left_alone_for_the_rules_age(volume: Path) -> None:

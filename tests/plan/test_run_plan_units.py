@@ -100,7 +100,7 @@ def test_links_in_a_ring_are_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
-    assert passed(tmp_path / "one/x")[0].why == "too many links"
+    assert passed(tmp_path / "one/x")[0].why == "too many symbolic links"
 
 
 # How old a unit is.
@@ -172,8 +172,8 @@ def test_other_times_decide_if_they_are_asked_for(tmp_path: Path, fields: tuple[
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("a/.trashd-keep", KEPT), (".trashd-keep", KEPT), ("a/x.precious", "holds what is excluded"),
-     ("a/.trashd/u", "holds a trash store")],
+    [("a/.trashd-keep", KEPT), (".trashd-keep", KEPT), ("a/x.precious", "contains excluded files"),
+     ("a/.trashd/u", "contains a trash store")],
 )  # fmt: skip
 def test_unit_that_holds_what_must_stay_is_left_and_told(tmp_path: Path, name: str, why: str) -> None:
     put(tmp_path / "unit/a/file")

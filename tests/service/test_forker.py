@@ -256,7 +256,7 @@ def test_error_number_that_there_is_not_is_no_fault_of_ours() -> None:
 
 def test_child_that_says_nothing_for_very_long_is_killed() -> None:
     why = lost_with(Tend(), looks_after=True)
-    assert why.startswith("it said nothing for")
+    assert why.startswith("it was silent for")
     assert int(why.split()[-2]) >= timers.current.lost_limit_s
 
 

@@ -57,7 +57,7 @@ def test_what_expired_while_a_volume_was_not_served_is_kept_for_an_hour(base: Pa
             running.until(lambda: later not in ids(volume))
             assert ids(volume) == {orphan}
             running.until(lambda: 3500 < next_due_s(running, volume) < 3600)
-    assert "what expired while it was not served is kept until" in (base / "log").read_text()
+    assert "orphans that expired while the service was not running are kept until" in (base / "log").read_text()
 
 
 def test_what_was_served_until_the_service_ended_has_no_grace_again(base: Path, image: Path) -> None:

@@ -230,7 +230,7 @@ class Machine(RuleBasedStateMachine):
             if number == n_answers:
                 self.user.give_back(order)
                 if has_failed:
-                    self.intake.failed(self.user, 13, "his folder can't be worked in", "")
+                    self.intake.failed(self.user, 13, "the user's directory in the store can't be used", "")
                 else:
                     self.user.retry.failed(boot_s())
                 break

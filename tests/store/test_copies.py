@@ -141,7 +141,7 @@ def test_a_refused_restore_from_quarantine_goes_back_there(volumes: Volumes, is_
 def test_root_gives_a_copy_no_name_that_its_record_does_not_prove(volumes: Volumes) -> None:
     identifier = copied_orphan(volumes)
     make_tree(volumes.copy / "srv", {})
-    with pytest.raises(Refused, match="its tree is") as caught:
+    with pytest.raises(Refused, match="it is inode") as caught:
         restore(volumes.copy, identifier, to=volumes.copy / "srv/data")
     assert "its owner can restore it himself" in caught.value.hint
     assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]

@@ -216,7 +216,7 @@ def test_a_record_of_another_container_is_no_record_of_this_one(volume: Path) ->
     second = orphan_of(volume, ALICE)
     record = place(volume, second) / "record.json"
     record.write_text((place(volume, first) / "record.json").read_text())
-    with pytest.raises(BadRecord, match="it is the record of"):
+    with pytest.raises(BadRecord, match="it contains the record of"):
         restore(volume, second)
     assert len(problems(volume)) == 1
 
@@ -486,7 +486,7 @@ def test_a_directory_that_is_given_a_new_stores_name_while_it_is_made_is_none(pr
     if most == 1:
         init(project, Kernel(hook))
     else:
-        with pytest.raises(FileNotFoundError, match="another directory took its place"):
+        with pytest.raises(FileNotFoundError, match="another directory replaced it"):
             init(project, Kernel(hook))
         assert not (project / ".trashd").exists()
         init(project)

@@ -136,7 +136,7 @@ def test_a_store_that_nothing_but_the_registry_names_is_found(monkeypatch: pytes
         with pytest.raises(IsStore):
             as_user(BOB, partial(_swap_quietly, path / "team"))
         swept = as_user(BOB, partial(sweep, path, Selection(types=frozenset("d"), names=("team",)), ToTrash()))
-        assert [one.why for one in swept.spared] == ["holds a trash store"]
+        assert [one.why for one in swept.spared] == ["contains a trash store"]
 
 
 # Whose
@@ -218,7 +218,7 @@ def test_a_sweep_leaves_a_directory_with_a_store_in_it_and_says_so(
     if isinstance(act, ToMove):
         act = act._replace(target=raw(volume / "to"))
     swept = sweep(volume / "team", Selection(types=frozenset("d"), names=(name,)), act)
-    assert [one.why for one in swept.spared] == ["holds a trash store"]
+    assert [one.why for one in swept.spared] == ["contains a trash store"]
     assert (volume / "team/deep/proj/.trashd/u/0/orphans" / held(volume)).exists()
 
 

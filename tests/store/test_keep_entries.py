@@ -180,7 +180,7 @@ def test_what_another_user_has_in_it_is_refused(volume: Path, his: str | Spec, t
     [
         (errno.EMLINK, "as many hard links"),
         (errno.EPERM, "makes no hard links"),
-        (errno.EOPNOTSUPP, "no hard link can be made"),
+        (errno.EOPNOTSUPP, "no hard link can be created"),
     ],
 )
 def test_link_that_the_kernel_refuses_leaves_all_as_it_was(volume: Path, job: Path, number: int, told: str) -> None:
@@ -209,7 +209,7 @@ def test_file_that_became_a_directory_is_told_as_one(job: Path) -> None:
 
     links = iter([lambda: None, become])  # the first is the record's
     kernel = Kernel(lambda call: next(links, lambda: None)() if call == "link" else None)
-    with pytest.raises(NotKept, match="became a directory"):
+    with pytest.raises(NotKept, match="replaced by a directory"):
         keeping(job, "a.conf", kernel=kernel)
 
 

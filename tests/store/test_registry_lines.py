@@ -445,9 +445,9 @@ def _state_that_says(home: Path, text: bytes) -> Path:
         pytest.param(full_quota, "Disk quota exceeded", marks=pytest.mark.needs("loop", "btrfs")),
         (read_only, "Read-only file system"),
         (a_file, "Not a directory"),
-        (kept_locked, "another process keeps its lock"),
+        (kept_locked, "another process holds the lock of the registry"),
         (anothers, f"it belongs to uid {BOB}"),
-        (full_of_stores, "it is full of stores that are there"),
+        (full_of_stores, "the registry is full of stores that still exist"),
     ],
 )
 def test_where_it_can_not_be_noted_the_swap_says_so_in_a_line_and_leaves_what_is_there(

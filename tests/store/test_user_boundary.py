@@ -525,7 +525,7 @@ def test_commands_say_what_stays_and_why_and_end_with_13(volume: Path) -> None:
     assert f"left: results/bob ({NOT_TAKEN})" in done.out
     refused = trashd("sweep", "--older", "30d", "--delete", volume / "tmp/results/bob")
     assert (refused.code, refused.out) == (13, "")
-    assert refused.err.startswith("trashd: Root carries nothing across the boundary between users: the way to /")
+    assert "the path leads from one user's directory into another's" in refused.err
     orphan = trashed(volume / "tmp")
     shutil.rmtree(volume / "tmp/results")
     own(volume / "tmp/results", BOB)

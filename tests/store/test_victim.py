@@ -506,7 +506,7 @@ def test_set_group_id_that_a_loan_would_lose_is_refused_unchanged(volume: Path, 
     make_tree(volume / "home", Dir(owner=(ALICE, ALICE)))
     make_tree(volume / "home" / "job", Dir({"results": "hers"}, mode=0o2555, owner=(ALICE, 4242)))
     before = snapshot(volume / "home" / "job")
-    with pytest.raises(NotPermitted, match="set-group-id"):
+    with pytest.raises(NotPermitted, match="set-group-ID"):
         as_user(ALICE, lambda: verb(volume / "home" / "job"))
     recover_all(volume)
     assert snapshot(volume / "home" / "job") == before

@@ -225,7 +225,7 @@ _WRONG_LINES = (
     "reap --all --threads many",
 )  # fmt: skip
 _VERSION = (f"trashd, version {version('trashd')}\n",)
-_NOT_FOUND = ("trashd: Not found: missing\n  hint: ",)
+_NOT_FOUND = ("trashd: missing: not found\n",)
 
 _BARE = (
     *(
@@ -235,10 +235,10 @@ _BARE = (
     Scenario("-V", prints=_VERSION, is_bare=True),
     Scenario("--version", prints=_VERSION, is_bare=True),
     *(
-        Scenario(words, 2, "UsageError", prints=(f"Did you mean {command}",), is_bare=True)
+        Scenario(words, 2, "UsageError", prints=(f"did you mean {command}",), is_bare=True)
         for words, command in _MEANT.items()
     ),
-    Scenario("xyzzy", 2, "UsageError", lacks=("Did you mean",), is_bare=True),
+    Scenario("xyzzy", 2, "UsageError", lacks=("did you mean",), is_bare=True),
     *(
         Scenario(f"{command} {option}".strip(), 2, "UsageError", prints=(f"hint: {hint}",), is_bare=True)
         for (command, option), hint in REMOVED.items()
@@ -390,7 +390,7 @@ _OF_JSON = {
 SCENARIOS: Mapping[str, Scenario] = {
     **{one.words: one for one in (*_BARE, *_IN_A_VOLUME)},
     **_OF_JSON,
-    "long name": Scenario(f"swap {'x' * 300}", 11, "KernelRefused", prints=("a name has 255 bytes at most",)),
+    "long name": Scenario(f"swap {'x' * 300}", 11, "KernelRefused", prints=("a name has at most 255 bytes",)),
     "long path": Scenario(f"swap {'x/' * 3000}", 5, "NotFound"),
 }
 """By name."""

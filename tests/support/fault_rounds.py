@@ -26,9 +26,7 @@ WATCHED_LIMIT_S = 3 * UNKNOWN_S
 """A minute and a half of silence, and before it the time after which caches tell of what is watched."""
 _LIMIT_S = 30.0
 _GLANCE_S = 0.05
-_REFUSED_LOCK = re.compile(
-    r"^.*/orphans/[^/\n]*: The kernel refused: .*: Input/output error\n *hint: .* another machine\n", re.MULTILINE
-)
+_REFUSED_LOCK = re.compile(r"^.*/orphans/[^/\n]*: Input/output error\n *hint: .* another machine\n", re.MULTILINE)
 
 
 def contents(path: Path) -> dict[str, str]:

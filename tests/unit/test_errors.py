@@ -19,10 +19,17 @@ def test_class_comes_back_by_its_name(kind: type[TrashdError]) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_docstring_is_the_message(kind: type[TrashdError]) -> None:
+def test_message_names_the_object_first(kind: type[TrashdError]) -> None:
+    assert kind("what").message() == (f"what: {kind.problem}" if kind.problem else "what")
+    assert kind().message() == (kind.problem or (kind.__doc__ or "").splitlines()[0])
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_phrase_and_hint_of_a_class_are_clauses(kind: type[TrashdError]) -> None:
     assert kind.__doc__
-    assert kind("what").message() == f"{kind.__doc__.splitlines()[0]}: what"
-    assert kind().message() == kind.__doc__.splitlines()[0]
+    for text in filter(None, (kind.problem, kind.hint)):
+        assert text[0] == "-" or text[0].islower()
+        assert not text.endswith(".")
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -32,8 +39,13 @@ def test_class_has_an_exit_code_and_an_errno(kind: type[TrashdError]) -> None:
 
 
 def test_hint_of_the_moment_replaces_the_standing_one() -> None:
-    assert NotFound("x", "look there").hint == "look there"
+    assert NotFound("x", "check y").hint == "check y"
     assert NotFound("x").hint == NotFound.hint != ""
+
+
+def test_missing_path_has_no_hint() -> None:
+    error = from_os(OSError(errno.ENOENT, os.strerror(errno.ENOENT)), b"/x")
+    assert (error.message(), error.hint) == ("/x: not found", "")
 
 
 def test_path_in_an_error_moves_no_cursor() -> None:

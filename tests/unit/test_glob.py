@@ -217,7 +217,7 @@ def test_class_has_the_characters_of_the_c_library(name: str) -> None:
         ("a\0b", "has a NUL"),
         ("a\\", r"ends in a lone \\"),
         ("[[:digits:]]", r"there is no class \[:digits:\]; there are alnum, alpha"),
-        ("[z-a]", "the range z-a is the wrong way round"),
+        ("[z-a]", "the range z-a is reversed"),
         ("[[=a=]]", r"\[= begins a class"),
         ("[[.a.]]", r"\[\. begins a class"),
         ("[a[:x]", r"\[: begins a class"),
@@ -234,7 +234,7 @@ def test_what_nobody_can_have_meant_is_refused(pattern: str, told: str) -> None:
 
 @pytest.mark.parametrize("name", ["upper", "lower"])
 def test_case_is_not_asked_for_and_ignored(name: str) -> None:
-    with pytest.raises(ValueError, match=r"means nothing where case is ignored"):
+    with pytest.raises(ValueError, match=r"has no meaning where case is ignored"):
         compile_glob(f"[[:{name}:]]", ignores_case=True)
 
 

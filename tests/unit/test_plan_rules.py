@@ -259,7 +259,7 @@ def test_purge_lists_lie_nowhere_that_a_rule_goes(lists: str) -> None:
     listed = f'[[rule]]\ndirectory = "/scratch"\nolder = "30d"\npurgelist = {{ directory = "{lists}", ahead = "7d" }}\n'
     (found,) = problems(listed, '[[rule]]\ndirectory = "/home/*/tmp"\nname = "*"\n')
     assert (found.file, found.key) == ("f1", "rule[1]")
-    assert re.search(r"its purgelist lies in what the rule of f[12]: rule\[1\] sweeps", found.what)
+    assert re.search(r"its purgelist is in a directory that the rule of f[12]: rule\[1\] sweeps", found.what)
 
 
 @pytest.mark.parametrize("lists", ["/srv", "/srv/.lists", "/srv2/lists", "/lists/srv"])
@@ -283,7 +283,7 @@ def test_a_removed_key_is_a_warning_and_changes_nothing(key: str) -> None:
     assert with_key == rule(move)
     (warning,) = warnings
     assert warning.key == f"rule[1].{key}"
-    assert (warning.is_warning, warning.what) == (True, "it has no effect: there is no such key any more")
+    assert (warning.is_warning, warning.what) == (True, "this key was removed and has no effect")
 
 
 def test_a_warning_is_told_with_the_problems_of_a_file() -> None:

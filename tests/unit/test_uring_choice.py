@@ -22,7 +22,7 @@ def test_nothing_is_against_it_where_all_is_well() -> None:
 
 @pytest.mark.parametrize(
     ("release", "told"),
-    [("6.1.0-44-amd64", "it takes Linux 6.14, and this is 6.1.0-44-amd64"), ("7.2.1", "CONFIG_FUSE_IO_URING")],
+    [("6.1.0-44-amd64", "it needs Linux 6.14 or later, and this is 6.1.0-44-amd64"), ("7.2.1", "CONFIG_FUSE_IO_URING")],
 )
 def test_a_kernel_without_it_is_told(release: str, told: str) -> None:
     assert told in why(ALL_IS_WELL._replace(release=release, is_enabled=None))
@@ -88,7 +88,7 @@ def test_kernels_with_the_mends_are_trusted(release: str) -> None:
 def test_kernels_without_them_are_named_with_those_that_have_them(release: str) -> None:
     faults = why_not_trusted(release)
     assert faults is not None
-    assert faults.startswith(f"Linux {release} may have faults")
+    assert faults.startswith(f"Linux {release} may have bugs")
     assert "6.18.42, 7.1.6 and 7.2" in faults
 
 
