@@ -279,7 +279,7 @@ class BrokenStore(NoStore):
 
 
 class UnknownFormat(BrokenStore):
-    """Another version of trashd made the trash store"""
+    """The trash store is of another version of trashd"""
 
     problem = "trash store of an unknown format"
     hint = "use the version of trashd that made the store, or move the store aside: mv .trashd .trashd-old"
@@ -304,7 +304,7 @@ WAY_OUT = (
     "its owner can move it out of the store with mv, or move it into the drop directory, "
     "which deletes it after 24 hours (man trashd-doctor)"
 )
-"""The remedy for any entry that trashd can't understand: the store consists of plain directories."""
+"""The remedy for any entry that can't be understood: the store consists of plain directories."""
 ELSEWHERE = "check the mount and the server: mount the filesystem again, or try another machine"
 """The remedy where a shared filesystem refuses valid requests, as CephFS refuses locks to an evicted client."""
 SETTLE = f"trashd doctor --repair VOLUME completes or undoes what a killed command left; otherwise {WAY_OUT}"
@@ -315,7 +315,7 @@ class NoLocks(NoStore):
     """The filesystem has no locks (flock), so two commands could act on one orphan"""
 
     errno = _errno.ENOLCK
-    problem = "the filesystem has no file locks (flock), which trashd needs"
+    problem = "the filesystem has no file locks (flock), but every command needs them"
     hint = "mount it with locks (Lustre: -o flock; NFS: without nolock, and with the lock service of the server)"
 
 
@@ -423,8 +423,8 @@ BY_NAME: dict[str, type[TrashdError]] = {
 }
 """Every class by its name: an error that another process reports is raised again as the same class."""
 _GONE = (
-    "the server or daemon of this filesystem is gone: unmount it and mount it again, "
-    "a mount of trashd with trashd mount --replace SRC MNT"
+    "the server or daemon of this filesystem is gone: unmount it and mount it again; "
+    "if it is a mount of trashd, run trashd mount --replace SRC MNT"
 )
 _FREE = "trashd du shows the space that orphans take, and trashd reap --free SIZE deletes enough of them"
 _HINTS = {

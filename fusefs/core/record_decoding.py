@@ -136,7 +136,7 @@ def _decode_with_unknown(text: bytes) -> Record:
 
 def _check_format(found: int) -> None:
     if found != FORMAT:
-        raise BadRecord(f"format {found} (this trashd reads format {FORMAT})", "use a newer version of trashd")
+        raise BadRecord(f"format {found} (this version reads format {FORMAT})", "use a newer version of trashd")
 
 
 def _to_record(wire: _Record, unknown: tuple[tuple[str, Any], ...]) -> Record:

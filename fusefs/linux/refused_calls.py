@@ -19,7 +19,7 @@ _NO_FD = -1
 _NO_FLAGS = 0xFFFFFFFF
 _RING_BYTES = 120
 """Of struct io_uring_params."""
-_NO_SWAP = "trashd can't swap, restore or reap anything"
+_NO_SWAP = "swap, restore and reap do not work"
 _NO_SERVICE = "the service can't run"
 _NOT_OVER_ITSELF = "a directory can't be mounted over itself"
 
@@ -84,7 +84,7 @@ _TRIALS = (
     _Trial(
         "copy_file_range", lambda: os.copy_file_range(_NO_FD, _NO_FD, 1), "files are copied by reading and writing them"
     ),
-    _Trial("memfd_create", lambda: os.memfd_create("", _NO_FLAGS), "trashd mount does not work"),
+    _Trial("memfd_create", lambda: os.memfd_create("", _NO_FLAGS), "a mount does not work"),
     _Trial(
         "io_uring_setup",
         lambda: syscalls.io_uring_setup(0, ctypes.create_string_buffer(_RING_BYTES)),

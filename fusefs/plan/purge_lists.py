@@ -272,7 +272,9 @@ def _found_above(kernel: Kernel, path: bytes) -> Iterator[MeantDirectory]:
         except Refused as error:
             where, _, why = error.detail.rpartition(": ")
             if why == os.strerror(errno.ENOENT):  # a part of the way is missing: nothing is refused
-                raise NotFound(where, "create it: trashd creates only the last directory of the path") from error
+                raise NotFound(
+                    where, "create it: only the last directory of the path is created automatically"
+                ) from error
             raise
         yield above
 
@@ -296,7 +298,7 @@ def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]
             if _is_list(kernel, found, st, name):
                 continue
             if _is_ours(st):
-                hint = "name another directory: trashd replaces or removes all files that end in .list there"
+                hint = "name another directory: all files that end in .list there would be replaced or removed"
                 raise Refused(f"{printable(os.path.join(path, name))}: not a purge list of trashd", hint)
             others[name] = "it is not a purge list of trashd"
     return others

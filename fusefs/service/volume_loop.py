@@ -403,7 +403,7 @@ class VolumeLoop:
             opening, limit_s = partial(open_own, kernel, self._own.word), timers.current.own_store_limit_s
         opened = await in_time(self._limiter, limit_s, opening, lambda late: late.owned.close())
         if opened is None:
-            raise NoStore(self.path, "its disk does not respond; trashd tries again periodically")
+            raise NoStore(self.path, "its disk does not respond; the service tries again periodically")
         return opened
 
     async def _work_opened(self, policy: VolumePolicy, *, is_poll: bool) -> None:
@@ -606,9 +606,9 @@ class VolumeLoop:
         rest_s = min(timers.current.rest_pause_s * 2.0**self._n_breaks, timers.current.last_rest_pause_s)
         self._n_breaks += 1
         self._rests_until_s = boot_s() + rest_s
-        self._be(VolumePhase.BROKEN, f"{why}; trashd tries again periodically")
+        self._be(VolumePhase.BROKEN, f"{why}; the service tries again periodically")
         self._figures.fault(time.time_ns(), why)
-        detail = f"{why}; trashd tries again in {rest_s:.0f} s"
+        detail = f"{why}; the service tries again in {rest_s:.0f} s"
         self._context.tell(EventKind.BROKEN, volume=self.path, uid=self.owner, detail=detail)
         return rest_s
 

@@ -60,7 +60,7 @@ _RECOVER = "trashd doctor --repair VOLUME completes or undoes it"
 _COPIED = f"in a copy or a backup of the volume this is normal, and trashd restore ID works; otherwise {WAY_OUT}"
 _EXPECTED = {bytes(RECORD), bytes(TREE), bytes(HOISTED), bytes(BEGUN)}
 _UNREAD = "own it, and let no other user write to it or its directory; or remove it, since commands write it again"
-_GONE = "no action is needed: trashd removes the entry when it next adds a store"
+_GONE = "no action is needed: the entry is removed when the next store is added"
 _MOMENT_S = 0.2
 """Far longer than a command needs from the end of a record to that of its container."""
 _BY_KILLED_KEEP = bytes(RECORD_NEW)

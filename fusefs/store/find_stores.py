@@ -276,7 +276,7 @@ def with_lower(folder: UserFolder) -> Iterator[UserFolder]:
     """
     kernel = folder.store.kernel
     if why := why_not(kernel, folder.fd, kernel.fstat(folder.fd), folder.uid, kernel.fstat(folder.store.fd).st_dev):
-        raise NotPermitted(f"{printable(folder.path())}: {why}", "inspect it; trashd changed nothing in it")
+        raise NotPermitted(f"{printable(folder.path())}: {why}", "inspect it; nothing in it was changed")
     yield folder
     for store in lower_stores(folder):
         with store:

@@ -237,4 +237,4 @@ def refuse_mounted(kernel: Kernel, fd: Fd) -> None:
     if kernel.filesystem(fd) == FUSE_MAGIC:
         mount = find_mount(kernel, fd, read_mounts())
         if mount is not None and mount.is_ours():
-            raise _no_backing(mount, "trashd reaps nothing through a mount")
+            raise _no_backing(mount, "nothing is reaped through a mount")

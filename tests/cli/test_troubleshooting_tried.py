@@ -42,7 +42,7 @@ ELSEWHERE = {
     "untrusted, because other users could have moved items into it": "tests/store",
     "the helper process of this user was killed or stopped": "tests/store",
     "the directory behind this mount is not accessible": "tests/mount",
-    "the filesystem has no file locks (flock), which trashd needs": "tests/store",
+    "the filesystem has no file locks (flock), but every command needs them": "tests/store",
     "taken over by another node": "tests/shared",
     "the operation was not completed, and nothing was deleted": "tests/crash",
     "the filesystem's server does not respond": "tests/shared",

@@ -235,7 +235,7 @@ _BARE = (
     Scenario("-V", prints=_VERSION, is_bare=True),
     Scenario("--version", prints=_VERSION, is_bare=True),
     *(
-        Scenario(words, 2, "UsageError", prints=(f"did you mean {command}",), is_bare=True)
+        Scenario(words, 2, "UsageError", prints=(f"id you mean {command}",), is_bare=True)
         for words, command in _MEANT.items()
     ),
     Scenario("xyzzy", 2, "UsageError", lacks=("did you mean",), is_bare=True),
