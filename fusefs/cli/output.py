@@ -193,12 +193,12 @@ def tell_why(why: str) -> None:
 def tell_outage(number: int | None, limit_s: float) -> None:
     """Tell, for reaper.not_removed.OutageWishes, that a server is waited for, or (None) that it answers again."""
     if number is None:
-        tell_why("the server answers again")
+        tell_why("the filesystem's server responds again")
     else:
         from fusefs.core.human_units import format_duration  # a swap is spared it
 
         limit = format_duration(round(limit_s))
-        tell_why(f"the filesystem's server does not answer ({os.strerror(number)}): waiting for it, at most {limit}")
+        tell_why(f"the filesystem's server does not respond ({os.strerror(number)}); waiting at most {limit}")
 
 
 def tell_problem(problem: ConfigProblem, *, as_json: bool) -> None:
@@ -231,11 +231,13 @@ def tell_swapped(swapped: Swapped, *, json_lines: bool, ids_only: bool, kept: bo
         _tell_done(swapped, kept=kept)
     beside = sys.stderr if ids_only else sys.stdout
     if swapped.unnoted:
-        told = f"not noted in your registry of stores ({swapped.unnoted}): no service reaps it, until trashd init can"
+        told = (
+            f"this store is not in your registry ({swapped.unnoted}), so no service reaps it until trashd init adds it"
+        )
         print(f"  {told}", file=beside)
     for difference in swapped.unlike:
         what = printable(os.fsencode(difference.what))
-        print(f"  not alike: {what} is {difference.got}, was {difference.wanted}", file=beside)
+        print(f"  differs: {what} is {difference.got}, was {difference.wanted}", file=beside)
     for warning in swapped.warnings:
         warn(warning)
 
@@ -243,10 +245,10 @@ def tell_swapped(swapped: Swapped, *, json_lines: bool, ids_only: bool, kept: bo
 def _tell_done(swapped: Swapped, *, kept: bool) -> None:
     path = printable(swapped.path)
     if swapped.method is Method.EXCHANGE:
-        print(f"{path}: fresh and empty")
+        print(f"{path}: now empty")
     elif swapped.gap_ns is not None:
         gap_ms = swapped.gap_ns / 1e6
-        print(f"{path}: fresh and empty (no exchange on this filesystem: the name was missing for {gap_ms:.2f} ms)")
+        print(f"{path}: now empty (no atomic exchange on this filesystem: the name was missing for {gap_ms:.2f} ms)")
     else:
         print(f"{path}: removed")
     print(f"  id    {swapped.id}")
@@ -260,13 +262,13 @@ def _tell_done(swapped: Swapped, *, kept: bool) -> None:
 def until(expires_ns: int | None) -> str:
     """Until when something can be restored, and what deletes it then if no service does. expires_ns: None: never"""
     if expires_ns is None:
-        return "it is reaped by its id"
+        return "you reap it by its ID"
     directories = {SYSTEM_RUNTIME}
     with suppress(OSError):  # a user without a home has no service
         directories.add(runtime_dir())
     is_served = any(map(is_service_running, directories))
     day = time.strftime("%Y-%m-%d %H:%M", time.localtime(expires_ns // 1_000_000_000))
-    return day if is_served else f"{day}; no reaper service runs: trashd reap deletes it then"
+    return day if is_served else f"{day}; no reaper service is running, so run trashd reap after that"
 
 
 def can_be_asked() -> bool:

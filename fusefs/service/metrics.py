@@ -52,54 +52,56 @@ class _Row(NamedTuple):
 
 
 _GAUGES = (
-    _Row("trashd_users", "Users who have a folder in the volume's store.", lambda v: v.n_users),
-    _Row("trashd_orphans", "Orphans in the store, those being reaped among them.", lambda v: v.n_orphans, adds=True),
-    _Row("trashd_due_orphans", "Orphans that may go now.", lambda v: v.n_due, adds=True),
+    _Row("trashd_users", "Users with a directory in the trash store of the volume.", lambda v: v.n_users),
+    _Row("trashd_orphans", "Orphans in the store, including those being reaped.", lambda v: v.n_orphans, adds=True),
+    _Row("trashd_due_orphans", "Orphans that have expired.", lambda v: v.n_due, adds=True),
     _Row(
         "trashd_held_bytes",
-        "Bytes that orphans take whose size is known.",
+        "Bytes in orphans whose size is known.",
         lambda v: sum(one.n_bytes for one in v.held),
     ),
     _Row("trashd_unsized_orphans", "Orphans whose size is not known.", lambda v: sum(one.n_unknown for one in v.held)),
     _Row(
         "trashd_quarantined_orphans",
-        "Orphans of which something could not be removed.",
+        "Orphans that could not be deleted completely.",
         lambda v: v.n_quarantined,
         adds=True,
     ),
     _Row(
         "trashd_tempo_entries_per_second",
-        "Entries a second that the reaper allows itself; +Inf: as fast as the kernel.",
+        "Entries per second to which the reaper limits itself; +Inf: no limit.",
         lambda v: math.inf if v.tempo_entries_per_s is None else v.tempo_entries_per_s,
     ),
-    _Row("trashd_probe_seconds", "Time that a small durable write took lately.", lambda v: _divided(v.probe_ms, 1e3)),
-    _Row("trashd_unlink_seconds", "Time that one unlink took lately.", lambda v: _divided(v.unlink_us, 1e6)),
-    _Row("trashd_eta_seconds", "Time until all that is due is gone.", lambda v: v.eta_s),
-    _Row("trashd_overdue_seconds", "How long the oldest orphan could have been gone.", lambda v: v.oldest_overdue_s),
+    _Row("trashd_probe_seconds", "Recent duration of a small synchronous write.", lambda v: _divided(v.probe_ms, 1e3)),
+    _Row("trashd_unlink_seconds", "Recent duration of one unlink.", lambda v: _divided(v.unlink_us, 1e6)),
+    _Row("trashd_eta_seconds", "Estimated time until all expired orphans are deleted.", lambda v: v.eta_s),
+    _Row(
+        "trashd_overdue_seconds", "Time since the first of the remaining orphans expired.", lambda v: v.oldest_overdue_s
+    ),
     _Row("trashd_free_bytes", "Free space of the volume.", lambda v: v.free_bytes),
     _Row("trashd_size_bytes", "Size of the volume.", lambda v: v.total_bytes),
     _Row("trashd_free_inodes", "Free inodes of the volume.", lambda v: v.free_inodes),
-    _Row("trashd_inodes", "Inodes that the volume can have.", lambda v: v.total_inodes),
+    _Row("trashd_inodes", "Total inodes of the volume.", lambda v: v.total_inodes),
     _Row(
         "trashd_nodes",
-        "Nodes that serve the volume, as far as this one sees; absent where there can be but one.",
+        "Nodes that serve the volume, as seen by this node; absent on local filesystems.",
         lambda v: sum(bool(one.is_alive) for one in v.nodes) or None,
     ),
 )
 _COUNTERS = (
-    _Row("trashd_removed_entries_total", "Entries removed.", lambda v: v.removed_entries, adds=True),
+    _Row("trashd_removed_entries_total", "Entries deleted.", lambda v: v.removed_entries, adds=True),
     _Row(
         "trashd_freed_bytes_total",
-        "Bytes that they took, where they were looked at.",
+        "Bytes that deleted entries took, as far as they were measured.",
         lambda v: v.freed_bytes,
         adds=True,
     ),
-    _Row("trashd_reaped_orphans_total", "Orphans that are gone for good.", lambda v: v.n_reaped, adds=True),
+    _Row("trashd_reaped_orphans_total", "Orphans that were deleted.", lambda v: v.n_reaped, adds=True),
 )
 _HOOKS: tuple[tuple[str, str, Callable[[HookCounts], int]], ...] = (
     ("trashd_hooks_total", "Hooks that ran.", lambda t: t.n_run),
     ("trashd_failed_hooks_total", "Hooks that failed, or were killed at their time limit.", lambda t: t.n_failed),
-    ("trashd_dropped_hooks_total", "Hooks that did not run as too many waited.", lambda t: t.n_dropped),
+    ("trashd_dropped_hooks_total", "Hooks that did not run because too many were waiting.", lambda t: t.n_dropped),
 )
 
 
@@ -152,12 +154,12 @@ class PrometheusMetrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         if self._status is not None:
-            info = GaugeMetricFamily("trashd_info", "The service that runs.", labels=["version", "host"])
+            info = GaugeMetricFamily("trashd_info", "The running service.", labels=["version", "host"])
             info.add_metric([self._status.version, self._status.host], 1)
             yield info
             for name, explained, at_ns in (
                 ("trashd_start_time_seconds", "When the service started.", self._status.started_ns),
-                ("trashd_update_time_seconds", "When these values were true.", self._status.updated_ns),
+                ("trashd_update_time_seconds", "When these values were updated.", self._status.updated_ns),
             ):
                 yield GaugeMetricFamily(name, explained, value=at_ns / 1e9)
             for row in _GAUGES:
@@ -167,7 +169,7 @@ class PrometheusMetrics:
             yield from _shares(self._status)
         for name, explained, count in _HOOKS:
             yield CounterMetricFamily(name, explained, value=count(self._hooks))
-        events = CounterMetricFamily("trashd_events_total", "What happened, by kind.", labels=["volume", "event"])
+        events = CounterMetricFamily("trashd_events_total", "Events, by kind.", labels=["volume", "event"])
         for labels, n in sorted(self._events.items()):
             events.add_metric(labels, n)
         yield events
@@ -178,7 +180,7 @@ def _open_unshared(path: bytes) -> Fd:
     with closed_on_error(Fd(os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))) as fd:
         st = os.fstat(fd)
         if st.st_uid not in (0, os.geteuid()) or st.st_mode & OTHERS_WRITE:
-            raise PermissionError(errno.EACCES, "others can write in its directory: chown it to root, chmod go-w")
+            raise PermissionError(errno.EACCES, "other users can write to its directory: chown it to root, chmod go-w")
         return fd
 
 
@@ -187,14 +189,16 @@ def _shares(status: Status) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
     stalls = GaugeMetricFamily(
-        "trashd_stall_ratio", "Share of the time in which somebody waited (PSI).", labels=["volume", "resource"]
+        "trashd_stall_ratio", "Share of the time in which processes waited (PSI).", labels=["volume", "resource"]
     )
     phases = GaugeMetricFamily(
-        "trashd_phase", "What the volume's reaper does: 1 for that, 0 for all else.", labels=["volume", "phase"]
+        "trashd_phase",
+        "What the reaper of the volume does: 1 for the current phase, 0 for others.",
+        labels=["volume", "phase"],
     )
     silence = GaugeMetricFamily(
         "trashd_node_silent_seconds",
-        "How long this node has seen the beat of another one unchanged, by its own clock.",
+        "Time for which the heartbeat of another node has not changed, by the clock of this node.",
         labels=["volume", "host"],
     )
     for volume in status.volumes:

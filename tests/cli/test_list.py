@@ -201,7 +201,7 @@ def test_a_mount_that_does_not_answer_is_passed_over_with_a_word(home: Path, dea
 @pytest.mark.usefixtures("home", "dead")
 def test_commands_go_on_where_a_mount_does_not_answer(words: tuple[str, ...]) -> None:
     done = trashd(*words, cwd=ELSEWHERE)
-    assert (done.code, done.err.count("does not answer")) == (0, 1)
+    assert (done.code, done.err.count("does not respond")) == (0, 1)
 
 
 @pytest.mark.needs("fuse")
@@ -209,7 +209,7 @@ def test_an_id_that_is_nowhere_may_be_where_nobody_answers(home: Path, dead: Pat
     told = swapped_at_home(home)
     done = trashd("restore", "20261121T032253.555Z-job-2fe7e4cb8ba8", cwd=ELSEWHERE)
     assert done.code == 5
-    assert f"{dead}, which does not answer" in done.err
+    assert f"{dead}, which does not respond" in done.err
     assert trashd("restore", told["id"], cwd=ELSEWHERE).code == 0
 
 

@@ -332,7 +332,7 @@ def test_umount_force_frees_those_who_wait_for_a_daemon_that_hangs(bench: Path) 
         done = trashd("umount", "--force", "--json", bench)
         assert waiting.wait(LIMIT_S) != 0
     assert refusal.code == 3
-    assert "does not answer" in refusal.err
+    assert "does not respond" in refusal.err
     assert done.code == 0
     assert "was killed" in done.err
     assert json.loads(done.out) == {"path": str(bench), "is_ended": True, "is_killed": True}

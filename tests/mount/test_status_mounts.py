@@ -606,7 +606,7 @@ def test_what_stands_and_does_not_answer_is_told(bench: Path) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     assert done.returncode == 32
-    assert "does not answer" in done.stderr
+    assert "does not respond" in done.stderr
     assert "umount --force" in done.stderr
 
 

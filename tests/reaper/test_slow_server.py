@@ -394,9 +394,9 @@ def test_person_is_told_that_the_server_is_waited_for(server: SlowVolume) -> Non
         server.refuse(errno.ENOTCONN)
         server.go_on()
         assert command.stderr is not None
-        assert "does not answer (Transport endpoint is not connected): waiting for it, at most 2m" in next(
+        assert "does not respond (Transport endpoint is not connected); waiting at most 2m" in next(
             iter(command.stderr)
         )
         server.refuse(0)
-        assert "answers again" in next(iter(command.stderr))
+        assert "responds again" in next(iter(command.stderr))
     assert command.returncode == 0

@@ -262,7 +262,7 @@ def test_store_that_is_there_and_not_roots_any_more_is_no_store_that_is_gone(bas
         running.until_phase(volume, VolumePhase.IDLE)
         (volume / ".trashd/u").chmod(0o777)
         running.reload()
-        assert "belongs to somebody else" in running.until_phase(volume, VolumePhase.BROKEN).why
+        assert "untrusted trash store" in running.until_phase(volume, VolumePhase.BROKEN).why
         assert trashd("status").code == 14
         (volume / ".trashd/u").chmod(0o755)
         done_well("init", volume)

@@ -329,7 +329,7 @@ def test_the_command_refuses_names_the_difference_and_takes_unlike(volume: Path)
     assert b"--unlike" in refused.stderr
     done = run_as(ALICE, [TRASHD, "swap", "--unlike", job], cwd=volume)
     assert done.returncode == 0, done
-    assert b"not alike: group is 12001, was 4242" in done.stdout
+    assert b"differs: group is 12001, was 4242" in done.stdout
     assert recover_all(volume) == []
 
 

@@ -286,7 +286,7 @@ def test_a_line_of_a_user_opens_nothing_for_root_himself(users: tuple[Path, Path
     assert open_registered(Kernel(), LineOf(0, line_text(alice)), read_mounts()) is None
 
 
-NOT_NOTED = "  not noted in your registry of stores ("
+NOT_NOTED = "  this store is not in your registry ("
 SYSTEM = ("posix", "fcntl", "_io")
 """Where the functions are that call the kernel."""
 

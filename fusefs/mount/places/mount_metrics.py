@@ -13,14 +13,14 @@ from fusefs.core.mount_counters import Operation, SeenMount
 from fusefs.core.printable_names import printable
 
 _GAUGES = {
-    "n_nodes": ("trashd_mount_nodes", "Nodes that the kernel knows, or that are open."),
-    "n_handles": ("trashd_mount_handles", "Files and listings that are open."),
+    "n_nodes": ("trashd_mount_nodes", "Inodes that the kernel knows, or that are open."),
+    "n_handles": ("trashd_mount_handles", "Open files and directory listings."),
     "n_directory_fds": ("trashd_mount_directory_fds", "Directories that the daemon holds open."),
-    "n_cached": ("trashd_mount_cached_items", "Things that the daemon remembers."),
-    "cache_bytes": ("trashd_mount_cache_bytes", "Memory that they take."),
-    "cache_size_bytes": ("trashd_mount_cache_size_bytes", "Memory that they may take."),
-    "n_threads": ("trashd_mount_threads", "Threads at work."),
-    "n_prefetches": ("trashd_mount_prefetches", "Attributes that are being fetched ahead."),
+    "n_cached": ("trashd_mount_cached_items", "Entries in the cache of the daemon."),
+    "cache_bytes": ("trashd_mount_cache_bytes", "Memory in use by the cache."),
+    "cache_size_bytes": ("trashd_mount_cache_size_bytes", "Maximum memory of the cache."),
+    "n_threads": ("trashd_mount_threads", "Threads that are working."),
+    "n_prefetches": ("trashd_mount_prefetches", "Attributes that are being prefetched."),
     "is_slow": ("trashd_mount_slow", "Whether the backing filesystem is treated as slow."),
 }
 
@@ -39,8 +39,10 @@ class _Mounts(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
         info = GaugeMetricFamily("trashd_mount_info", "The mount.", labels=["mount", "source", "version"])
-        up = GaugeMetricFamily("trashd_mount_up", "Whether its daemon lives.", labels=["mount"])
-        started = GaugeMetricFamily("trashd_mount_start_time_seconds", "When its daemon started.", labels=["mount"])
+        up = GaugeMetricFamily("trashd_mount_up", "Whether the daemon of the mount is running.", labels=["mount"])
+        started = GaugeMetricFamily(
+            "trashd_mount_start_time_seconds", "When the daemon of the mount started.", labels=["mount"]
+        )
         for name, (_point, source, stats, is_running, _) in self._mounts.items():
             info.add_metric([name, printable(source), stats.table.version], 1)
             up.add_metric([name], float(is_running))
@@ -57,8 +59,8 @@ class _Mounts(Collector):
 
     def _remembered(self) -> Iterator[Metric]:
         labels = ["mount", "kind"]
-        hits = CounterMetricFamily("trashd_mount_hits_total", "Times that it was remembered.", labels=labels)
-        misses = CounterMetricFamily("trashd_mount_misses_total", "Times that it was not.", labels=labels)
+        hits = CounterMetricFamily("trashd_mount_hits_total", "Cache hits.", labels=labels)
+        misses = CounterMetricFamily("trashd_mount_misses_total", "Cache misses.", labels=labels)
         for name, seen in self._mounts.items():
             for kind, remembered in seen.stats.remembered.items():
                 hits.add_metric([name, kind], remembered.n_hits)
@@ -67,8 +69,8 @@ class _Mounts(Collector):
 
     def _operations(self) -> Iterator[Metric]:
         labels = ["mount", "operation"]
-        failed = CounterMetricFamily("trashd_mount_errors_total", "Answers that were an errno.", labels=labels)
-        took = HistogramMetricFamily("trashd_mount_operation_seconds", "Time that answers took.", labels=labels)
+        failed = CounterMetricFamily("trashd_mount_errors_total", "Replies with an error.", labels=labels)
+        took = HistogramMetricFamily("trashd_mount_operation_seconds", "Duration of operations.", labels=labels)
         for name, seen in self._mounts.items():
             for word, operation in seen.stats.operations.items():
                 if operation.n():
