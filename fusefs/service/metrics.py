@@ -54,7 +54,7 @@ class _Row(NamedTuple):
 _GAUGES = (
     _Row("trashd_users", "Users with a directory in the trash store of the volume.", lambda v: v.n_users),
     _Row("trashd_orphans", "Orphans in the store, including those being reaped.", lambda v: v.n_orphans, adds=True),
-    _Row("trashd_due_orphans", "Orphans that have expired.", lambda v: v.n_due, adds=True),
+    _Row("trashd_due_orphans", "Orphans that may be deleted now.", lambda v: v.n_due, adds=True),
     _Row(
         "trashd_held_bytes",
         "Bytes in orphans whose size is known.",
@@ -74,9 +74,13 @@ _GAUGES = (
     ),
     _Row("trashd_probe_seconds", "Recent duration of a small synchronous write.", lambda v: _divided(v.probe_ms, 1e3)),
     _Row("trashd_unlink_seconds", "Recent duration of one unlink.", lambda v: _divided(v.unlink_us, 1e6)),
-    _Row("trashd_eta_seconds", "Estimated time until all expired orphans are deleted.", lambda v: v.eta_s),
     _Row(
-        "trashd_overdue_seconds", "Time since the first of the remaining orphans expired.", lambda v: v.oldest_overdue_s
+        "trashd_eta_seconds", "Estimated time until all orphans that may be deleted now are deleted.", lambda v: v.eta_s
+    ),
+    _Row(
+        "trashd_overdue_seconds",
+        "Time for which the oldest orphan could have been deleted.",
+        lambda v: v.oldest_overdue_s,
     ),
     _Row("trashd_free_bytes", "Free space of the volume.", lambda v: v.free_bytes),
     _Row("trashd_size_bytes", "Size of the volume.", lambda v: v.total_bytes),
@@ -84,7 +88,7 @@ _GAUGES = (
     _Row("trashd_inodes", "Total inodes of the volume.", lambda v: v.total_inodes),
     _Row(
         "trashd_nodes",
-        "Nodes that serve the volume, as seen by this node; absent on local filesystems.",
+        "Nodes that serve the volume, as seen by this node; absent where only one node is possible.",
         lambda v: sum(bool(one.is_alive) for one in v.nodes) or None,
     ),
 )

@@ -199,7 +199,7 @@ def make_alike(staged: Staged, victim: Victim, options: SwapOptions, visible: Vi
     apply_likeness(kernel, staged.fresh, wanted)
     unlike = tuple(differences(wanted, read_likeness(kernel, staged.fresh)))
     if unlike and not options.unlike:
-        raise NotAlike(f"{printable(victim.path())} ({', '.join(in_words(unlike))})")
+        raise NotAlike(victim.path() + b" (" + os.fsencode(", ".join(in_words(unlike))) + b")")
     return unlike
 
 

@@ -143,7 +143,7 @@ def test_root_gives_a_copy_no_name_that_its_record_does_not_prove(volumes: Volum
     make_tree(volumes.copy / "srv", {})
     with pytest.raises(Refused, match="it is inode") as caught:
         restore(volumes.copy, identifier, to=volumes.copy / "srv/data")
-    assert "its owner can restore it himself" in caught.value.hint
+    assert "its owner can restore it" in caught.value.hint
     assert [entry.state for entry in entries(volumes.copy)] == [State.ORPHANS]
     as_user(ALICE, partial(restore, volumes.copy, identifier, to=volumes.copy / "alice/again"))
     assert (volumes.copy / "alice/again/results").read_text() == "his own"
@@ -241,7 +241,7 @@ def test_a_record_that_others_can_write_to_by_another_name_is_nobodys_word(volum
     record.chmod(mode)
     (volumes.source / "shared").hardlink_to(record)
     [entry] = as_user(ALICE, lambda: entries(volumes.source))
-    assert "not an ordinary small file" in entry.problem
+    assert "not a small regular file" in entry.problem
 
 
 def test_root_deletes_from_quarantine_what_has_a_record_with_a_second_link(volumes: Volumes) -> None:
@@ -282,7 +282,7 @@ def test_a_copy_mounted_in_its_original_is_the_one_that_is_named(volumes: Volume
         assert [entry.id for entry in entries(volumes.source)] == [identifier]
 
 
-_UNPROVEN = "it is not the folder that root registered (a copy, or another one took its place)"
+_UNPROVEN = "it is not the directory that root registered (it is a copy, or it was replaced)"
 
 
 @pytest.fixture

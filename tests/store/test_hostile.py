@@ -399,7 +399,7 @@ def test_doctor_repairs_nothing_in_it_and_says_what_helps(project: Path, capfd: 
     run(["doctor", "--repair", str(project)])
     assert snapshot(project / ".trashd", with_times=True) == before
     told = "".join(capfd.readouterr())
-    assert "nobody can tell that root made this store" in told
+    assert "there is no proof that root created this store" in told
     assert f"trashd init --replace {project}" in told
 
 

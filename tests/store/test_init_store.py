@@ -308,7 +308,7 @@ def test_until_its_owner_comes_list_and_doctor_tell_of_what_was_set_aside(capfd:
             assert (
                 f"/u/{ALICE}: not used as the directory of uid {ALICE}: it is moved by its owner's next command" in told
             )
-            assert "takes it out by his next command here: trashd list" in told
+            assert "next command here, such as trashd list, moves it to the new store" in told
         as_user(ALICE, lambda: run(["list", "--volume", str(volume)]))
         assert "waits" not in "".join(capfd.readouterr())
         run(["list", "--volume", str(volume)])

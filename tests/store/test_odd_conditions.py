@@ -149,7 +149,7 @@ def test_on_a_full_volume_the_ways_out_work_or_say_what_helps_and_nothing_is_los
 
         def says(words: str, *more: str | Path) -> int:
             code = run([*words.split(), *map(str, more)])
-            assert code == 0 or "trashd reap frees" in capfd.readouterr().err, words
+            assert code == 0 or "trashd reap --free" in capfd.readouterr().err, words
             assert leaves(volume) == before, words
             return code
 
@@ -232,7 +232,7 @@ def test_a_mount_in_the_stores_way_is_told_with_what_helps_and_changes_nothing(
                 where.endswith("CUT")
             )
         told = capfd.readouterr()
-        assert "unmount what is in the store's way" in told.out + told.err
+        assert "unmount the filesystem that covers the store" in told.out + told.err
         if (volume / "roots/back").exists():
             return
         assert snapshot(volume / ".trashd") == before

@@ -122,7 +122,7 @@ def test_term_that_it_has_already_writes_nothing(volume: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "told", "way"), [("reaping", "being reaped already", "trashd restore"), ("quarantine", "quarantine", "")]
+    ("state", "told", "way"), [("reaping", "already being reaped", "trashd restore"), ("quarantine", "quarantine", "")]
 )
 def test_what_is_no_orphan_any_more_can_not_be_kept_and_that_is_said(
     volume: Path, state: str, told: str, way: str

@@ -154,7 +154,7 @@ def test_a_machine_that_was_started_again_is_not_told_from_its_clone(machines: M
     kill_swap(machines.a)
     let_restart(machines.a)
     (told,) = recover_all(machines.a)
-    assert f"in boot {OTHER_BOOT}, may still be working on it" in told
+    assert f"(boot {OTHER_BOOT}) may still be working on it" in told
     assert f"trashd doctor --repair --ended {OTHER_BOOT} {machines.a}" in told
     assert not (machines.a / "job").exists()
 
@@ -207,7 +207,7 @@ def test_what_a_reaper_has_begun_is_not_given_back_and_nobody_says_that_it_is_no
     for machine in machines:
         done = trashd("restore", "--volume", machine, swapped.id)
         assert done.code == Busy.exit_code
-        assert f"{swapped.id}: a reaper has begun on it" in done.err
+        assert f"{swapped.id} (a reaper has begun to delete it)" in done.err
         assert "on another host" in done.err
     done_well("reap", "--volume", machines.b)
     assert_silent(machines.a)
@@ -219,7 +219,7 @@ def test_a_filesystem_without_locks_is_told_in_a_sentence(number: int) -> None:
         job = make_tree(volume / "job", {})
         with pytest.raises(NoLocks, match=re.escape(str(job))) as caught:
             swap(job, kernel=Kernel(ActingBefore("flock", partial(refuse, number))))
-    assert "keeps no locks (flock)" in caught.value.message()
+    assert "has no file locks (flock)" in caught.value.message()
     assert "-o flock" in caught.value.hint
 
 

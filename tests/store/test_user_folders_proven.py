@@ -112,7 +112,7 @@ def test_what_is_in_the_place_of_a_registered_folder_is_not_proven(volume: Path)
         os.chown(path, ALICE, ALICE)
     assert served(volume) == {0}
     [problem] = problems_of_folders(volume)
-    assert "not the folder that root registered" in problem
+    assert "not the directory that root registered" in problem
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def problems_of_folders(volume: Path) -> list[str]:
     return [one.what for one in problems(volume) if "uid" in one.what and "reap" in one.what]
 
 
-# What was not whole when root first saw it
+# What was not whole when root first inspected it
 
 
 def make_private(folder: Path) -> None:
@@ -166,7 +166,7 @@ def test_who_gives_it_the_right_modes_later_makes_no_folder_of_it(volume: Path, 
     with pytest.raises(NotProven):
         reap_as_root(volume, FORGED)
     assert thesis.exists()
-    assert any("when root first saw it" in what for what in problems_of_folders(volume))
+    assert any("when root first inspected it" in what for what in problems_of_folders(volume))
 
 
 def reap_as_root(volume: Path, identifier: str) -> None:
@@ -200,7 +200,7 @@ def test_a_planter_fills_no_registry(volume: Path) -> None:
     as_user(ALICE, lambda: throw(volume))
     recover_all(volume)
     assert ALICE not in served(volume)
-    assert any("looks at nothing more" in what for what in problems_of_folders(volume))
+    assert any("root inspects no more" in what for what in problems_of_folders(volume))
     with opened(volume) as store:
         assert os.geteuid() == 0
         assert open_user(store, ALICE) is not None
@@ -224,7 +224,7 @@ def test_where_strangers_are_not_refused_nothing_that_a_user_made_is_registered(
     identifier = expired(volume)
     assert reap(volume) == 0
     assert [entry.id for entry in entries(volume)] == [identifier]
-    assert any("lets strangers move" in what for what in problems_of_folders(volume))
+    assert any("lets users move the files of others" in what for what in problems_of_folders(volume))
     assert served(volume) == {0}
 
 
