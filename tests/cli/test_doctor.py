@@ -208,13 +208,13 @@ def test_init_and_doctor_say_what_it_means_until_it_is_noted() -> None:
         done = in_a_container("init", "--known", volume)
         assert done.code == 0, done
         assert XATTR not in os.listxattr(volume / ".trashd")
-        assert "says that root made it" in done.err
+        assert "records that root created it" in done.err
         assert f"trashd init --known {volume}" in done.err
         told = json.loads(in_a_container("init", "--json", volume).out)
         assert "CAP_SYS_ADMIN" in told["unnoted"]
         doctor = trashd("doctor", volume)
         assert doctor.code == 1
-        assert "says that root made it" in doctor.out
+        assert "records that root created it" in doctor.out
         assert f"trashd init {volume}" in doctor.out
         assert done_well("init", volume).err == ""
         assert XATTR in os.listxattr(volume / ".trashd")

@@ -44,5 +44,5 @@ def test_what_is_being_reaped_already_is_said_to_be(volume: Path) -> None:
     (volume / ".trashd/u/0/orphans" / identifier).rename(reaping / identifier)
     done = trashd("keep", "--volume", volume, identifier)
     assert done.code == 3
-    assert "is being reaped already" in done.err
+    assert "already being reaped" in done.err
     assert "trashd restore" in done.err

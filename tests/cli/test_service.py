@@ -340,7 +340,7 @@ def stand_in(tmp_path: Path) -> Path:
 def test_the_switch_is_set_and_what_outlives_an_uninstall_is_printed(stand_in: Path) -> None:
     stderr = stderr_of(stand_in)
     assert stand_in.read_text().startswith("Y")
-    assert "switched on FUSE over io_uring for every FUSE mount of this machine" in stderr
+    assert "enabled FUSE over io_uring for every FUSE mount of this machine" in stderr
     assert f"echo N >{SWITCH}" in stderr
 
 

@@ -116,7 +116,7 @@ def test_nothing_says_what_to_take(top: Path) -> None:
         (("--size", "5x"), "'5x' is not a size limit"),
         (("--regex", "("), "is not a regular expression"),
         (("--user", "nobody-has-this-name"), "there is no user"),
-        (("--depth", "3..2"), "the wrong way round"),
+        (("--depth", "3..2"), "is reversed"),
         (("--depth", "3..", "--depth", "2"), "no depth is both at least 3 and at most 2"),
         (("--name", "*", "--by", "atime"), "--by without --older or --newer"),
         (("--older", "1d", "--by", "atime", "--by", "mtime"), "--by atime with --by mtime"),
@@ -153,8 +153,8 @@ def test_a_closed_standard_input_is_nobody_to_read_from_or_to_ask(top: Path, wor
 @pytest.mark.parametrize(
     ("words", "stdin", "why"),
     [
-        (("--from", "-"), b"a.log\0b.txt\0", "it has NUL in it"),
-        (("-0",), b"a" * 2_000_000, "a name in it has no end"),
+        (("--from", "-"), b"a.log\0b.txt\0", "contains NUL characters"),
+        (("-0",), b"a" * 2_000_000, "a name without an end"),
     ],
 )
 @pytest.mark.parametrize("action", [(), ("--delete",)])
@@ -223,7 +223,7 @@ def test_a_list_that_breaks_off_ends_it_with_an_orphan_of_what_was_done(volume: 
     done = trashd("sweep", top, "--from", volume / "list", "--json")
     told = json.loads(done.out)
     assert (done.code, told["sums"]["n_done"]) == (13, 1)
-    assert told["why"] == "the list can't be read on: it has NUL in it"
+    assert told["why"] == "the rest of the list was ignored: it has NUL in it"
     done_well("restore", "--volume", volume, told["orphan"])
     assert (top / "a.log").exists()
 
@@ -269,7 +269,7 @@ def test_a_format_without_a_list_or_another_one_is_refused(top: Path) -> None:
 
 def test_a_line_that_is_not_understood_is_told(top: Path) -> None:
     done = trashd("sweep", top, "--delete", "--from", "-", "--from-format", "mmapplypolicy", stdin=bytes(top / "a.log"))
-    assert (done.code, f"not as the format has it: {top}/a.log" in done.out, len(names(top))) == (13, True, 4)
+    assert (done.code, f"not in the format of the list: {top}/a.log" in done.out, len(names(top))) == (13, True, 4)
 
 
 # To another filesystem

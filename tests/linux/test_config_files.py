@@ -138,7 +138,7 @@ def test_what_is_no_file_is_told_and_keeps_nobody_waiting(etc: Path) -> None:
     (etc / "config.d/2.toml").symlink_to("/dev/zero")
     (etc / "config.d/3.toml").symlink_to("3.toml")
     told = [problem.what for problem in problems(partial(load, etc))]
-    assert told[:3] == ["not an ordinary file"] * 3
+    assert told[:3] == ["not a regular file"] * 3
     assert "Too many levels of symbolic links" in told[3]
 
 

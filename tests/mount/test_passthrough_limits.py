@@ -62,7 +62,7 @@ def test_on_a_stack_that_is_too_high_the_mount_goes_without_and_says_why() -> No
             assert (mounted.path / "file").read_bytes() == CONTENT
             (mounted.path / "new").write_bytes(CONTENT)
             assert (upper.path / "new").read_bytes() == CONTENT
-            assert until(lambda: "too many filesystems" in (why_off(mounted) or ""))
+            assert until(lambda: "too many stacked filesystems" in (why_off(mounted) or ""))
             assert n_messages(mounted) > 0
 
 

@@ -340,7 +340,7 @@ def test_it_goes_in_small_parts_and_what_is_in_a_directory_goes_first(known: Kno
 
 def test_a_kernel_that_does_not_know_the_message_is_asked_once(known: Known, caplog: pytest.LogCaptureFixture) -> None:
     def wait() -> None:
-        assert until(lambda: "when that name is used again" in caplog.text, LIMIT_S)
+        assert until(lambda: "until their names are used again" in caplog.text, LIMIT_S)
 
     with caplog.at_level(logging.INFO), Fd(os.open(os.devnull, os.O_RDONLY)) as refusing:
         run_beside(known, refusing, wait)

@@ -124,7 +124,7 @@ def test_what_is_locked_or_kept_is_left_and_told(volume: Path, unit: str) -> Non
         told = swept(volume / "scratch", f'{OLD}\naction = "delete"\n{unit}')
     assert files(volume / "scratch") == {"a/old", "c/.trashd-keep", "c/deep/old"}
     where = b"a" if unit else b"a/old"
-    assert set(told.spared) == {Spared(where, "locked"), Spared(b"c", "holds .trashd-keep")}
+    assert set(told.spared) == {Spared(where, "locked"), Spared(b"c", "contains .trashd-keep")}
     assert (told.sums.n_done, told.sums.n_spared, told.sums.n_failed) == (2, 2, 0)
 
 
@@ -306,7 +306,7 @@ def test_lists_that_lie_in_what_a_rule_sweeps_by_whatever_path_are_refused(
     told, listed = carried(volume / "scratch", text, runs=runs)
     assert isinstance(told, RuleNotDone)
     assert isinstance(told.error, Refused)
-    assert f"the purge lists of {volume}/by/lists lie in it" in told.why
+    assert f"it contains the purge lists of {volume}/by/lists" in told.why
     assert isinstance(listed, PurgeListed)
     assert (listed.is_whole, files(volume / "scratch")) == (False, {"spool/old"})
 
@@ -323,7 +323,7 @@ def test_lists_that_lack_what_nobody_could_look_at_say_so(volume: Path, unit: st
     assert isinstance(listed, PurgeListed)
     assert (listed.is_whole, listed.n_entries) == (not is_closed, 1 if is_closed else 2)
     (written,) = (volume / "lists").iterdir()
-    assert ("# Not complete" in written.read_text()) == is_closed
+    assert ("# Incomplete" in written.read_text()) == is_closed
 
 
 def test_lists_say_so_too_if_units_were_left_for_another_time(volume: Path) -> None:
@@ -567,7 +567,7 @@ def test_so_it_is_if_files_are_read_through_a_mount_that_keeps_pages(volume: Pat
     put(volume / "source/s/old", 60)
     with trashd_mount(volume / "source") as mounted:
         for where in (volume / "source/s", mounted.path / "s"):
-            assert "keeps their pages" in refused(where)
+            assert "caches their pages" in refused(where)
         assert swept(volume / "source/s", f"{ATIME}\ntrusts_atime = true").sums.n_done == 1
 
 

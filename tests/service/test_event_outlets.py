@@ -68,7 +68,7 @@ def test_a_log_that_cannot_be_opened_anew_is_used_on(log: Path, caplog: pytest.L
         write.reopen()
         write(reaped(1))
     assert len(lines(log.with_suffix(".1"))) == 1
-    assert "can't be opened anew" in caplog.text
+    assert "can't be reopened" in caplog.text
 
 
 def test_what_a_death_cut_is_not_continued(log: Path) -> None:

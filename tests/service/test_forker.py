@@ -227,12 +227,12 @@ LESS_THAN_NOTHING = b'{"type":"Beat","n_entries":-1,"n_bytes":0,"busy_s":0}'
 
 @pytest.mark.parametrize("packet", [b"nonsense", b"{}", b'{"type":"Park"}', LESS_THAN_NOTHING, b"\xff"])
 def test_child_that_says_nonsense_is_killed(packet: bytes) -> None:
-    assert lost_with(Tend(), says=packet) == "it said what makes no sense"
+    assert lost_with(Tend(), says=packet) == "it sent an invalid message"
 
 
 def test_child_that_answers_what_nobody_asked_is_killed() -> None:
     other = msgspec.json.encode(OrphanEnded("20260101T000000.000Z-other-0123456789ab"))
-    assert lost_with(Tend(), says=other) == "it answered what nobody asked"
+    assert lost_with(Tend(), says=other) == "it sent an unexpected answer"
 
 
 def test_error_number_that_there_is_not_is_no_fault_of_ours() -> None:

@@ -77,7 +77,7 @@ def output(script: str, event: Event = REAPED, user: str = "nobody") -> str:
     """What a hook that ends well prints."""
     (text,), tally = run(HooksConfig(on_reaped=shell(script), user=user), event)
     assert tally == HookCounts(1, 0, 0), text
-    return text.partition("ended well")[2].removeprefix(": ")
+    return text.partition(" succeeded")[2].removeprefix(": ")
 
 
 def is_gone(pid: int) -> bool:
@@ -242,7 +242,7 @@ def test_hooks_that_are_far_behind_cost_events_and_that_is_told_once(caplog: pyt
         runner(REAPED)
     assert runner.tally == HookCounts(0, 0, 3)
     (record,) = caplog.records
-    assert "more are dropped" in record.getMessage()
+    assert "further events are dropped" in record.getMessage()
 
 
 def ran_of(monkeypatch: pytest.MonkeyPatch, *uids: int | None) -> list[int | None]:

@@ -189,7 +189,7 @@ def test_wrong_configuration_is_told_and_the_old_one_stays(base: Path, volume: P
         assert ids(volume) == {kept}
         log = running.log.read_text()
     assert "retension" in log
-    assert "the old one stays in force" in log
+    assert "the old one stays in use" in log
 
 
 def test_second_service_of_a_user_says_that_one_runs(base: Path, volume: Path) -> None:
@@ -313,7 +313,7 @@ def test_rules_of_a_path_hold_for_what_came_from_there(base: Path, volume: Path)
 def test_outside_its_window_it_waits_until_a_reload_opens_one(base: Path, volume: Path) -> None:
     identifier = orphan_in(volume, options=EXPIRED).id
     with service(base, volume, config="[defaults]\n" + window_in(3)) as running:
-        assert running.until_phase(volume, VolumePhase.WINDOW).why.startswith("it may work")
+        assert running.until_phase(volume, VolumePhase.WINDOW).why.startswith("reaping is allowed only at")
         assert ids(volume) == {identifier}
         assert not running.volume(volume).is_known
         assert "backlog   not known" in done_well("status").out

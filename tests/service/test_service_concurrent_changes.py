@@ -468,7 +468,7 @@ def test_all_that_was_reaped_is_told_when_the_service_is_stopped_in_the_middle(s
         running.stop()
         gone = set(filter(shared.is_gone, thrown))
         assert gone == {event["id"] for event in audited(shared.base) if event["event"] == "reaped"}
-        assert "fault in trashd" not in running.log.read_text()
+        assert "internal error in trashd" not in running.log.read_text()
         assert len(gone) < 150
 
 

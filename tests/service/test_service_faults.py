@@ -76,7 +76,7 @@ def test_errors_in_many_orphans_give_the_volume_a_rest_and_the_reason_is_told(ba
         with service(base, broken.path, volume) as running:
             status = running.until_phase(broken.path, VolumePhase.BROKEN)
             assert "Input/output error" in status.why
-            assert "tried again" in status.why
+            assert "tries again" in status.why
             assert status.faults
             assert_served(running, volume, "a")
             assert running.volume(broken.path).phase is VolumePhase.BROKEN
@@ -424,7 +424,7 @@ def hold(volumes: tuple[Path, Path], hostile: Credentials, act: Sequence[Step], 
             running.until(lambda: is_done(twins))
             running.until_phase(twins.first.volume, VolumePhase.IDLE)
             running.stop()
-            assert "fault in trashd" not in running.log.read_text()
+            assert "internal error in trashd" not in running.log.read_text()
         assert (twins.faults(before), untold(twins)) == ([], [])
 
 

@@ -496,7 +496,7 @@ def test_what_is_in_quarantine_is_not_moved_back(nodes: ClusterNodes) -> None:
     nodes.b.run(partial(_to_quarantine, nodes.b.volume, identifier))
     done = nodes.b.trashd("restore", "--volume", nodes.b.volume, identifier)
     assert done.code == Busy.exit_code, done
-    assert "copy what is left of it" in done.err
+    assert "copy the remaining files" in done.err
     assert states(nodes.b, identifier) == ["quarantine"]
     kept = nodes.b.volume / ".trashd/u/0/quarantine" / identifier / "tree"
     assert nodes.b.run(partial(contents, kept)) == OLD

@@ -179,7 +179,7 @@ def test_what_has_no_record_yet_may_be_another_nodes(volume: Path) -> None:
     (orphan,) = volume.glob(".trashd/u/0/orphans/*")
     (begun := volume / ".trashd/u/0/stage" / f"{orphan.name[:-12]}{'0' * 12}").mkdir()
     (told,) = problems(volume)
-    assert "another node is making it" in told.what
+    assert "another node is writing it" in told.what
     recover_after(volume, 0, PART + 1, UNKNOWN_S - 1)
     assert begun.exists()
     recover_after(volume, UNKNOWN_S + 1)
@@ -230,7 +230,7 @@ def test_of_what_a_mount_refuses_nobody_is_advised_to_give_it_up(
         assert run(["doctor", str(volume)]) == 1
     told = capfd.readouterr().out
     assert "Input/output error" in told
-    assert "try it on another machine" in told
+    assert "try another machine" in told
     assert WAY_OUT not in told
     finish(volume)
 

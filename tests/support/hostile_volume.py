@@ -74,7 +74,7 @@ class Shared:
             yield running
             assert running.process.poll() is None, running.log.read_text()
             running.stop()
-            assert "fault in trashd" not in running.log.read_text(), running.log.read_text()
+            assert "internal error in trashd" not in running.log.read_text(), running.log.read_text()
 
     def assert_untouched(self) -> None:
         """Root's canary is what it was, but for other names that users may have given its files."""

@@ -151,7 +151,11 @@ def test_a_list_that_breaks_off_is_a_stop_that_tells_what_was_done(volume: Path)
         raise BrokenList("the disk says no")
 
     swept = sweep(top, ALL, ToTrash(), names=broken())
-    assert (swept.sums.n_done, swept.is_stopped, swept.why) == (2, True, "the list can't be read on: the disk says no")
+    assert (swept.sums.n_done, swept.is_stopped, swept.why) == (
+        2,
+        True,
+        "the rest of the list was ignored: the disk says no",
+    )
     assert [path.name for path in volume.glob(".trashd/u/0/orphans/*")] == [swept.orphan]
 
 

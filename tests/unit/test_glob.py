@@ -214,7 +214,7 @@ def test_class_has_the_characters_of_the_c_library(name: str) -> None:
     ("pattern", "told"),
     [
         ("", "an empty pattern"),
-        ("a\0b", "has a NUL"),
+        ("a\0b", "contains a NUL"),
         ("a\\", r"ends in a lone \\"),
         ("[[:digits:]]", r"there is no class \[:digits:\]; there are alnum, alpha"),
         ("[z-a]", "the range z-a is reversed"),

@@ -98,7 +98,7 @@ def test_local_time_knows_summer(text: str, same: str) -> None:
         ("2026-00-01", "no month 2026-00"),
         ("2026-13-01", "no month 2026-13"),
         ("0000-01-01", "no month 0000-01"),
-        ("2026-11-00", "no such day"),
+        ("2026-11-00", "day does not exist"),
         ("2026-11-01T24:00", "no such time of the day or zone: 24"),
         ("2026-11-01T12:60", "no such time of the day or zone: 60"),
         ("2026-11-01T12:00:60Z", "no such time of the day or zone: 60"),
