@@ -306,7 +306,7 @@ def test_lists_that_lie_in_what_a_rule_sweeps_by_whatever_path_are_refused(
     told, listed = carried(volume / "scratch", text, runs=runs)
     assert isinstance(told, RuleNotDone)
     assert isinstance(told.error, Refused)
-    assert f"the purge lists of {volume}/by/lists lie in it" in told.why
+    assert f"contains the purge lists {volume}/by/lists" in told.why
     assert isinstance(listed, PurgeListed)
     assert (listed.is_whole, files(volume / "scratch")) == (False, {"spool/old"})
 
@@ -323,7 +323,7 @@ def test_lists_that_lack_what_nobody_could_look_at_say_so(volume: Path, unit: st
     assert isinstance(listed, PurgeListed)
     assert (listed.is_whole, listed.n_entries) == (not is_closed, 1 if is_closed else 2)
     (written,) = (volume / "lists").iterdir()
-    assert ("# Not complete" in written.read_text()) == is_closed
+    assert ("# Incomplete" in written.read_text()) == is_closed
 
 
 def test_lists_say_so_too_if_units_were_left_for_another_time(volume: Path) -> None:
@@ -410,7 +410,7 @@ def test_directory_that_becomes_a_link_meanwhile_leads_nowhere(
 def test_rule_without_a_directory_to_go_to_is_told(volume: Path) -> None:
     (told,) = carried(volume / "none-*", OLD)
     assert isinstance(told, RuleNotDone)
-    assert (told.directory, told.why, told.error) == (bytes(volume / "none-*"), "there is no such directory", None)
+    assert (told.directory, told.why, told.error) == (bytes(volume / "none-*"), "no such directory", None)
 
 
 @pytest.mark.parametrize("runs", [True, False])

@@ -172,8 +172,8 @@ def test_other_times_decide_if_they_are_asked_for(tmp_path: Path, fields: tuple[
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("a/.trashd-keep", KEPT), (".trashd-keep", KEPT), ("a/x.precious", "holds what is excluded"),
-     ("a/.trashd/u", "holds a trash store")],
+    [("a/.trashd-keep", KEPT), (".trashd-keep", KEPT), ("a/x.precious", "contains an excluded file"),
+     ("a/.trashd/u", "contains a trash store")],
 )  # fmt: skip
 def test_unit_that_holds_what_must_stay_is_left_and_told(tmp_path: Path, name: str, why: str) -> None:
     put(tmp_path / "unit/a/file")
