@@ -245,7 +245,7 @@ def test_user_whose_quota_is_used_up_keeps_no_other_from_a_list(there: Path) -> 
     with open_lists(Kernel(first_refused), bytes(there), writes=True) as lists:
         for uid in (MALLORY, ALICE, ALICE + 1):
             lists.add(uid, b"/scratch/new", 0)
-        with pytest.raises(Incomplete, match=rf"{MALLORY}\.list stays as it was: its user's quota"):
+        with pytest.raises(Incomplete, match=rf"{MALLORY}\.list stays as it was: its user's disk quota"):
             lists.publish()
     told = {name: lines[0].rpartition("/")[2] for name, lines in published(there).items()}
     assert told == {f"{MALLORY}.list": str(MALLORY), f"{ALICE}.list": "new", f"{ALICE + 1}.list": "new"}
