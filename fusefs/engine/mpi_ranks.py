@@ -31,8 +31,7 @@ _SLICE_S = 0.25
 _SLICE_S_EACH = 0.002
 """Shortest slice, for each slice under way: one slice costs the first rank 0.15 ms, so it keeps up with any number."""
 _POLL_S, _LONGEST_POLL_S = 0.0005, 0.004
-"""Pause between two polls of MPI: just after a message or the end of a slice, and when there was neither for a while.
-"""
+"""Pause between two polls of MPI: right after a message or the end of a slice; and when idle for a while."""
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")  # set by mpiexec or srun
 
 
@@ -82,9 +81,7 @@ class DirectoriesByPath:
         return fd
 
     def keep(self, path: bytes, fd: Fd) -> None:
-        """Add an open directory that may be entered to the cache, and own its fd; closes the oldest one if the cache is
-        full.
-        """
+        """Add an open directory that may be entered, and own its fd; if the cache is full, close the oldest one."""
         with self._lock:
             if path in self._open:
                 self._open.pop(path).close()
@@ -171,9 +168,7 @@ class MpiJob:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        """End the job: the first rank ends the others, also after an error, and receives what they still send, unless
-        it is root.
-        """
+        """End the job: the first rank ends the others, and unless it is root, receives what they still send."""
         if kind is not None and not self.is_first:  # a bug in trashd ends the job, as a lost rank does
             traceback.print_exc()
             self._comm.Abort(Exit.FAILED)
@@ -216,9 +211,7 @@ class MpiJob:
             yield RankCrew(self, ours, threads, [threads.n_workers, *n_slices])
 
     def prepare(self, opens: OpensRunner) -> list[int]:
-        """Have the other ranks make their runners; returns how many slices each runs. Raises  Refused: a rank can't
-        make one
-        """
+        """Have the other ranks make their runners; how many slices each runs. Raises  Refused: one of them can't"""
         answers = dict[int, Any]()
         for rank in range(1, self.n_ranks):
             self.send(opens, rank)
@@ -259,9 +252,7 @@ class MpiJob:
         return 0
 
     def _open(self, kernel: Kernel, opens: OpensRunner, owned: ExitStack) -> _Threads | None:
-        """Start the rank's threads if it is to run slices; sends their number, or the reason for none, to the first
-        rank.
-        """
+        """Start the rank's threads if it runs slices; sends the first rank their number, or an error text."""
         threads = None
         try:
             runner = owned.enter_context(opens(kernel, self.n_ranks))
@@ -300,9 +291,7 @@ class RankCrew(Generic[Work, Done]):
             self._here.submit(sent, sent.budget)
 
     def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
-        """See SlicePool. A slice that another rank does not see is run here; a slice that is lost here is reported as
-        lost.
-        """
+        """See SlicePool. Slices that another rank does not see run here; slices lost here are reported as lost."""
         until_s, ended = time.monotonic() + most_s, list[EndedSlice[Work, Done]]()
         while True:
             while (received := self._job.receive()) is not None:

@@ -51,8 +51,7 @@ _GAP_S = 0.0002
 _MAKES_UP = 5.0
 """A slice that waited for an idle device may be up to so many times as large, to make up for the slices it missed."""
 _PATIENCE_S = 0.1
-"""On a device that is never idle, a small slice starts after this time all the same, so that the removal can't starve.
-"""
+"""Longest wait of a small slice for an idle device: after it the slice starts all the same, so it can't starve."""
 
 
 class KeepsTime(Protocol):
@@ -79,7 +78,7 @@ class SetsSpeed(Protocol):
 
 
 class ConstantSpeed(NamedTuple):
-    """The same speed all the time."""
+    """A constant speed."""
 
     always: Speed
 
@@ -181,9 +180,7 @@ class SlicePace:
             self._bytes.give_back(budget.n_bytes - n_bytes)
 
     def sleep(self) -> None:
-        """Wait until there is a budget again, but not longer than GLANCE_S, so that the caller can check whether to
-        stop.
-        """
+        """Wait until there is a budget again, or until the caller should check whether to stop (GLANCE_S)."""
         now = self._clock.monotonic()
         waits = [allowance.wait_s() for allowance in (self._entries, self._bytes) if allowance is not None]
         waits += [self._rest_ends_s - now, self._small.wait_s(now)]
@@ -280,9 +277,7 @@ _EARLY_S = 0.002
 _LATE_S = 0.01
 _PROBE_EVERY_S, _OFTEN_S = 10.0, 1.1
 _WRITE_BACK_EVERY_S, _WRITTEN_BACK_S = 0.09, 0.02
-"""Interval of write-backs, about one per tick; and how long before a rest they stop, or they would look like others'
-load.
-"""
+"""Interval of write-backs, about one per tick; and how long before a rest they stop, so as not to disturb it."""
 _PROBE = bytes(4096)
 _KEPT_PROBES = 5
 

@@ -98,9 +98,7 @@ class InnerStores:
 
 
 def _pinned_in(kernel: Kernel, dir_fd: int, name: bytes, owners: Collection[int]) -> Iterator[Thing]:
-    """The orphans in an inner store that are pinned, or may be, as their records can't be read; their owner's process
-    reads the records.
-    """
+    """The orphans in an inner store that are pinned or have unreadable records, which their owner's process reads."""
     by_folder: dict[tuple[int, RelPath], list[Thing]] = {}
     for thing in things_in(kernel, dir_fd, name, owners):
         if not thing.name:
@@ -230,9 +228,7 @@ class LateArrivals:
         return bool(self._entered) and self._entered.get(self._kernel.identify(fd).handle) == st.st_ctime_ns
 
     def _last_change_ns(self, fd: Fd) -> int | None:
-        """The ctime of a directory, once the clock has advanced beyond it, so that any later change differs;
-        else None.
-        """
+        """The ctime of a directory once the clock is beyond it, so that a later change differs; None if it is not."""
         for _ in range(_TICKS):
             ctime_ns = self._kernel.fstat(fd).st_ctime_ns
             if ctime_ns < time.clock_gettime_ns(_CLOCK_REALTIME_COARSE):
@@ -286,9 +282,7 @@ DOUBTFUL = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE})
 
 COMMAND_LIMIT_S = 120.0
 
-"""Limit for a command at a terminal; longer than the grace period of NFS (90 s) and the restart or failover of a
-server.
-"""
+"""Limit for commands at a terminal; exceeds the grace period of NFS (90 s) and the failover of a server."""
 
 
 DOUBT_PAUSES_S = (0.5, 2.0)
@@ -403,9 +397,7 @@ def may_be_away(kernel: Kernel, fd: int) -> bool:
 
 
 def asked(kernel: Kernel, fd: int) -> int:
-    """Check that a server answers for a directory: the errno if it does not, 0 if it does, even by "permission
-    denied".
-    """
+    """Check that a server answers: the errno if it does not, 0 if it does, even with "permission denied"."""
     try:
         kernel.free_bytes(fd)
         kernel.stat(fd, os.urandom(8).hex().encode())

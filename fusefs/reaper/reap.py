@@ -216,9 +216,7 @@ class _ReapRun:
         return False
 
     def _drop_empty(self) -> bool:
-        """Remove a container that we had emptied and that has lost its record; returns whether it is gone. Raises
-        OSError
-        """
+        """Remove a container that we emptied and that lost its record; returns whether it is gone. Raises  OSError"""
         try:
             with self._folder.open(State.REAPING) as reaping:
                 self._kernel.rmdir(reaping, self._container.encode())
@@ -247,9 +245,7 @@ def _survey(kernel: Kernel, container: Fd, wishes: RemovalWishes) -> Survey | No
 
 
 def _with_known_size(report: Report, record: Record, *, is_whole: bool) -> Report:
-    """Take the size of the removed tree from its record if the removal did not stat files. is_whole: this reap removed
-    all of it
-    """
+    """Take the removed tree's size from its record if files were not counted. is_whole: this reap removed it all"""
     size = record.size
     if size is None or size.is_at_least or record.partial or not is_whole or report.n_failed:
         return report
@@ -257,9 +253,7 @@ def _with_known_size(report: Report, record: Record, *, is_whole: bool) -> Repor
 
 
 def _retire(held: HeldContainer, report: Report) -> Report:
-    """Remove the container itself; fails with ENOTEMPTY if a process still writes into a directory of it that it has
-    open.
-    """
+    """Remove the container itself; ENOTEMPTY if a process still writes into a directory of it that it has open."""
     try:
         with Origin(held) as origin:
             origin.unmark()

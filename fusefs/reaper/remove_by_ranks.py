@@ -32,9 +32,7 @@ from fusefs.store.layout import UserFolder
 from fusefs.store.user_folders import open_user
 
 _GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
-"""The path of a directory that was begun names nothing, or something else: the slice that removes its parent handles
-it.
-"""
+"""The path of a slice's directory names nothing, or another object: the slice of its parent handles that."""
 _PATIENCE_S, _PAUSE_S = 30.0, 0.2
 """Longest time until a rank sees a claim that the first rank has just made, and the pause between two attempts."""
 _PathRunner = RankRunner[Slice, RemovalSliceResult | None]
@@ -80,9 +78,7 @@ class SharedFolder(NamedTuple):
 
     @contextmanager
     def opened(self, kernel: Kernel, _n_ranks: int) -> Iterator[UserFolder]:
-        """See OpensRunner. Raises  TrashdError, OSError: the folder is not visible here, or belongs to another volume's
-        store
-        """
+        """See OpensRunner. Raises  TrashdError, OSError: the folder is missing here, or another volume's"""
         base, name = os.path.split(self.store)
         store = open_at(kernel, base, read_mounts(), Name(name))
         if store is None:

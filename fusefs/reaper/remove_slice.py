@@ -86,9 +86,7 @@ class LargeFiles:
         return None
 
     def _take(self, dir_fd: Fd, seen: StatxResult) -> Fd | None:
-        """Unlink a file that is to be cut. None if it can't be cut: it still has its name, or was deleted in
-        one piece.
-        """
+        """Unlink a file to be cut. None if it can't be cut: it still has its name, or was deleted in one piece."""
         try:
             fd = self._open(dir_fd, seen.name)
         except OSError:
@@ -314,9 +312,7 @@ class _RemovalRun:
         return n_removed
 
     def _look_at(self, frame: _Frame, names: list[str]) -> list[str]:
-        """Paced removal: count the bytes of each file, and start with a large one; returns the names that may be
-        unlinked now.
-        """
+        """Paced: count each file's bytes, and start with a large one; returns the names to unlink now."""
         assert self._large is not None
         looked, refused = look_at_all(self._kernel, frame.fd, names, at_once=self._remover.strategy.is_at_once)
         may_go = [name for name, _number in refused]  # the unlink will report the error
@@ -413,9 +409,7 @@ class _RemovalRun:
         return self._taken(frame, name, self._kernel.open_dir(frame.fd, raw(name)))
 
     def _taken(self, frame: _Frame, name: str, fd: Fd) -> Fd | None:
-        """Return the fd of a directory that may be removed, which is now the reaper's own; close it and return None if
-        in doubt.
-        """
+        """Make a directory the reaper's own and return its fd; if it is in doubt, close it and return None."""
         with ExitStack() as owned:
             owned.enter_context(fd)
             if not self._remover.given.takes(fd, join(frame.path, raw(name))):

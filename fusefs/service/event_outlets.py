@@ -375,9 +375,7 @@ class Audit:
         self._n_lost = 0
 
     def __call__(self, event: Event) -> None:
-        """Write one line. If the disk has space for a part of it only, that part stays, and the next event begins a new
-        line.
-        """
+        """Write one line. If it fits in part only, that part stays, and the next event begins a new line."""
         line = b"\n" * self._is_cut + encode(event) + b"\n"
         try:
             n_written = os.write(self._fd, line)

@@ -87,9 +87,7 @@ from fusefs.store.tidy_folder import tend
 
 _PAGE_BYTES = MESSAGE_MAX // 4
 _MOST_QUARANTINED, _LONG = 50, 1500
-"""Limits for quarantined orphans that a page reports at start-up, for root to take over; an administrator
-handles more.
-"""
+"""Limits for quarantined orphans reported at start-up, for root to take over; an administrator handles more."""
 _TOLD_PROBLEMS, _TOLD_CHARS = 20, 300
 _AHEAD_S = 1.0
 """How long a page that was read ahead counts as fresh."""
@@ -460,9 +458,7 @@ class _WhenIdle:
 
 
 def _given(folder: UserFolder) -> list[str]:
-    """Problems with swaps of a killed root process for other users that could not be completed; only root's folder has
-    such.
-    """
+    """Problems with unfinished swaps for other users by a killed root process; only root's folder has any."""
     if folder.uid or not folder.is_proven or not folder.list(State.STAGE):
         return []
     with open_areas(folder.store.kernel, folder.store.fd, folder.store.name) as areas:

@@ -42,9 +42,7 @@ class RulesMissing(Unproven):
 
 
 class GraceWindow(NamedTuple):
-    """A time in which a volume was not served, and the end of the grace for orphans that expired then; by
-    CLOCK_BOOTTIME.
-    """
+    """A time in which a volume was not served, and the end of the grace after it; by CLOCK_BOOTTIME."""
 
     after_s: float
     until_s: float

@@ -377,9 +377,7 @@ def _let_sleep(path: bytes, mounts: list[Mount]) -> None:
 
 
 def _leave_to_root(store: Store) -> None:
-    """Refuse a store that root's service serves: a user's own service would report everything twice. Raises
-    Elsewhere
-    """
+    """Refuse a store that root's service serves, as a second service would report twice. Raises  Elsewhere"""
     if os.geteuid() == 0:
         return
     served: tuple[VolumeStatus, ...] = ()
@@ -429,9 +427,7 @@ def _lock(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> None:
 
 
 def _beat(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> HeldBeat | None:
-    """Lock our heartbeat file; other machines have their own. None if there is no space for it. Raises  Elsewhere;
-    OSError
-    """
+    """Lock our heartbeat file, beside those of other machines. None if there is no space. Raises  Elsewhere; OSError"""
     try:
         beat = hold_beat(kernel, hold)
     except OSError as error:

@@ -31,9 +31,7 @@ _MOST_NAMED = 5_000
 """Most users outside the account database whose registries are read."""
 
 Key = tuple[int, bytes]
-"""A user, and the path of a store that this user registered: others may register the same path, which proves
-nothing.
-"""
+"""A user, and the path of a store in that user's registry; others may register the same path."""
 _Which = tuple[int, int]
 _OF_USER, _OF_MOUNT = 2, 16
 """Stores that are open at a time, for one user and on one mount."""

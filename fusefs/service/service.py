@@ -1,6 +1,4 @@
-"""The service: watches and serves all volumes, and holds what they share. It ends within a second and needs no
-repair.
-"""
+"""The service: serves all volumes, and holds what they share. It ends within a second and needs no repair."""
 
 from __future__ import annotations
 
@@ -239,9 +237,7 @@ class _Service:
             self._own_stores.look()
 
     async def _remember_rules(self, path: bytes, mounts: list[Mount]) -> None:
-        """Note which volume has rules, even if it is not served: mounted elsewhere it must not be served by the
-        defaults.
-        """
+        """Note a volume's rules even if it is not served: mounted elsewhere, it must not get the defaults."""
         volume = await in_thread(self._limiter, partial(find_id, self.context.kernel, path, mounts))
         if volume and self.context.config.named(path, volume) is not None:
             self.context.known.refuse_without_rules(volume, path, self.context.config)
@@ -362,9 +358,7 @@ class _Service:
             loop.set_pause(self._pause_of(loop, pauses))
 
     def _pause_of(self, loop: VolumeLoop, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
-        """The pause that applies to a volume. A pause of a directory includes users' own stores in it, so that it can
-        be unmounted.
-        """
+        """The pause for a volume. Users' own stores are paused with the volume that they are in, for an unmount."""
         if loop.owner is not None:
             known = {path: pause for path, pause in pauses.items() if path is not None}
             above = (pause for path, pause in known.items() if any(is_inside(one, path) for one in loop.paths()))

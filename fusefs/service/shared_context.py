@@ -68,9 +68,7 @@ class ServiceContext:
         return self._clock
 
     def save_told(self) -> None:
-        """Save the clock if an event was reported since the last call, so that after a crash it is not reported
-        again.
-        """
+        """Save the clock if an event was reported since the last call, so that a crash does not repeat it."""
         clock = self.clock()  # so that an idle service notices a jump of the wall clock, too
         if self._is_told:
             save_clock(self._state, clock, is_durable=False)

@@ -70,6 +70,4 @@ class ServiceTimers(NamedTuple):
 
 
 current = ServiceTimers()
-"""The timers in use. The forker and the children inherit them; a test that scales them does so before the
-service runs.
-"""
+"""The timers in use, inherited by the forker and the children. A test scales them before the service starts."""

@@ -17,9 +17,7 @@ _WEIGHT = 0.1
 
 
 class VolumeFigures:
-    """Free space of a volume, its trend, and whether the reaper hurries; work done there since the service began, and
-    recent rates.
-    """
+    """Free space of a volume and its trend, whether the reaper hurries, work done, and recent rates."""
 
     def __init__(self) -> None:
         self.space: VolumeSpace | None = None

@@ -530,9 +530,7 @@ class VolumeLoop:
             _LOG.warning("%s", told)
 
     def _on_users(self, event: InotifyEvent) -> None:
-        """Handle an event in an area: perhaps a new user, or another folder of one. Anyone can create names there, so
-        the names prove nothing.
-        """
+        """Handle an event where folders are created: perhaps a new user. Anyone can create names there."""
         if event.happened & (InotifyMask.IGNORED | InotifyMask.UNMOUNT):
             self._watches.leave_areas()
         elif not event.happened & InotifyMask.OVERFLOW and whose(event.name) is None:

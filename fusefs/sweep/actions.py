@@ -342,9 +342,7 @@ class _TrashAction(Action):
         self._noted = noted
         self._see = see
         self._has_joined = mmap.mmap(-1, 1)
-        """Whether a directory may have been merged in part, which does not count as done if it did not come
-        completely.
-        """
+        """Whether a directory may have been merged in part, which counts as not done unless it is complete."""
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action. One rename for each name."""

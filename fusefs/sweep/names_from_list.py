@@ -94,9 +94,7 @@ class _ListedPlaces:
         self._directories: dict[bytes, bytes | None] = {}
 
     def of(self, path: bytes) -> tuple[bytes, bytes] | None:
-        """The directory, relative to the sweep's, and the name in it (empty for itself); None: outside, or no valid
-        path
-        """
+        """The directory, relative to the sweep's, and the name (empty for itself); None: outside, or invalid"""
         at = path.rfind(b"/") + 1
         above, last = path[:at], path[at:]
         if above not in self._directories:

@@ -166,9 +166,7 @@ class _SweepRun:
         return self._ways.into(self._root).beneath(upper, flags=READABLE)
 
     def _open_told(self, upper: bytes, inode: Identified | None = None) -> BackingAndMount | None:
-        """Open a directory for reading; None if it is inaccessible, which is reported, was replaced, or must be
-        avoided.
-        """
+        """Open a directory for reading; None if it is inaccessible (reported), was replaced, or must be avoided."""
         try:
             sides = self._open(upper)
         except OSError as error:
@@ -233,9 +231,7 @@ class _SweepRun:
         return whose
 
     def _whose_is_at(self, upper: bytes) -> int | None:
-        """The owner of what is in a directory that was not reached by a walk; None as for `_whose_is`. Raises
-        OSError
-        """
+        """The owner of the content of a directory not reached by a walk; None as for `_whose_is`. Raises  OSError"""
         if self._boundary is None:
             return 0
         whose: int | None = self._boundary.whose
