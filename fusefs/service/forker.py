@@ -458,7 +458,7 @@ class _WhenIdle:
 
 
 def _given(folder: UserFolder) -> list[str]:
-    """Problems with unfinished swaps for other users by a killed root process; only root's folder has any."""
+    """Hand over the trees that a killed `swap --for-owner` left in root's folder; returns the failures."""
     if folder.uid or not folder.is_proven or not folder.list(State.STAGE):
         return []
     with open_areas(folder.store.kernel, folder.store.fd, folder.store.name) as areas:

@@ -440,7 +440,7 @@ class Chooser:
         return free
 
     def _is_mounted(self, path: bytes, is_last: bool) -> bool:
-        """Whether a directory is a mount point, or would carry one away. is_last: it is not entered, so count it here"""
+        """Whether a directory is a mount point, or would carry one away. is_last: it is not entered, so counted here"""
         if path in self._way.mounts:
             self._tally.count(SweepSums(n_mounts=int(is_last)))
             return True
