@@ -2,8 +2,8 @@
 
 Such a mount hides its backing tree from all processes, trashd's commands included. A private clone of the tree, mounted
 in here, is the path by which root's commands reach it. Others can't; users' commands get an fd by a socket
-(life/backing_fd_server.py). The clone is private because in namespaces made earlier the FUSE mount would otherwise
-appear in it, too.
+(mount/life/backing_fd_server.py). The clone is private because in namespaces made earlier the FUSE mount would
+otherwise appear in it, too.
 
 A user's daemon keeps only its counters, below $XDG_RUNTIME_DIR.
 """
