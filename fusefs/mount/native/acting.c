@@ -153,7 +153,8 @@ static bool is_of_our_namespace(const Core *core, uint32_t pid) {
 /* Return the groups and capabilities that the caller has now; none if they can't be read. The groups are to be freed.
  *
  * A thread whose ids differ from the request's acts for another user (overlayfs above, nfsd, io_uring), and its own
- * groups and capabilities do not count. But only what root allows can act as root. */
+ * groups and capabilities do not count. But if the request's uid is 0, all capabilities count: only root can have let
+ * the thread act as root. */
 static Rights rights_of(const Request *request) {
     Rights rights = {0};
     char *status = read_about(request, "status");

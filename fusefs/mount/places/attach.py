@@ -3,8 +3,8 @@
 libfuse gets the fd as its mount point (`/dev/fd/N`), since its own mount function supports ASCII paths only.
 
 `mount -o remount,…` changes only the kernel's flags, which the daemon need not know. The backing tree of a mount over
-itself, below /run/trashd, gets the same restrictions as the mount: otherwise what the mount refuses would be possible
-there. The mount is restricted before the tree.
+itself, below /run/trashd, gets the same restrictions as the mount: otherwise actions that the mount refuses would be
+possible there. The mount is restricted before the tree.
 """
 
 from __future__ import annotations

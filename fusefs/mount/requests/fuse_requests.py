@@ -1,8 +1,8 @@
 """Requests that the C core does not answer.
 
 The thread that received such a request either replies itself or passes it to a worker of the pool, depending on how
-long it may block. Of a slow backing filesystem, what is cached is replied at once. Requests are served with the tables
-lock, which is released for each call to the backing filesystem.
+long it may block. For a slow backing filesystem, cached entries are replied at once. Requests are served with the
+tables lock, which is released for each call to the backing filesystem.
 
 Source  docs/decisions/0060-how-requests-travel.md
 """

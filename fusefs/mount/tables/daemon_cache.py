@@ -182,8 +182,7 @@ class DaemonCache:
     def changes(self, *sources: SourceKey, names: Sequence[NameIn] = ()) -> Iterator[None]:
         """Forget inodes, names and the names' directories before and after the block, which changes them.
 
-        Before it, so that no client is sent what the block makes wrong; after it, because of results collected
-        meanwhile.
+        Before it, so that no client is sent outdated entries; after it, because of results collected meanwhile.
         """
         nodes = {node for source in sources if (node := self._nodes.find(source)) is not None}
         nodes |= {directory for directory, _name in names}

@@ -1,8 +1,8 @@
 """Has the kernel forget nodes in trash stores bit by bit, before renames have to wait or space stays occupied.
 
 The reaper deletes them behind the mount. As long as the kernel knows a directory, the daemon holds it open, so neither
-its blocks nor its inode become free. And when a name in a drop folder is looked up again, because the next entry of
-that name is to be moved there, the kernel drops everything that it has cached below the first one. That takes 5 µs per
+its blocks nor its inode become free. When the next entry of the same name is to be moved into a drop folder, that name
+is looked up again. The kernel then drops everything that it has cached below the first entry. That takes 5 µs per
 inode, and the caller and all renames wait for it.
 
 The notice waits for no lock that a client holds, and skips what is in use. So the daemon itself can send the notice,
@@ -11,10 +11,10 @@ also skips a directory in which it has cached a missing name. If such a director
 closes it and has the kernel forget its name with all below it. A kernel that does not know the first notice skips
 everything.
 
-Names in drop folders are expired, too. What was moved there has no name any more, but the kernel assigns the requested
-one. If the moved inode is in use, and so not forgotten, that name is expired instead. A thread that answers no requests
-sends that notice, since it waits for the folder's lock (I10). It does so when no more entries are being moved there: if
-the daemon is killed while it waits, it does not end, and its clients stay blocked.
+Names in drop folders are expired, too. An entry that was moved there has no name any more, but the kernel assigns the
+requested one. If the moved inode is in use, and so not forgotten, that name is expired instead. A thread that answers
+no requests sends that notice, since it waits for the folder's lock (I10). It does so when no more entries are being
+moved there: if the daemon is killed while it waits, it does not end, and its clients stay blocked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Requests about names, nodes and files. The native core does them; this is what Python adds before or after.
 
-Python maintains the cache of a slow filesystem, answers for the link to the caller's drop folder, turns what is moved
-into a drop folder into an orphan, serves retries of processes that got ESTALE, and waits for other processes.
+Python maintains the cache of a slow filesystem, and answers for the link to the caller's drop folder. It makes orphans
+of entries that are moved into a drop folder, serves retries of processes that got ESTALE, and waits for other
+processes.
 """
 
 from __future__ import annotations
