@@ -191,8 +191,7 @@ class _MountDaemon:
         return flags
 
     def _make_rings(self) -> RingThreads | None:
-        """Make rings before the reply to INIT, after which the kernel uses nothing else; return None if they can't be
-        had."""
+        """Make rings, before the reply to INIT makes the kernel use them only; return None if they can't be had."""
         rings = self._stack.enter_context(_rings(self._attached, self._device, self._states))
         if rings is not None:
             try:
@@ -240,8 +239,12 @@ class _MountDaemon:
         self._ready()
 
     async def _has_shown(self) -> bool:
-        """Attach the mount, if it is unattached. Returns  whether users see it. Raises  Refused. Checkpoint  while it
-        is attached"""
+        """Attach the mount, if it is unattached.
+
+        Returns     whether users see it
+        Raises      Refused
+        Checkpoint  while it is attached
+        """
         mount, apart, vfs = self._mount, self._attached.apart, self._vfs
         async with self._moving:
             if apart is not None and not self._ended.is_set():
@@ -471,7 +474,7 @@ async def _wait_no_longer(lock: TablesLock, ended: trio.Event, scope: trio.Cance
 async def _stop_on_signal(
     mount: Mount, moving: trio.Lock, unmount: Callable[[], Awaitable[None]], task_status: trio.TaskStatus[None]
 ) -> None:
-    """End the service cleanly at the first signal; the second one kills the process.
+    """End the service cleanly at the first signal; the second one terminates the process.
 
     moving      while it is held, nothing is unmounted
     Checkpoint  while waiting for the signal, and during `unmount`
