@@ -6,10 +6,10 @@ _DIGITS = {8: b"01234567", 16: b"0123456789ABCDEF"}
 
 
 def unescape(text: bytes, mark: bytes, n_digits: int, base: int) -> bytes:
-    """What was meant; a mark without its digits is itself.
+    """Decode escapes; a mark that is not followed by the right digits stands for itself.
 
-    By hand: one mount or store with an odd path would have each start of a command load `re`, which takes longer than
-    a swap.
+    Without `re`, on purpose: a single mount or store with an unusual path would make every command load it, which takes
+    longer than a swap.
     """
     if mark not in text:
         return text
