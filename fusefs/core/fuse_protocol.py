@@ -264,7 +264,7 @@ def read_entry(body: bytes, at: int = 0) -> Entry:
 
 
 class Listed(NamedTuple):
-    """An entry in the reply to a listing: fuse_dirent, and fuse_entry_out, whose nodeid is 0 for a name only."""
+    """An entry in the reply to a listing: fuse_dirent and fuse_entry_out; its nodeid is 0 if only the name is sent."""
 
     name: bytes
     ino: int

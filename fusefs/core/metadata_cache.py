@@ -115,7 +115,7 @@ def unpack(packed: bytes, at: int = 0) -> Known:
 
 
 NodeId = NewType("NodeId", int)
-"""The number by which the kernel knows a node: the backing inode's own, unless another live node has that."""
+"""The kernel's number for a node: the backing inode's own, unless another live node has that."""
 SourceKey = tuple[int, bytes] | tuple[int, int, int]
 """One incarnation of one backing inode: (device, file handle), or (device, ino, birth time) without handles."""
 ROOT = NodeId(1)

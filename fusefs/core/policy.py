@@ -296,7 +296,7 @@ def beyond_quota(trash: Held, volume: VolumePolicy, total_bytes: int) -> SpaceWa
 def go_early(
     trash: Held, wanted: SpaceWanted, volume: VolumePolicy, clock: Clock, *, all_of_it: bool = True
 ) -> list[ContainerId]:
-    """The orphans to delete early, to free the wanted amount: the oldest of the users with the most trash.
+    """The orphans to delete early, to free the amount needed: the oldest of the users with the most trash.
 
     There is a level at which cutting every user down to it frees enough. No user loses more than what is above it: a
     user with less trash loses nothing, whatever others have pinned. Orphans that are pinned, kept or too young stay.
@@ -332,7 +332,7 @@ def go_early(
 
 
 def _drop_what_cannot_help(going: list[tuple[ContainerId, OrphanSize]], wanted: SpaceWanted) -> None:
-    """Leave out the last orphans, as long as all that are left out are less than a hundredth of the wanted amount."""
+    """Drop the last orphans, as long as those dropped are together less than a hundredth of the amount needed."""
     stays = SpaceWanted(wanted.n_inodes // _MATTERS, wanted.n_bytes // _MATTERS)
     while going:
         stays = stays.less(going[-1][1])

@@ -222,7 +222,7 @@ class Selection(NamedTuple):
 class Matcher:
     """A compiled selection; one for each process. Names and paths are decoded as by os.fsdecode.
 
-    needs_stat       names and kinds don't decide alone: call `takes`
+    needs_stat       names and kinds are not enough to decide: call `takes`
     needs_birth      `takes` needs birth times
     needs_emptiness  a selected directory must have no entry: its reader checks that
     types            the selected kinds, all of them listed

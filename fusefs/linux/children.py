@@ -276,7 +276,7 @@ def become(wanted: UserCredentials) -> None:
 def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask = lambda _question: b"") -> bytes:
     """The result of `body`, run in a child with that uid and no capability; needs root.
 
-    body    gets a function by which it can ask us something while it runs
+    body    gets a function to ask us something while it runs
     answer  our reply to such a question, made with our own rights
     Raises  ChildLost if the child ended without a result or was stopped. A stopped child is killed: otherwise one user
             could block an administrator's command for all users. Errors of `body` must be part of its result.

@@ -37,7 +37,7 @@ _SYSFS = "/sys/fs/btrfs"
 
 
 def known_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
-    """The size of a directory's content as its filesystem reports it; None if it doesn't, or not for this one alone.
+    """The size of a directory's content as its filesystem reports it; None if it has no sum for exactly this one.
 
     tree  open for reading
     Only a request to a server takes time, and no more than a stat.

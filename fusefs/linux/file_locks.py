@@ -1,4 +1,4 @@
-"""Locks of files: taking one, and finding out whether or by which process one is held, without touching it.
+"""Locks of files: taking one, and finding out whether a process holds one, and which, without touching it.
 
 Covers open file description locks, flocks, and the lock of the service, of which only one runs at a time.
 """

@@ -45,7 +45,7 @@ def rights_of(caller: Caller) -> Rights:
     """The present rights of a caller; none if it can't be seen.
 
     A thread whose ids differ from those of the request acts for another process (overlayfs above, nfsd, io_uring), so
-    that its own rights don't count. But only root's processes can make requests as root.
+    that its own rights don't count. But a request as root always has root's rights: only root can have allowed it.
     """
     if caller.pid <= 0:
         return Rights()

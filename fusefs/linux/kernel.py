@@ -315,7 +315,7 @@ class Kernel:
     def rename(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         """rename(2): only if the new name is ours and free, or a file of ours that it may replace.
 
-        ESTALE and EIO are not handled: no other node moves what is renamed this way.
+        ESTALE and EIO are passed to the caller: no other node moves what is renamed this way.
         """
         self._hook("rename")
         os.rename(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir)

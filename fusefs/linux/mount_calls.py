@@ -177,7 +177,10 @@ class MountLine(NamedTuple):
 
 
 def mount_lines() -> Iterator[MountLine]:
-    """All such lines that this process may read. Source  fstab(5), systemd.exec(5) for EnvironmentFile="""
+    """The mounts of trashd in fstab and in the units' files, as far as this process may read those.
+
+    Source  fstab(5), systemd.exec(5) for EnvironmentFile=
+    """
     for number, line in _lines(_FSTAB):
         fields = line.split()
         if len(fields) > 3 and fields[2] == OURS:

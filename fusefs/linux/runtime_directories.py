@@ -123,7 +123,7 @@ class PrivateDirectory:
         return self._made[1]
 
     def _make(self) -> tuple[Name, Fd] | None:
-        """Make and lock it, so that it doesn't look abandoned; None if another process removed it as such before."""
+        """Make and lock it; None if another process took it for abandoned and removed it before it was locked."""
         name = Name(self._prefix + nameless())
         self._kernel.mkdir(self._parent, name)
         with ExitStack() as owned:
