@@ -110,7 +110,7 @@ def command(volume: bytes | None, repair: bool, waits: bool, ended: tuple[str, .
 
 
 def _examine_all(repair: bool, ended: Sequence[str], waits: Waits | None, *, as_json: bool) -> int:
-    """Check all known stores, and the rest of the machine that trashd uses."""
+    """Check all known stores, and the parts of the machine that they need."""
     paths, silent, broken = dict[bytes, None](), list[bytes](), list[Finding]()
     try:
         for store in discover(Kernel(), (), silent):
@@ -303,7 +303,7 @@ def _check_running(running: SeenStatus, word: str) -> Iterator[Finding]:
 
 
 def _mounts() -> Iterator[Finding]:
-    """Find trashd mounts whose daemon is dead, or can open only few files for its users."""
+    """Find mounts whose daemon is dead, or can open only few files for its users."""
     from fusefs.cli.mount import few_files
     from fusefs.mount.places.find_mounts import all_mounts, read_counters
 

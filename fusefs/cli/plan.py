@@ -61,7 +61,7 @@ def command() -> None:
 
     A PLAN is a TOML file, or a directory of *.toml files. Without PLAN, root's are in /etc/trashd/plan.d, and those of
     other users in ~/.config/trashd/plan.d. trashd-sweep.timer applies root's every night. If a file has an error,
-    trashd prints the key with the error and does nothing.
+    plan prints the key with the error and does nothing.
 
     Rules skip directories with a file .trashd-keep, and anything locked by flock(2).
 

@@ -30,7 +30,7 @@ _UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3))
 @click.option("--prometheus", is_flag=True, help="Print the metrics of the mounts in Prometheus' text format.")
 @json_option
 def command(watch: bool, prometheus: bool, as_json: bool) -> int:
-    """Show what the reaper service and the mounts of trashd are doing.
+    """Show what the reaper service and the mounts are doing.
 
     For each volume, status shows the backlog, rate, pressure, free space and last errors; for each mount, requests,
     latencies and the daemon. It reads only status files, so it is fast even if a mount hangs. Any user sees root's
@@ -185,7 +185,8 @@ def _daemon(mount: SeenMount, now_ns: int) -> str:
     """Format version, age and transport of the daemon, and fast paths that it lacks; or that it is not running."""
     stats = mount.stats
     if not mount.is_running:
-        return f"not running; last request: {status_text.moment(stats.updated_ns, now_ns) if stats.updated_ns else 'never'}"
+        last = status_text.moment(stats.updated_ns, now_ns) if stats.updated_ns else "never"
+        return f"not running; last request: {last}"
     age_s = max(0, (now_ns - stats.table.started_ns) // 1_000_000_000)
     up = f"{show(stats.table.version)}, up {format_duration(age_s)}"
     is_on = {one.name: one.is_on for one in mount.fast_paths}

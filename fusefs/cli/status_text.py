@@ -21,12 +21,12 @@ def title(status: Status, now_ns: int) -> str:
     return f"trashd reaper {show(status.version)}, pid {status.pid}, up {since}"
 
 
-def trouble(seen: SeenStatus) -> str | None:
+def trouble(service: SeenStatus) -> str | None:
     """A problem of the service itself; None if it works."""
-    age = format_duration(round(seen.age_s))
-    if not seen.is_running:
+    age = format_duration(round(service.age_s))
+    if not service.is_running:
         return f"the service is not running; its last status is {age} old"
-    if seen.is_stale():
+    if service.is_stale():
         return f"no status from the service for {age}: it may hang"
     return None
 
@@ -53,9 +53,9 @@ def backlog(volume: VolumeStatus, now_ns: int) -> str:
         return "unknown: the service has not read the store yet (trashd list shows it)"
     parts = [counted(volume.n_orphans, "orphan"), counted(volume.n_users, "user"), f"{volume.n_due:,} expired"]
     if volume.oldest_overdue_s:
-        parts[-1] += f" (the oldest {format_duration(round(volume.oldest_overdue_s))} ago)"
+        parts[-1] += f" (oldest {format_duration(round(volume.oldest_overdue_s))} ago)"
     elif not volume.n_due and volume.next_due_ns is not None:
-        parts[-1] += f" (the next in {format_duration(max(0, (volume.next_due_ns - now_ns) // 1_000_000_000))})"
+        parts[-1] += f" (next in {format_duration(max(0, (volume.next_due_ns - now_ns) // 1_000_000_000))})"
     if volume.n_unread:
         parts.append(f"{volume.n_unread:,} not read yet")
     if volume.n_quarantined:
@@ -84,7 +84,7 @@ def rate(volume: VolumeStatus) -> str:
         parts.append(f"{format_size(int(volume.bytes_per_s))}/s")
     limit = volume.tempo_entries_per_s
     if limit is not None:
-        parts.append("on hold" if limit == 0 else f"limit {limit:,}/s")
+        parts.append("on hold" if limit == 0 else f"max {limit:,}/s")
     elif volume.phase is not VolumePhase.YIELDING:  # which limits the share of the time instead
         parts.append("at full speed")
     return ", ".join(parts)
@@ -168,19 +168,19 @@ def moment(at_ns: int, now_ns: int) -> str:
     return time.strftime("%H:%M:%S" if is_near else "%Y-%m-%d %H:%M", time.localtime(at_ns // 1_000_000_000))
 
 
-def lines(seen: SeenStatus, now_ns: int) -> list[str]:
+def lines(service: SeenStatus, now_ns: int) -> list[str]:
     """Format the complete status."""
-    text_lines = [title(seen.status, now_ns)]
-    if problem := trouble(seen):
+    text_lines = [title(service.status, now_ns)]
+    if problem := trouble(service):
         text_lines.append(f"  {problem}")
-    if not seen.status.volumes:
+    if not service.status.volumes:
         text_lines.append("  no volume is served: no mounted volume has a store, or no configured one is mounted")
-    for volume in seen.status.volumes:
+    for volume in service.status.volumes:
         text_lines += ["", heading(volume), f"  {doing(volume)}"]
         text_lines += [f"  {name:<9} {text}" for name, text in _rows(volume, now_ns) if text]
-    if seen.status.passed_over:
+    if service.status.passed_over:
         text_lines.append("")
-    for one in seen.status.passed_over:
+    for one in service.status.passed_over:
         text_lines.append(f"not served: {show(one.where)}: {show(one.what)} ({show(one.hint)})")
     return text_lines
 

@@ -66,11 +66,11 @@ class StatusView:
 
     def draw(self, services: Sequence[tuple[bytes, SeenStatus]], now_ns: int, n_lines: int) -> RenderableType:
         """Draw the view, at most `n_lines` high."""
-        head: list[RenderableType] = [_head(seen, now_ns) for _directory, seen in services]
-        head += [Text(text, "bold red") for _, seen in services if (text := status_text.trouble(seen))]
+        head: list[RenderableType] = [_head(service, now_ns) for _directory, service in services]
+        head += [Text(text, "bold red") for _, service in services if (text := status_text.trouble(service))]
         if not services:
             head.append(Text.assemble(("No reaper service is running. ", "bold red"), NotRunning.hint))
-        volumes = [(directory, volume) for directory, seen in services for volume in seen.status.volumes]
+        volumes = [(directory, volume) for directory, service in services for volume in service.status.volumes]
         for directory, volume in volumes:
             self._rates[directory, volume.path].append(volume.entries_per_s)
         volumes.sort(key=lambda pair: _RANKS.get(pair[1].phase, _OTHER_RANK))  # stable: otherwise the service's order
@@ -147,11 +147,11 @@ class StatusView:
         return drawn.rjust(_N_SAMPLES)
 
 
-def _head(seen: SeenStatus, now_ns: int) -> Table:
+def _head(service: SeenStatus, now_ns: int) -> Table:
     head = Table.grid(expand=True)
     head.add_column(no_wrap=True)
     head.add_column(justify="right", style="dim", no_wrap=True)
-    head.add_row(Text(status_text.title(seen.status, now_ns), "bold"), status_text.moment(now_ns, now_ns))
+    head.add_row(Text(status_text.title(service.status, now_ns), "bold"), status_text.moment(now_ns, now_ns))
     return head
 
 

@@ -119,7 +119,7 @@ def _format_failure(one: Failure) -> str:
         return f"{path}: {one.call}"
     if one.call in (results.NOT_TAKEN, results.NOT_GIVEN):
         return f"skipped: {path} ({one.call})"
-    return f"{path}: {one.call}: {os.strerror(one.errno)}"
+    return f"{path}: {os.strerror(one.errno)} ({one.call})"
 
 
 def _first(lines: Sequence[str], count: int) -> Iterator[str]:
