@@ -213,13 +213,13 @@ def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Findin
 
     for_user = os.geteuid() != 0
     place = InstallPlace(for_user, "/", PREFIX)
-    word = "--user " if for_user else ""
+    user_option = "--user " if for_user else ""
     with errors_about(runtime_dir()):
         running = read_status(runtime_dir())
     if running is not None and not running.is_running:
         running = None
     if place.is_installed():
-        yield from _check_files(place, word)
+        yield from _check_files(place, user_option)
     if place.is_live():
         units = []
         with suppress(systemd.SystemdFailed, FileNotFoundError):  # no systemctl, or no permission to query
@@ -228,24 +228,24 @@ def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Findin
             units = systemd.properties(_PROPERTIES, names, for_user=for_user) + mounts
         for unit in units:
             if unit["Id"] != REAPER:
-                yield from _check_unit(unit, word, is_needed=has_rules)
+                yield from _check_unit(unit, user_option, is_needed=has_rules)
             elif running is None or unit["ActiveState"] != "inactive":  # else the service runs without systemd
                 # A package installs a unit for every user, and root's service serves users without their own, too.
                 is_used = not for_user or place.is_installed() or unit["UnitFileState"] == "enabled"
-                yield from _check_unit(unit, word, is_needed=is_reaping and is_used)
+                yield from _check_unit(unit, user_option, is_needed=is_reaping and is_used)
     if running is not None:
-        yield from _check_running(running, word)
+        yield from _check_running(running, user_option)
 
 
-def _check_files(place: InstallPlace, word: str) -> Iterator[Finding]:
+def _check_files(place: InstallPlace, user_option: str) -> Iterator[Finding]:
     """Check what `service install` wrote. A unit that differs is no problem: an administrator may have edited it."""
-    again = f"trashd service install {word}".rstrip()
+    again = f"trashd service install {user_option}".rstrip()
     try:
         pieces = place.pieces(has_uring=place.has_uring())
     except NotFound as error:
         yield Finding("installed files", error.message(), error.hint)
         return
-    packaged = None if word else brought_by_package()
+    packaged = None if user_option else brought_by_package()
     states = {file.path: file.outcome for file in place.compare(pieces)}
     if packaged is not None:
         what = f"units of trashd service install override those of the installed package ({packaged})"
@@ -259,10 +259,10 @@ def _check_files(place: InstallPlace, word: str) -> Iterator[Finding]:
             yield Finding(printable(os.fsencode(path)), "missing", again)
 
 
-def _check_unit(unit: Mapping[str, str], word: str, *, is_needed: bool) -> Iterator[Finding]:
+def _check_unit(unit: Mapping[str, str], user_option: str, *, is_needed: bool) -> Iterator[Finding]:
     """Check one unit. is_needed: there is something for it to do"""
     name, state = unit["Id"], unit["ActiveState"]
-    control = f"systemctl {word}"
+    control = f"systemctl {user_option}"
     result = "expired orphans are not deleted automatically" if name == REAPER else "plans are not applied"
     if unit["LoadState"] == "masked":
         if is_needed:
@@ -270,7 +270,7 @@ def _check_unit(unit: Mapping[str, str], word: str, *, is_needed: bool) -> Itera
         return
     if unit["LoadState"] != "loaded":
         if unit["LoadState"] != "not-found":
-            yield Finding(name, "systemd can't load it", f"systemd-analyze {word}verify {name}")
+            yield Finding(name, "systemd can't load it", f"systemd-analyze {user_option}verify {name}")
         return
     if unit["NeedDaemonReload"] == "yes":
         yield Finding(name, "changed on disk since systemd loaded it", f"{control}daemon-reload")
@@ -278,11 +278,11 @@ def _check_unit(unit: Mapping[str, str], word: str, *, is_needed: bool) -> Itera
     if program is not None and not (os.path.isfile(program[1]) and os.access(program[1], os.X_OK)):
         what = f"its program can't be executed: {printable(os.fsencode(program[1]))}"
         hint = f"reinstall the package, or check the drop-ins of the unit: systemctl cat {name}"
-        if unit["FragmentPath"].startswith(PREFIX) or word:
-            hint = f"trashd service install {word}".rstrip()
+        if unit["FragmentPath"].startswith(PREFIX) or user_option:
+            hint = f"trashd service install {user_option}".rstrip()
         yield Finding(printable(os.fsencode(unit["FragmentPath"])), what, hint)
     elif state == "failed":
-        yield Finding(name, "failed", f"journalctl {word}-u {name}")
+        yield Finding(name, "failed", f"journalctl {user_option}-u {name}")
     elif name in (REAPER, TIMER) and is_needed:
         if state == "inactive":
             yield Finding(name, f"not running: {result}", f"{control}enable --now {name}")
@@ -292,12 +292,12 @@ def _check_unit(unit: Mapping[str, str], word: str, *, is_needed: bool) -> Itera
             )
 
 
-def _check_running(running: SeenStatus, word: str) -> Iterator[Finding]:
+def _check_running(running: SeenStatus, user_option: str) -> Iterator[Finding]:
     """Check the running service."""
     directory = runtime_dir()
     if running.status.version != version("trashd"):
         what = f"the running service is trashd {running.status.version}, this command is {version('trashd')}"
-        yield Finding(printable(directory), what, f"systemctl {word}restart {REAPER}")
+        yield Finding(printable(directory), what, f"systemctl {user_option}restart {REAPER}")
     for error in unwell(running):
         yield Finding(printable(directory), error.message(), error.hint or "trashd status")
 

@@ -279,7 +279,7 @@ class SweepOptions(NamedTuple):
         """Whether paths are read from a list, instead of a walk."""
         return self.source is not None or self.null
 
-    def asks(self) -> bool:
+    def confirms(self) -> bool:
         """Whether the matches are counted first, to ask for confirmation."""
         return self.limit is not None and not self.yes and not self.dry
 
@@ -458,7 +458,7 @@ def _rsync_line(options: SweepOptions) -> str:
 def _act_on(kernel: Kernel, options: SweepOptions) -> int:
     with ExitStack() as owned:
         read = owned.enter_context(_open_list(kernel, options)) if options.has_list() else lambda: None
-        if options.asks():
+        if options.confirms():
             _confirm(kernel, options, read())
         with StopSignals() as stop:
             swept = _run(kernel, options, read(), stop, counts=options.dry)
@@ -591,7 +591,7 @@ def _open_list(kernel: Kernel, options: SweepOptions) -> Iterator[Callable[[], I
             with errors_about(source):
                 fd = owned.enter_context(kernel.open_path(source, os.O_RDONLY))
         begins_at = None
-        if options.asks():
+        if options.confirms():
             try:
                 os.lseek(fd, 0, os.SEEK_CUR)
             except OSError:
