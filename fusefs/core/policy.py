@@ -63,10 +63,10 @@ LOW, HIGH = 0.05, 0.10
 """Of a volume. Below 5 % free filesystems get slow, and people call; at 10 % there is room for the next hour's work."""
 
 
-class Authority(Enum):
-    """Which user deletes: the one who asked, or root instead."""
+class DeleteAs(Enum):
+    """The user as whom the reaper deletes: the owner of the orphan, or root."""
 
-    ASKER = "asker"
+    OWNER = "owner"
     ROOT = "root"
 
 
@@ -76,7 +76,7 @@ class RetentionRules(NamedTuple):
     retention_s    where none but the usual was asked for; None: kept until space is wanted
     minimum_age_s  no rule lets an orphan go younger than that, unless its owner asked for less
     keep           patterns (fnmatch, `*` matches `/` too) of origins: never reaped by itself
-    users          names or uids for which `authority` holds if it is ROOT: users write records, so that a path in one
+    users          names or uids for which `delete_as` applies if it is ROOT: users write records, so that a path in one
                    proves nothing
     clears_flags   immutable and append-only ones too, where root deletes
     """
@@ -84,13 +84,13 @@ class RetentionRules(NamedTuple):
     retention_s: int | None = DEFAULT_RETENTION_S
     minimum_age_s: int = MINIMUM_AGE_S
     keep: tuple[str, ...] = ()
-    authority: Authority = Authority.ASKER
+    delete_as: DeleteAs = DeleteAs.OWNER
     users: tuple[str, ...] = ()
     clears_flags: bool = False
 
     def gives_root(self, uid: int, name: str) -> bool:
         """Whether root deletes what this user swapped."""
-        return self.authority is Authority.ROOT and (name in self.users or str(uid) in self.users)
+        return self.delete_as is DeleteAs.ROOT and (name in self.users or str(uid) in self.users)
 
     def keeps(self, origin: bytes | None) -> bool:
         """Whether a pattern keeps what came from there."""

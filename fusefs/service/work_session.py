@@ -514,7 +514,7 @@ async def _listen(child: ChildHandle) -> None:
 def take_over(opened: OpenVolume, wanted: ForRoot) -> ContainerId | None:
     """The id of root's orphan, due at once, that was in a user's quarantine; None if another process has it by now.
 
-    Root takes over what its owner could not delete where an administrator said so (`authority = "root"`).
+    Root takes over what its owner could not delete where an administrator said so (`delete_as = "root"`).
     Raises  TrashdError; OSError
     """
     with ExitStack() as owned:

@@ -53,7 +53,7 @@ def test_wrong_file_is_told_with_key_and_fix_and_exit_code_2(tmp_path: Path) -> 
     ("text", "key", "what"),
     [
         (
-            '[defaults]\nauthority = "root"\nusers = ["no-such-user", "12001", "root"]',
+            '[defaults]\ndelete_as = "root"\nusers = ["no-such-user", "12001", "root"]',
             "defaults.users",
             "there is no user no-such-user",
         ),
