@@ -114,7 +114,7 @@ class Config(NamedTuple):
         return named.get(above, self.defaults)._replace(path=path)
 
 
-# The keys of RULES and HOOKS are in the order of the fields of RetentionRules and HooksConfig.
+# Keys in the order of the fields of Rules, and of Hooks.
 RULES: Schema = {
     "retention": toml_reader.or_none(toml_reader.DURATION, "never"),
     "minimum_age": toml_reader.DURATION,

@@ -1,4 +1,4 @@
-"""The options of a mount: one table, from which the command line's options and the words of `-o` come."""
+"""The options of a mount: one table defines the options of the command line and those of `-o`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fusefs.core.uring_choice import FastPath
 
 
 class Coherence(Enum):
-    """Whether the backing tree is changed behind the mount.
+    """Whether the backing tree also changes by other ways than through the mount.
 
-    EXCLUSIVE  never: all use of it goes through the mount
-    SHARED     at any time: what the kernel remembers soon grows old
+    EXCLUSIVE  never: the kernel may cache for long
+    SHARED     at any time: cached data expires soon
     """
 
     EXCLUSIVE = "exclusive"
@@ -27,11 +27,11 @@ class Coherence(Enum):
 
 
 class BackingSpeed(Enum):
-    """How the backing filesystem answers.
+    """How fast the backing filesystem answers.
 
-    AUTO   as its type says, and how long it takes
-    LOCAL  at once: no operation waits for another
-    SLOW   some time later (a network): operations wait side by side, and listings fetch attributes ahead
+    AUTO   decide by its type and its response times
+    LOCAL  at once
+    SLOW   over a network: operations wait in parallel, and listings fetch attributes ahead
     """
 
     AUTO = "auto"
@@ -40,10 +40,10 @@ class BackingSpeed(Enum):
 
 
 class PassthroughMode(Enum):
-    """Whether reads and writes go past the daemon.
+    """Whether reads and writes bypass the daemon.
 
-    AUTO  where that can be
-    ON    or the mount fails
+    AUTO  where possible
+    ON    always; otherwise the mount fails
     OFF   never
     """
 
@@ -53,10 +53,10 @@ class PassthroughMode(Enum):
 
 
 class EngineMode(Enum):
-    """What answers requests.
+    """Which code answers requests.
 
-    AUTO   the engine, or pyfuse3 where there is none
-    PLAIN  pyfuse3's handlers: slower, and less of them
+    AUTO   the engine in C, or pyfuse3 where the engine can't run
+    PLAIN  pyfuse3's handlers: slower, with fewer features
     """
 
     AUTO = "auto"
@@ -64,10 +64,10 @@ class EngineMode(Enum):
 
 
 class UringMode(Enum):
-    """Whether requests come by io_uring, a queue for each core.
+    """Whether requests are transported by io_uring, one queue for each core.
 
-    AUTO  where the machine's switch is set and the kernel is trusted
-    ON    or the mount fails; on any kernel, and by root it sets the switch
+    AUTO  if the machine's switch is set and the kernel has no known faults
+    ON    on any kernel, or the mount fails; for root it sets the switch
     OFF   never
     """
 
@@ -79,20 +79,20 @@ class UringMode(Enum):
 _OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, EngineMode, PassthroughMode, UringMode)
 
 _TIMEOUTS_S = {Coherence.EXCLUSIVE: 3600.0, Coherence.SHARED: 1.0}
-"""Long enough that time plays no part; as long as people take to look again."""
+"""An hour is long enough that it costs nothing; a second is about the time in which people repeat a command."""
 _TIMEOUT_MAX_S = 1e9
 _CACHE_BYTES = 64 << 20
 """Names and attributes of some 90,000 files, at 700 bytes each (measured)."""
 _CACHE_BYTES_MAX = 64 << 30
 _N_IN_FLIGHT = 64
-"""Of 10,000 entries at 1 ms each: 11.5 s one by one, 0.55 s with 64 (measured); a thread each."""
+"""Measured with 10,000 entries of 1 ms each: 11.5 s one by one, 0.55 s with 64 threads."""
 _N_IN_FLIGHT_MAX = 1024
 
 _FLAGS = {
     "ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "sync": "async", "dirsync": "",
     "nosymfollow": "symfollow",
 }  # fmt: skip
-"""The kernel's flags for a mount, and what takes each back."""
+"""The kernel's flags for a mount, each with the option that clears it."""
 _OPPOSITES = {opposite: flag for flag, opposite in _FLAGS.items() if opposite}
 
 _NOT_OURS = frozenset({
@@ -100,19 +100,19 @@ _NOT_OURS = frozenset({
     "nofail", "noiversion", "nolazytime", "nomand", "nonempty", "norelatime", "nostrictatime", "nouser", "nousers",
     "owner", "relatime", "silent", "strictatime", "user", "users",
 })  # fmt: skip
-"""Words for mount(8), systemd and libfuse, which may stand in the same line of fstab."""
+"""Options for mount(8), systemd and libfuse, which may be in the same line of fstab: they are ignored."""
 _NOT_OURS_PREFIXES = ("x-", "X-", "comment=", "fsname=", "helper=", "subtype=", "uhelper=", "user=")
 
 _OF_THE_KERNELS_FUSE = ("user_id=", "group_id=", "rootmode=", "max_read=", "blksize=")
 
 _REFUSED = {
-    "remount": "the kernel's own flags of a mount change with: mount -o remount,ro MNT; to change others mount it anew",
-    "auto_unmount": "a mount whose daemon died stays, dead: an empty directory in its place would be taken for the "
-    "truth by whoever copies or cleans up; `trashd mount --replace` brings it back",
-    "allow_root": "allow_other lets root in too",
+    "remount": "mount -o remount,ro MNT changes the kernel's own flags; other options need a new mount",
+    "auto_unmount": "a mount stays when its daemon dies, so that no program mistakes the directory below for the "
+    "mount; `trashd mount --replace` restores it",
+    "allow_root": "allow_other includes root",
 }
 
-_ACCESS_TIMES = "the backing filesystem keeps access times as its own mount says"
+_ACCESS_TIMES = "the backing filesystem keeps access times as its own mount options specify"
 _WITHOUT_EFFECT: Final = {
     "noatime": _ACCESS_TIMES,
     "nodiratime": _ACCESS_TIMES,
@@ -122,23 +122,23 @@ _WITHOUT_EFFECT: Final = {
     **dict.fromkeys(
         ("without=parallel-lookups", "without=kept-listings", "without=kept-root-acl", "without=unopened-directories",
          "without=kept-links", "without=kill-privileges"),
-        "the mount has it wherever it can; engine=plain does without",
+        "the mount always uses it where possible; engine=plain never does",
     ),
 }  # fmt: skip
-"""Words of mount(8) and of earlier versions that are accepted, so that an fstab with them mounts, and ignored."""
+"""Options of mount(8) and of earlier versions that are accepted and ignored, so that an old fstab still mounts."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """How to mount.
+    """The options of one mount.
 
-    timeout_s            how long the kernel and the daemon together may believe names and attributes
-    cache_bytes          what the daemon may take to remember a slow backing filesystem; 0: it remembers nothing
-    has_xattrs           extended attributes, and ACLs with them, are there
-    n_in_flight          requests at a time for a slow backing filesystem
+    timeout_s            how long the kernel and the daemon together may cache names and attributes
+    cache_bytes          memory for the daemon's cache of a slow backing filesystem; 0: no cache
+    has_xattrs           whether the mount has extended attributes and ACLs
+    n_in_flight          parallel requests to a slow backing filesystem
     show_trash           `.trashd` is in the listing of the root
     allow_other          users other than the mounting one may use it
-    default_permissions  the kernel checks permissions, not the filesystem below with the daemon's own
+    default_permissions  the kernel checks permissions; otherwise the daemon's own permissions decide
     flags                the kernel's flags that are on, by mount(8)'s names
     """
 
@@ -157,7 +157,7 @@ class MountOptions:
     flags: frozenset[str]
 
     def off(self) -> dict[FastPath, str]:
-        """The fast paths that are switched off, and how."""
+        """The fast paths that are off, each with the option that switched it off."""
         off = {}
         if self.engine is EngineMode.PLAIN:
             off[FastPath.ENGINE] = "engine=plain"
@@ -173,7 +173,7 @@ def _one_of(those: Iterable[_OneOf], word: str) -> _OneOf:
     try:
         return by_value[word.partition("=")[2]]
     except KeyError as error:
-        raise UsageError(word, f"it is one of {', '.join(by_value)}") from error
+        raise UsageError(f"{word}: not one of {', '.join(by_value)}") from error
 
 
 def _seconds(word: str) -> float:
@@ -182,7 +182,7 @@ def _seconds(word: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= _TIMEOUT_MAX_S:
-        raise UsageError(word, "it is a number of seconds, such as 0.5")
+        raise UsageError(f"{word}: not a number of seconds, such as 0.5")
     return seconds
 
 
@@ -190,9 +190,9 @@ def _size(word: str) -> int:
     try:
         size_bytes = parse_size(word.partition("=")[2])
     except ValueError as error:
-        raise UsageError(word, "it is a size, such as 64M; 0 for none") from error
+        raise UsageError(f"{word}: not a size, such as 64M, or 0") from error
     if size_bytes > _CACHE_BYTES_MAX:
-        raise UsageError(word, f"it is memory of this machine: at most {_CACHE_BYTES_MAX >> 30}G")
+        raise UsageError(f"{word}: more than {_CACHE_BYTES_MAX >> 30}G")
     return size_bytes
 
 
@@ -200,20 +200,20 @@ def _number(word: str) -> int:
     text = word.partition("=")[2]
     number = int(text) if re.fullmatch("[0-9]{1,9}", text, re.ASCII) else 0
     if not 1 <= number <= _N_IN_FLIGHT_MAX:
-        raise UsageError(word, f"it is a number of requests at a time, from 1 to {_N_IN_FLIGHT_MAX}")
+        raise UsageError(f"{word}: not a number from 1 to {_N_IN_FLIGHT_MAX}")
     return number
 
 
 class MountOption(NamedTuple):
-    """A word of `-o`, and the command line's option for it: `cache_size=64M` is `--cache-size 64M`.
+    """An option of `-o`, and the command line's option for it: `cache_size=64M` is `--cache-size 64M`.
 
-    field    of MountOptions, which it sets; a switch turns the default around
-    default  None: it follows from something else
-    read     the value of a whole word, `cache_size=64M`; it raises UsageError. None: a switch
-    value    what may stand behind the `=`, as hints tell it
-    metavar  the same in the help, where that is another
+    field    the field of MountOptions that it sets; a switch inverts the default
+    default  None: it depends on other options
+    read     parses a whole word, `cache_size=64M`; it raises UsageError. None: the option is a switch
+    value    the placeholder for the value, in hints
+    metavar  the placeholder in the help, if it differs
     help     empty: the command line has no option for it
-    is_told  it is among the words of `-o` that help and man page tell
+    is_told  whether help and man page list it among the options of `-o`
     """
 
     name: str
@@ -226,7 +226,7 @@ class MountOption(NamedTuple):
     is_told: bool = True
 
     def word(self, value: str = "") -> str:
-        """The word of `-o`: `cache_size=` and a value, or `no_xattr`."""
+        """The option as `-o` takes it: `cache_size=` and a value, or `no_xattr`."""
         return f"{self.name}={value}" if self.read else self.name
 
     def switch(self) -> str:
@@ -241,59 +241,58 @@ def _values(kind: type[_OneOf]) -> str:
 _OF_ANSWERS: Final = (
     MountOption(
         "coherence", "coherence", None, partial(_one_of, Coherence), _values(Coherence),
-        "Whether others change SRC behind the mount (-o coherence=); default: shared, but exclusive over itself.",
+        "Whether SRC changes only through the mount. [default: shared; exclusive over itself]",
     ),
     MountOption(
         "timeout", "timeout_s", None, _seconds, "SECONDS",
-        "Let the kernel believe names and attributes for S seconds (-o timeout=); "
-        f"default: {_TIMEOUTS_S[Coherence.SHARED]:g} if shared, {_TIMEOUTS_S[Coherence.EXCLUSIVE]:g} if not.",
+        "Cache names and attributes for S seconds. "
+        f"[default: {_TIMEOUTS_S[Coherence.SHARED]:g}; {_TIMEOUTS_S[Coherence.EXCLUSIVE]:g} if exclusive]",
         metavar="S",
     ),
     MountOption(
         "cache_size", "cache_bytes", _CACHE_BYTES, _size, "SIZE",
-        "Memory for what is known of a slow SRC when the kernel forgot it (-o cache_size=); "
-        f"default: {_CACHE_BYTES >> 20}M, 0: none.",
+        f"Memory for the daemon's cache of a slow SRC; 0 for none. [default: {_CACHE_BYTES >> 20}M]",
     ),
     MountOption(
         "no_xattr", "has_xattrs", True,
-        help="Show no extended attributes, nor ACLs (-o no_xattr): for a volume without any, where asking costs time.",
+        help="Serve no extended attributes and no ACLs, to save requests.",
     ),
     MountOption(
         "backing", "backing", BackingSpeed.AUTO, partial(_one_of, BackingSpeed), _values(BackingSpeed),
-        "How SRC answers (-o backing=): at once, or some time later, as over a network; default: auto, find out.",
+        "Whether SRC answers at once, or slowly as over a network. [default: auto]",
     ),
     MountOption(
         "in_flight", "n_in_flight", _N_IN_FLIGHT, _number, "N",
-        f"Ask a slow SRC for N things at a time, 1 to {_N_IN_FLIGHT_MAX} (-o in_flight=); default: {_N_IN_FLIGHT}.",
+        f"Send at most N parallel requests to a slow SRC, 1 to {_N_IN_FLIGHT_MAX}. [default: {_N_IN_FLIGHT}]",
     ),
     MountOption("engine", "engine", EngineMode.AUTO, partial(_one_of, EngineMode), _values(EngineMode)),
     MountOption(
         "passthrough", "passthrough", PassthroughMode.AUTO, partial(_one_of, PassthroughMode), _values(PassthroughMode),
-        "Reads and writes go past the daemon (-o passthrough=); default: auto, where that can be; on: or fail.",
+        "Let reads and writes bypass the daemon; on: or fail. [default: auto]",
     ),
     MountOption(
         "uring", "uring", UringMode.AUTO, partial(_one_of, UringMode), _values(UringMode),
-        "Requests come by io_uring (-o uring=); default: auto, where it is switched on; on: or fail.",
+        "Transport requests by io_uring; on: or fail. [default: auto]",
     ),
 )  # fmt: skip
 _OF_ACCESS: Final = (
-    MountOption("show_trash", "show_trash", False, help="List .trashd in the root too (-o show_trash)."),
+    MountOption("show_trash", "show_trash", False, help="List .trashd in the root directory, too."),
     MountOption("allow_other", "allow_other", None),
     MountOption("default_permissions", "default_permissions", False, is_told=False),
 )
 OPTIONS: Final = _OF_ANSWERS + _OF_ACCESS
-"""As the words of `-o` are told: of `trashd mount` and of mount(8)'s helper; `-o remount` passes over them."""
+"""In the order in which the help lists the options of `-o`; `-o remount` ignores them."""
 LISTED: Final = _OF_ACCESS + _OF_ANSWERS
-"""As the help lists them."""
+"""In the order in which the help lists the options of the command line."""
 _BY_NAME: Final = {option.name: option for option in OPTIONS}
 
 
 def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = False, usual: Coherence) -> MountOptions:
-    """Read the texts of all `-o`; the last word wins.
+    """Parse the texts of all `-o`; the last option wins.
 
     as_root    root mounts for all users, others for themselves
-    is_sloppy  pass over unknown words
-    usual      the coherence if nothing is said of it
+    is_sloppy  ignore unknown options
+    usual      the coherence if no option sets it
     Raises     UsageError
     """
     values = {option.field: option.default for option in OPTIONS} | {"coherence": usual, "allow_other": as_root}
@@ -312,12 +311,12 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
         elif word in _OPPOSITES:
             flags.discard(_OPPOSITES[word])
         elif word in _REFUSED:
-            raise UsageError(f"the option {word} is not for trashd", _REFUSED[word])
+            raise UsageError(f"option {word}: not supported", _REFUSED[word])
         elif word not in _NOT_OURS and not word.startswith(_NOT_OURS_PREFIXES) and not is_sloppy:
             takes_none = has_value and (option is not None or key in _FLAGS)
-            reason = f"the option {key} takes no value" if takes_none else f"there is no option {word}"
+            reason = f"option {key}: takes no value" if takes_none else f"option {word}: unknown"
             ours = ", ".join(option.word(option.value) for option in OPTIONS if option.is_told)
-            raise UsageError(reason, f"there are {ours}, and mount(8)'s {', '.join(sorted(_FLAGS))}")
+            raise UsageError(reason, f"known options: {ours}, and of mount(8): {', '.join(sorted(_FLAGS))}")
     if values["timeout_s"] is None:
         values["timeout_s"] = _TIMEOUTS_S[values["coherence"]]
     # Without the kernel's checks all users would have the daemon's permissions.
@@ -326,19 +325,19 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
     for word in ("passthrough=on", "uring=on"):
         field = word.partition("=")[0]
         if options.engine is EngineMode.PLAIN and getattr(options, field).value == "on":
-            raise UsageError(f"{word} with engine=plain", "it is one or the other")
+            raise UsageError(f"{word} can't be combined with engine=plain")
     return options
 
 
 def find_without_effect(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The words of all `-o` that are accepted and have no effect, each with the reason or with what has that effect."""
+    """The options of all `-o` that are accepted without effect, each with the reason or an alternative."""
     return ((word, _WITHOUT_EFFECT[word]) for word in _words(texts) if word in _WITHOUT_EFFECT)
 
 
 def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool = False) -> frozenset[str] | None:
-    """The kernel's flags that are on after `-o remount,…`, of those that are; None if it is no remount.
+    """The kernel's flags after `-o remount,…`, starting from the present ones; None if `remount` is not requested.
 
-    Whatever else mount(8) has put there, from fstab or from what the kernel tells of the mount, stays as it is.
+    Other options that mount(8) adds, from fstab or from the mount table, have no effect.
     Raises  UsageError
     """
     words = list(_words(texts))
