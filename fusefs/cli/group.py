@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-from fusefs.cli.options import Command
+from fusefs.cli.options import Command, write_manual_page
 from fusefs.cli.output import failed, wants_json
 from fusefs.core.errors import EXIT_CODES, Exit, UsageError
 from fusefs.core.printable_names import show
@@ -66,6 +66,11 @@ class _AskingGroup(click.Group):
         from difflib import get_close_matches  # imported only for typing errors
 
         return " or ".join(get_close_matches(word, self.list_commands(ctx), _N_MEANT))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the epilog and the name of the manual page."""
+        super().format_epilog(ctx, formatter)
+        write_manual_page(ctx, formatter)
 
 
 class LazyGroup(_AskingGroup):

@@ -31,7 +31,9 @@ class RefusedFolders(NamedTuple):
 @click.command("init", cls=Command, short_help="Create or repair the trash store of a volume.")
 @click.argument("volume", type=PathBytes())
 @click.option("--known", "is_known", is_flag=True, help="Trust the existing store: confirm that root created it.")
-@click.option("--replace", "replaces", is_flag=True, help="Replace a .trashd that is not root's; the new store keeps it.")
+@click.option(
+    "--replace", "replaces", is_flag=True, help="Replace a .trashd that is not root's; the new store keeps it."
+)
 @json_option
 def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int:
     """Create the trash store of VOLUME, or check and repair it. VOLUME is a mount point, or a directory in a volume.
@@ -67,7 +69,9 @@ def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int
     for line in done.repaired:
         print(f"  repaired: {line}")
     for copy in copies:
-        print(f"  {printable(copy)} is a copy with the same volume ID: until the next boot, the service serves this one")
+        print(
+            f"  {printable(copy)} is a copy with the same volume ID: until the next boot, the service serves this one"
+        )
     if done.unnoted:
         output.warn(f"{UNNOTED}: {done.unnoted}")
     for problem in refused:

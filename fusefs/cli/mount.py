@@ -93,7 +93,10 @@ def _command_line(option: MountOption) -> Decorator:
 @click.option("--replace", "replaces", is_flag=True, help="Replace a mount of trashd whose daemon died.")
 @together([_command_line(option) for option in LISTED if option.help])
 @click.option(
-    "--explain", "explains", is_flag=True, help="Mount nothing; print what makes the mount of SRC fast or slow, and why."
+    "--explain",
+    "explains",
+    is_flag=True,
+    help="Mount nothing; print what makes the mount of SRC fast or slow, and why.",
 )
 @json_option
 def command(
@@ -131,7 +134,8 @@ def _explain(path: bytes, *, as_json: bool) -> int:
     for one in seen:
         if not one.fast_paths:
             raise NotFound(
-                f"the fast paths of {printable(one.point)}", "the daemon is an older version: unmount it and mount again"
+                f"the fast paths of {printable(one.point)}",
+                "the daemon is an older version: unmount it and mount again",
             )
     if as_json:
         for one in seen:
@@ -327,7 +331,9 @@ def umount_command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -
     if done.is_killed:
         output.warn(f"{where}: the daemon did not exit and was killed")
     if not done.is_ended:
-        output.warn(f"{where}: unmounted, but the daemon still runs: it hangs, or another mount namespace has the mount")
+        output.warn(
+            f"{where}: unmounted, but the daemon still runs: it hangs, or another mount namespace has the mount"
+        )
     return 0
 
 

@@ -26,7 +26,9 @@ volumes_argument = click.argument("volumes", type=PathBytes(), nargs=-1, metavar
 
 
 @click.command("pause", cls=Command, short_help="Pause deletion by the reaper service on some or all volumes.")
-@click.option("--for", "duration_s", type=DURATION, metavar="DURATION", help="End the pause after DURATION, such as 2h or 1d.")
+@click.option(
+    "--for", "duration_s", type=DURATION, metavar="DURATION", help="End the pause after DURATION, such as 2h or 1d."
+)
 @volumes_argument
 @json_option
 def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -> int:

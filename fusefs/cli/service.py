@@ -135,7 +135,9 @@ class InstallPlace:
         closed = out_of_reach(find_command())
         if closed is not None:
             hint = "PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin pipx install trashd"
-            raise Refused(f"{printable(os.fsencode(closed))}: users can't access it, so they can't run this trashd", hint)
+            raise Refused(
+                f"{printable(os.fsencode(closed))}: users can't access it, so they can't run this trashd", hint
+            )
 
     def is_installed(self) -> bool:
         """Whether the reaper's unit exists."""
@@ -297,11 +299,14 @@ def _completion(shell: str) -> bytes:
 
 
 def _man_pages(share: str) -> list[InstalledFile]:
-    """Those that the build made of the commands (build_docs/man_pages.py). Raises  NotFound"""
-    pages = sorted(path for home in _HOMES for path in home.glob("man/man1/*.1"))
+    """The manual pages that the build generated (build_docs/man_pages.py). Raises  NotFound"""
+    pages = sorted(path for home in _HOMES for path in home.glob("man/man[15]/*.[15]"))
     if not pages:
         raise _missing("man/man1")
-    return [InstalledFile(f"{share}/man/man1/{page.name}", page.read_bytes(), is_document=True) for page in pages]
+    return [
+        InstalledFile(f"{share}/man/{page.parent.name}/{page.name}", page.read_bytes(), is_document=True)
+        for page in pages
+    ]
 
 
 def _read(name: str) -> bytes:
@@ -336,7 +341,9 @@ def who_else_may_change(command: str) -> str | None:
         for part in (path, *map(str, Path(path).parents)):
             if part in is_fine:
                 continue
-            with suppress(FileNotFoundError, NotADirectoryError):  # a missing path is as safe as its parent, which is checked, too
+            with suppress(
+                FileNotFoundError, NotADirectoryError
+            ):  # a missing path is as safe as its parent, which is checked, too
                 st = os.stat(part)
                 is_sticky_dir = stat.S_ISDIR(st.st_mode) and bool(st.st_mode & stat.S_ISVTX)
                 if st.st_uid != 0 or (st.st_mode & OTHERS_WRITE and not is_sticky_dir):
@@ -382,7 +389,9 @@ SWEEP, TIMER = "trashd-sweep.service", "trashd-sweep.timer"
 _PROPERTIES = (
     "Id", "LoadState", "UnitFileState", "ActiveState", "SubState", "MainPID", "NRestarts", "StatusText", "FragmentPath",
 )  # fmt: skip
-for_user_option = click.option("--user", "for_user", is_flag=True, help="Act on your own service, not on that of the machine.")
+for_user_option = click.option(
+    "--user", "for_user", is_flag=True, help="Act on your own service, not on that of the machine."
+)
 root_option = click.option(
     "--root", default="/", metavar="DIR", help="Install below DIR, to build a package (DESTDIR). [default: /]"
 )
@@ -491,9 +500,7 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     if home.is_this_machine() and not dry_run:
         tell_what_stays(reports)
     if not for_user and prefix != PACKAGES and (risk := who_else_may_change(find_command())) is not None:
-        output.warn(
-            f"{printable(os.fsencode(risk))}: users other than root can change it, and root's service runs it"
-        )
+        output.warn(f"{printable(os.fsencode(risk))}: users other than root can change it, and root's service runs it")
     if not as_json and not dry_run and home.is_live():
         what = "--user " if for_user else ""
         click.echo(f"to start the service: systemctl {what}enable --now trashd-reaper", err=True)

@@ -268,11 +268,11 @@ _OF_ANSWERS: Final = (
     MountOption("engine", "engine", EngineMode.AUTO, partial(_one_of, EngineMode), _values(EngineMode)),
     MountOption(
         "passthrough", "passthrough", PassthroughMode.AUTO, partial(_one_of, PassthroughMode), _values(PassthroughMode),
-        "Let reads and writes bypass the daemon; on: or fail. [default: auto]",
+        "Let reads and writes bypass the daemon; with on, fail if impossible. [default: auto]",
     ),
     MountOption(
         "uring", "uring", UringMode.AUTO, partial(_one_of, UringMode), _values(UringMode),
-        "Transport requests by io_uring; on: or fail. [default: auto]",
+        "Transport requests by io_uring; with on, fail if impossible. [default: auto]",
     ),
 )  # fmt: skip
 _OF_ACCESS: Final = (

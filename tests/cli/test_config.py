@@ -55,9 +55,9 @@ def test_wrong_file_is_told_with_key_and_fix_and_exit_code_2(tmp_path: Path) -> 
         (
             '[defaults]\ndelete_as = "root"\nusers = ["no-such-user", "12001", "root"]',
             "defaults.users",
-            "there is no user no-such-user",
+            "no such user: no-such-user",
         ),
-        ('[hooks]\nuser = "no-such-user"', "hooks.user", "there is no user no-such-user"),
+        ('[hooks]\nuser = "no-such-user"', "hooks.user", "no such user: no-such-user"),
         ('[hooks]\n\non_swap = ["/no/such/program"]', "hooks.on_swap", "/no/such/program can't be executed"),
         ('[hooks]\n\non_swap = ["/etc/passwd"]', "hooks.on_swap", "/etc/passwd can't be executed"),
         ('[hooks]\n\non_swap = ["/etc"]', "hooks.on_swap", "/etc can't be executed"),
@@ -94,7 +94,7 @@ def test_shown_for_a_path_are_the_rules_that_decide(etc: Path, capsys: pytest.Ca
     assert run(["config", "show", "/nowhere"]) == 0
     shown = capsys.readouterr()
     assert 'retention = "1d"\n' in shown.out
-    assert "/nowhere does not exist: this is what holds for /" in shown.err
+    assert "/nowhere: does not exist; these are the settings for /" in shown.err
 
 
 def test_shown_for_programs_is_the_same_in_units(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:

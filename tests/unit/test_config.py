@@ -177,7 +177,7 @@ def test_the_new_name_wins_over_the_old_one() -> None:
 
 
 def test_the_later_file_wins_whichever_name_it_uses() -> None:
-    sources = [Source("f", '[defaults]\ndelete_as = "root"\nusers = ["ci"]\n'), Source("g", '[defaults]\nusers = []\n')]
+    sources = [Source("f", '[defaults]\ndelete_as = "root"\nusers = ["ci"]\n'), Source("g", "[defaults]\nusers = []\n")]
     old = Source("h", '[defaults]\ndelete_as = "owner"\n')
     assert read_with_places([*sources, old], Config())[0].defaults.rules.delete_as is DeleteAs.OWNER
 
