@@ -36,7 +36,7 @@ ERROR = "error"
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _PROMISE = (
     "The objects that trashd prints with --json, one a line. $defs has those of each command under its name, words "
-    "joined by a hyphen. Later versions may add keys, and words to a list of words; any other change increments `version`."
+    "joined by a hyphen. Later versions may add keys, and words to a list of words; any other change raises `version`."
 )
 
 

@@ -1,9 +1,9 @@
 """The manual pages as Markdown: trashd(1) and a page for each command, from `--help` and docs/man; pages of section 5.
 
-docs/man/COMMAND.md is the part of a page that continues the help. The text before its first heading is added to the
+Each command has a part in docs/man, which continues the help. The text before its first heading is added to the
 description. `## Options` has items ``- `--option`: more text``. A heading that is a command of a group (`## run`) has
 the same items, and more description of that command. `## Examples` adds examples to those of the help. All other
-headings are sections of the page. docs/man/NAME.5.md is a whole page of section 5.
+headings are sections of the page. The pages of section 5 are files in docs/man, too: docs/man/trashd.conf.5.md.
 """
 
 from __future__ import annotations

@@ -23,9 +23,7 @@ _system_option: Decorator = click.option(
 )
 
 
-@click.group(
-    "config", cls=OrderedGroup, short_help="Check the configuration of the reaper service; print the settings in force."
-)
+@click.group("config", cls=OrderedGroup, short_help="Check the reaper service's configuration; print the settings.")
 def command() -> None:
     """Check the configuration of the reaper service, and print the settings in force.
 

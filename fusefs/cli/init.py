@@ -32,7 +32,7 @@ class RefusedFolders(NamedTuple):
 @click.argument("volume", type=PathBytes())
 @click.option("--known", "is_known", is_flag=True, help="Trust the existing store: confirm that root created it.")
 @click.option(
-    "--replace", "replaces", is_flag=True, help="Replace a .trashd that is not root's; the new store keeps it."
+    "--replace", "replaces", is_flag=True, help="Replace a .trashd that is not root's; keep it in the new store."
 )
 @json_option
 def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int:

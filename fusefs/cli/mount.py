@@ -96,7 +96,7 @@ def _command_line(option: MountOption) -> Decorator:
     "--explain",
     "explains",
     is_flag=True,
-    help="Mount nothing; print what makes the mount of SRC fast or slow, and why.",
+    help="Mount nothing; print the fast paths of a mount, and why one is off.",
 )
 @json_option
 def command(
@@ -135,7 +135,7 @@ def _explain(path: bytes, *, as_json: bool) -> int:
         if not one.fast_paths:
             raise NotFound(
                 f"the fast paths of {printable(one.point)}",
-                "the daemon is an older version: unmount it and mount again",
+                "the daemon is an older version: unmount it, and mount it again",
             )
     if as_json:
         for one in seen:
@@ -274,7 +274,7 @@ def run_in_background(body: Callable[[Ready], int]) -> int:
 
 
 def run_in_foreground(body: Callable[[Ready], int]) -> int:
-    """Run `body`, which logs to stderr or to the journal, and notify systemd when it is ready. Returns  its exit code"""
+    """Run `body`, which logs to stderr or to the journal, and notify systemd when ready. Returns  its exit code"""
     os.chdir("/")  # a working directory would keep its volume busy
     _log_to(make_handler("trashd") if "JOURNAL_STREAM" in os.environ else logging.StreamHandler())
     notifier = SystemdNotifier()

@@ -27,7 +27,7 @@ volumes_argument = click.argument("volumes", type=PathBytes(), nargs=-1, metavar
 
 @click.command("pause", cls=Command, short_help="Pause deletion by the reaper service on some or all volumes.")
 @click.option(
-    "--for", "duration_s", type=DURATION, metavar="DURATION", help="End the pause after DURATION, such as 2h or 1d."
+    "--for", "duration_s", type=DURATION, metavar="DURATION", help="End the pause after DURATION, such as 2h."
 )
 @volumes_argument
 @json_option
@@ -35,7 +35,7 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
     """Pause the reaper service on VOLUMEs, or on all volumes, until trashd resume or the next boot.
 
     The service releases a volume within a second, so that it can be unmounted. Orphans that are partly deleted stay as
-    they are. Users can pause only their own reaper service. To protect one orphan from root's reaper, use `trashd keep`.
+    they are. Users can pause only their own reaper service. `trashd keep` protects one orphan from root's reaper.
 
     \b
     Examples:

@@ -333,7 +333,7 @@ def unit_word(path: str) -> str:
 def who_else_may_change(command: str) -> str | None:
     """The first path that users other than root can change, of those that root runs with a command; None: no such path.
 
-    Checked are the command, its modules, each directory in which Python searches for modules, and all directories above.
+    It checks the command, its modules, each directory in which Python searches for modules, and all directories above.
     Links are followed: the command of a virtual environment runs the interpreter of the system.
     """
     is_fine = set[str]()
@@ -341,9 +341,7 @@ def who_else_may_change(command: str) -> str | None:
         for part in (path, *map(str, Path(path).parents)):
             if part in is_fine:
                 continue
-            with suppress(
-                FileNotFoundError, NotADirectoryError
-            ):  # a missing path is as safe as its parent, which is checked, too
+            with suppress(FileNotFoundError, NotADirectoryError):  # a missing path is as safe as its parents
                 st = os.stat(part)
                 is_sticky_dir = stat.S_ISDIR(st.st_mode) and bool(st.st_mode & stat.S_ISVTX)
                 if st.st_uid != 0 or (st.st_mode & OTHERS_WRITE and not is_sticky_dir):
@@ -390,7 +388,7 @@ _PROPERTIES = (
     "Id", "LoadState", "UnitFileState", "ActiveState", "SubState", "MainPID", "NRestarts", "StatusText", "FragmentPath",
 )  # fmt: skip
 for_user_option = click.option(
-    "--user", "for_user", is_flag=True, help="Act on your own service, not on that of the machine."
+    "--user", "for_user", is_flag=True, help="Act on your own service, not on the machine's."
 )
 root_option = click.option(
     "--root", default="/", metavar="DIR", help="Install below DIR, to build a package (DESTDIR). [default: /]"

@@ -251,7 +251,7 @@ _BARE = (
         "service install --user --uring",
         2,
         "UsageError",
-        prints=("--uring can't be combined with --user",),
+        prints=("be combined with --user",),
         is_bare=True,
     ),
     Scenario("list --volume /nowhere", 5, "NotFound", is_bare=True),

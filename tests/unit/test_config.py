@@ -170,7 +170,7 @@ def test_the_old_name_of_delete_as_is_read_with_a_warning(value: str, now: str) 
 
 
 def test_the_new_name_wins_over_the_old_one() -> None:
-    text = '[defaults]\nusers = ["ci"]\ndelete_as = "root"\ndelete_as = "owner"\n'
+    text = '[defaults]\nusers = ["ci"]\ndelete_as = "root"\nauthority = "asker"\n'
     config, _settings, (warning,) = read_with_places([Source("f", text)], Config())
     assert config.defaults.rules.delete_as is DeleteAs.ROOT
     assert "no effect beside delete_as" in warning.what
@@ -178,7 +178,7 @@ def test_the_new_name_wins_over_the_old_one() -> None:
 
 def test_the_later_file_wins_whichever_name_it_uses() -> None:
     sources = [Source("f", '[defaults]\ndelete_as = "root"\nusers = ["ci"]\n'), Source("g", "[defaults]\nusers = []\n")]
-    old = Source("h", '[defaults]\ndelete_as = "owner"\n')
+    old = Source("h", '[defaults]\nauthority = "asker"\n')
     assert read_with_places([*sources, old], Config())[0].defaults.rules.delete_as is DeleteAs.OWNER
 
 

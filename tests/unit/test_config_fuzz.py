@@ -57,8 +57,8 @@ def keys_of(schema: Schema) -> set[str]:
 KEYS = sorted(keys_of(CONFIG) | {"path"})
 WORDS = (
     '"24h"', '"0s"', '"never"', '"none"', '"500G"', '"5000/s"', '"10%"', '"5%"', '"100%"', '"0%"', '"22:00-06:00"',
-    '"/scratch"', '"/scratch/ci"', '"/"', '"root"', '"owner"', '"asker"', '"ci"', '"127.0.0.1:9817"', '"/a.prom"', '"*"',
-    '"\\u0000"', '""', '"\\u001b[2J"', "true", "false", "0", "1", "-1", "1e400", "nan", "1979-05-27T07:32:00Z",
+    '"/scratch"', '"/scratch/ci"', '"/"', '"root"', '"owner"', '"asker"', '"ci"', '"127.0.0.1:9817"', '"/a.prom"',
+    '"*"', '"\\u0000"', '""', '"\\u001b[2J"', "true", "false", "0", "1", "-1", "1e400", "nan", "1979-05-27T07:32:00Z",
     "07:32:00", "[]", "{}", '"""\n[x]\n"""', "'''\nretention = 1\n'''",
 )  # fmt: skip
 plain_values = st.sampled_from(WORDS) | st.text(max_size=8).map(quoted) | st.integers().map(str) | st.floats().map(repr)
