@@ -77,7 +77,7 @@ def _command_line(option: MountOption) -> Decorator:
     "mount",
     cls=Command,
     help=_HELP,
-    short_help="Serve a directory through FUSE so that swaps reach every client at once.",
+    short_help="Serve a directory through FUSE; swaps reach every client.",
     headings={
         "Mount": "-o --foreground --replace",
         "Contents": "--show-trash --no-xattr",
@@ -181,7 +181,7 @@ def serve(
         except ImportError as error:
             if error.name != "fusefs.mount.native._core":
                 raise
-            hint = "apt install trashd-mount, or reinstall trashd with gcc and python3-dev, without TRASHD_NATIVE=0"
+            hint = "apt install trashd-mount, or reinstall it with gcc and python3-dev, without TRASHD_NATIVE=0"
             raise Refused(f"the C module of the mount was not built, or can't be loaded: {error}", hint) from error
 
         if source == target and options.coherence is Coherence.EXCLUSIVE:
@@ -342,7 +342,7 @@ _HINT = "mount.fuse.trashd SRC MNT [-sfnv] [-o OPTIONS]"
 
 
 def main() -> None:
-    """Run mount.fuse.trashd with the arguments of this process and exit with its code."""
+    """Run the helper of mount(8) with the arguments of this process and exit with its code."""
     settle_streams()
     code = run(sys.argv[1:])
     sys.stderr.flush()

@@ -142,3 +142,10 @@ def test_defaults_are_shown_as_promised(
     assert os.listdir(etc) == []
     assert run(["config", "show", *options]) == 0
     compare(name, capsys.readouterr().out)
+
+
+def test_the_old_name_of_a_key_is_a_warning_that_names_the_new_one(tmp_path: Path) -> None:
+    done = check(write(tmp_path / "draft.toml", '[defaults]\nauthority = "asker"\n'))
+    assert done.code == 0
+    assert "defaults.authority: this key is now called delete_as" in done.out
+    assert 'delete_as = "owner"' in done.out
