@@ -391,7 +391,7 @@ for_user_option = click.option(
     "--user", "for_user", is_flag=True, help="Act on your own service, not on the machine's."
 )
 root_option = click.option(
-    "--root", default="/", metavar="DIR", help="Install below DIR, to build a package (DESTDIR). [default: /]"
+    "--root", default="/", metavar="DIR", help="Work below DIR, to build a package (DESTDIR). [default: /]"
 )
 prefix_option = click.option(
     "--prefix", default=PREFIX, metavar="DIR", help=f"The directory for units and manual pages. [default: {PREFIX}]"
@@ -434,7 +434,7 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
 
     Normally systemd runs it (trashd service install). In a terminal it logs there, and Ctrl-C stops it. As root it
     serves all users, each with that user's rights; otherwise only the caller. SIGHUP reloads the configuration. SIGTERM
-    stops it within a second; the next one continues its work, also after a crash.
+    stops it within a second. The next run continues its work, also after a crash.
 
     \b
     Examples:
@@ -468,8 +468,8 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     """Install the units and other files of the services, with the path of this trashd; start nothing.
 
     A unit or setting that exists and differs is kept, and the new text is written beside it as FILE.new. Manual pages,
-    completions and examples are replaced. Running the command again changes nothing. It is refused if users could not
-    run this trashd, or if a package has installed the units.
+    completions and examples are replaced. Running the command again changes nothing. The command is refused if users
+    could not run this trashd, or if a package has installed the units.
 
     \b
     Examples:
