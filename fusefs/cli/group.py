@@ -151,7 +151,7 @@ def trashd() -> None:
 
 
 def _tell_wrong(error: click.ClickException) -> None:
-    """Print an error of click as click does, but escape file names that it quotes, as from `*`."""
+    """As click does, but for what it quotes of the command line: names of files, where `*` was typed."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # since click 8.2
         error.show()
         return
@@ -162,12 +162,12 @@ def _tell_wrong(error: click.ClickException) -> None:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Run one command. Returns  its exit code; click prints its own errors, with exit code 2"""
+    """Run one command; its exit code. Click's own errors come out as click words them, with exit code 2."""
     try:
         code = trashd.main(arguments, prog_name="trashd", standalone_mode=False)
     except click.ClickException as error:
         hint = ""
-        if isinstance(error, click.NoSuchOption) and error.ctx is not None:  # an option of an earlier release
+        if isinstance(error, click.NoSuchOption) and error.ctx is not None:  # an earlier release may have had it
             hint = REMOVED.get((error.ctx.command_path.partition(" ")[2], error.option_name), "")
         if wants_json(arguments):
             return failed(UsageError(error.format_message(), hint), as_json=True)
@@ -180,5 +180,5 @@ def dispatch(arguments: list[str]) -> int:
     except click.Abort:
         return Exit.INTERRUPTED
     except SystemExit as end:
-        return Exit.PIPE if end.code else 0  # from click: nobody reads its output; or it answered a shell's completion
+        return Exit.PIPE if end.code else 0  # click's own: its output is not read any more; what a shell asked is told
     return code if isinstance(code, int) else 0

@@ -248,12 +248,12 @@ class _ConfigBuilder(SettingsBuilder):
             self.wrong("retention is shorter than minimum_age", fix, (*at, "retention"), (*at, "minimum_age"))
         is_root = rules.delete_as is DeleteAs.ROOT
         if is_root and not rules.users:
-            fix = 'add users = ["ci"]: the users whose orphans root deletes'
+            fix = 'add users = ["ci"]: a path proves nothing, since users write the records'
             self.wrong('delete_as = "root" without users', fix, (*at, "delete_as"), (*at, "users"))
         if not is_root and (*at, "users") in self.settings and rules.users:
-            self.wrong('users without delete_as = "root"', 'add delete_as = "root", or delete users', (*at, "users"))
+            self.wrong('users without delete_as = "root"', 'add delete_as = "root", or remove users', (*at, "users"))
         if rules.clears_flags and not is_root:
-            fix = 'add delete_as = "root" with users, or delete clears_flags'
+            fix = 'add delete_as = "root", or remove clears_flags: only root can clear these flags'
             self.wrong('clears_flags without delete_as = "root"', fix, (*at, "clears_flags"), (*at, "delete_as"))
         return rules
 

@@ -1,4 +1,4 @@
-"""The options of a mount: one table defines the options of the command line and those of `-o`."""
+"""The options of a mount: one table that defines the command line's options and the words of `-o`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fusefs.core.uring_choice import FastPath
 
 
 class Coherence(Enum):
-    """Whether the backing tree also changes by other ways than through the mount.
+    """Whether the backing tree is changed behind the mount.
 
-    EXCLUSIVE  never: the kernel may cache for long
-    SHARED     at any time: cached data expires soon
+    EXCLUSIVE  never: all access goes through the mount
+    SHARED     at any time: the kernel's caches expire soon
     """
 
     EXCLUSIVE = "exclusive"
@@ -27,11 +27,11 @@ class Coherence(Enum):
 
 
 class BackingSpeed(Enum):
-    """How fast the backing filesystem answers.
+    """How quickly the backing filesystem answers.
 
-    AUTO   decide by its type and its response times
-    LOCAL  at once
-    SLOW   over a network: operations wait in parallel, and listings fetch attributes ahead
+    AUTO   decided by its type and its measured latency
+    LOCAL  at once: operations need not wait for each other
+    SLOW   after some time (a network): operations wait in parallel, and listings prefetch attributes
     """
 
     AUTO = "auto"
@@ -53,9 +53,9 @@ class PassthroughMode(Enum):
 
 
 class EngineMode(Enum):
-    """Which code answers requests.
+    """What answers requests.
 
-    AUTO   the engine in C, or pyfuse3 where the engine can't run
+    AUTO   the engine, or pyfuse3 if there is no engine
     PLAIN  pyfuse3's handlers: slower, with fewer features
     """
 
@@ -64,10 +64,10 @@ class EngineMode(Enum):
 
 
 class UringMode(Enum):
-    """Whether requests are transported by io_uring, one queue for each core.
+    """Whether requests arrive by io_uring, with a queue for each core.
 
-    AUTO  if the machine's switch is set and the kernel has no known faults
-    ON    on any kernel, or the mount fails; for root it sets the switch
+    AUTO  if the machine's switch is on and the kernel is trusted
+    ON    always, on any kernel; otherwise the mount fails. A mount by root turns the switch on
     OFF   never
     """
 
@@ -79,20 +79,20 @@ class UringMode(Enum):
 _OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, EngineMode, PassthroughMode, UringMode)
 
 _TIMEOUTS_S = {Coherence.EXCLUSIVE: 3600.0, Coherence.SHARED: 1.0}
-"""An hour is long enough that it costs nothing; a second is about the time in which people repeat a command."""
+"""Exclusive: so long that it never matters. Shared: about the time after which people check again."""
 _TIMEOUT_MAX_S = 1e9
 _CACHE_BYTES = 64 << 20
-"""Names and attributes of some 90,000 files, at 700 bytes each (measured)."""
+"""Names and attributes of about 90,000 files, at 700 bytes each (measured)."""
 _CACHE_BYTES_MAX = 64 << 30
 _N_IN_FLIGHT = 64
-"""Measured with 10,000 entries of 1 ms each: 11.5 s one by one, 0.55 s with 64 threads."""
+"""Each needs a thread. 10,000 entries at 1 ms each take 11.5 s one by one, and 0.55 s with 64 (measured)."""
 _N_IN_FLIGHT_MAX = 1024
 
 _FLAGS = {
     "ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "sync": "async", "dirsync": "",
     "nosymfollow": "symfollow",
 }  # fmt: skip
-"""The kernel's flags for a mount, each with the option that clears it."""
+"""The kernel's mount flags, each with the word that turns it off."""
 _OPPOSITES = {opposite: flag for flag, opposite in _FLAGS.items() if opposite}
 
 _NOT_OURS = frozenset({
@@ -100,19 +100,19 @@ _NOT_OURS = frozenset({
     "nofail", "noiversion", "nolazytime", "nomand", "nonempty", "norelatime", "nostrictatime", "nouser", "nousers",
     "owner", "relatime", "silent", "strictatime", "user", "users",
 })  # fmt: skip
-"""Options for mount(8), systemd and libfuse, which may be in the same line of fstab: they are ignored."""
+"""Words for mount(8), systemd and libfuse that may be in the same line of fstab; ignored here."""
 _NOT_OURS_PREFIXES = ("x-", "X-", "comment=", "fsname=", "helper=", "subtype=", "uhelper=", "user=")
 
 _OF_THE_KERNELS_FUSE = ("user_id=", "group_id=", "rootmode=", "max_read=", "blksize=")
 
 _REFUSED = {
-    "remount": "mount -o remount,ro MNT changes the kernel's own flags; other options need a new mount",
-    "auto_unmount": "a mount stays when its daemon dies, so that no program mistakes the directory below for the "
-    "mount; `trashd mount --replace` restores it",
-    "allow_root": "allow_other includes root",
+    "remount": "mount -o remount,ro MNT changes the kernel's own flags; for other options, mount it again",
+    "auto_unmount": "a mount whose daemon died stays in place, since backup and cleanup programs would take an empty "
+    "directory for the real one; `trashd mount --replace` restarts it",
+    "allow_root": "use allow_other, which includes root",
 }
 
-_ACCESS_TIMES = "the backing filesystem keeps access times as its own mount options specify"
+_ACCESS_TIMES = "the mount options of the backing filesystem decide about access times"
 _WITHOUT_EFFECT: Final = {
     "noatime": _ACCESS_TIMES,
     "nodiratime": _ACCESS_TIMES,
@@ -122,24 +122,24 @@ _WITHOUT_EFFECT: Final = {
     **dict.fromkeys(
         ("without=parallel-lookups", "without=kept-listings", "without=kept-root-acl", "without=unopened-directories",
          "without=kept-links", "without=kill-privileges"),
-        "the mount always uses it where possible; engine=plain never does",
+        "the mount uses it where possible; engine=plain does without it",
     ),
 }  # fmt: skip
-"""Options of mount(8) and of earlier versions that are accepted and ignored, so that an old fstab still mounts."""
+"""Words of mount(8) and of earlier versions that are accepted, so that an fstab with them mounts, and ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """The options of one mount.
+    """Settings of a mount.
 
     timeout_s            how long the kernel and the daemon together may cache names and attributes
-    cache_bytes          memory for the daemon's cache of a slow backing filesystem; 0: no cache
-    has_xattrs           whether the mount has extended attributes and ACLs
-    n_in_flight          parallel requests to a slow backing filesystem
-    show_trash           `.trashd` is in the listing of the root
-    allow_other          users other than the mounting one may use it
-    default_permissions  the kernel checks permissions; otherwise the daemon's own permissions decide
-    flags                the kernel's flags that are on, by mount(8)'s names
+    cache_bytes          memory for the daemon's metadata cache of a slow backing filesystem; 0: no cache
+    has_xattrs           extended attributes are available, and with them ACLs
+    n_in_flight          concurrent requests to a slow backing filesystem
+    show_trash           the listing of the root contains `.trashd`
+    allow_other          users other than the one who mounts may use it
+    default_permissions  the kernel checks permissions, instead of the backing filesystem with those of the daemon
+    flags                the kernel's flags that are set, by mount(8)'s names
     """
 
     coherence: Coherence
@@ -157,7 +157,7 @@ class MountOptions:
     flags: frozenset[str]
 
     def off(self) -> dict[FastPath, str]:
-        """The fast paths that are off, each with the option that switched it off."""
+        """The fast paths that are switched off, and the option that did it."""
         off = {}
         if self.engine is EngineMode.PLAIN:
             off[FastPath.ENGINE] = "engine=plain"
@@ -173,7 +173,7 @@ def _one_of(those: Iterable[_OneOf], word: str) -> _OneOf:
     try:
         return by_value[word.partition("=")[2]]
     except KeyError as error:
-        raise UsageError(f"{word}: not one of {', '.join(by_value)}") from error
+        raise UsageError(f"invalid value in {word}", f"write one of {', '.join(by_value)}") from error
 
 
 def _seconds(word: str) -> float:
@@ -182,7 +182,7 @@ def _seconds(word: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= _TIMEOUT_MAX_S:
-        raise UsageError(f"{word}: not a number of seconds, such as 0.5")
+        raise UsageError(f"invalid value in {word}", "write a number of seconds, such as 0.5")
     return seconds
 
 
@@ -190,9 +190,11 @@ def _size(word: str) -> int:
     try:
         size_bytes = parse_size(word.partition("=")[2])
     except ValueError as error:
-        raise UsageError(f"{word}: not a size, such as 64M, or 0") from error
+        raise UsageError(f"invalid value in {word}", "write a size, such as 64M, or 0 for none") from error
     if size_bytes > _CACHE_BYTES_MAX:
-        raise UsageError(f"{word}: more than {_CACHE_BYTES_MAX >> 30}G")
+        raise UsageError(
+            f"the size in {word} is too large", f"write at most {_CACHE_BYTES_MAX >> 30}G: it is memory of this machine"
+        )
     return size_bytes
 
 
@@ -200,20 +202,20 @@ def _number(word: str) -> int:
     text = word.partition("=")[2]
     number = int(text) if re.fullmatch("[0-9]{1,9}", text, re.ASCII) else 0
     if not 1 <= number <= _N_IN_FLIGHT_MAX:
-        raise UsageError(f"{word}: not a number from 1 to {_N_IN_FLIGHT_MAX}")
+        raise UsageError(f"invalid value in {word}", f"write a number of requests, from 1 to {_N_IN_FLIGHT_MAX}")
     return number
 
 
 class MountOption(NamedTuple):
-    """An option of `-o`, and the command line's option for it: `cache_size=64M` is `--cache-size 64M`.
+    """A word of `-o`, and the command line's option for it: `cache_size=64M` is `--cache-size 64M`.
 
     field    the field of MountOptions that it sets; a switch inverts the default
-    default  None: it depends on other options
-    read     parses a whole word, `cache_size=64M`; it raises UsageError. None: the option is a switch
-    value    the placeholder for the value, in hints
-    metavar  the placeholder in the help, if it differs
+    default  None: depends on other options
+    read     converts a whole word, such as `cache_size=64M`; raises UsageError. None: a switch
+    value    the possible values after the `=`, for hints
+    metavar  the same for the help, if different
     help     empty: the command line has no option for it
-    is_told  whether help and man page list it among the options of `-o`
+    is_told  whether help and man page list it among the words of `-o`
     """
 
     name: str
@@ -226,7 +228,7 @@ class MountOption(NamedTuple):
     is_told: bool = True
 
     def word(self, value: str = "") -> str:
-        """The option as `-o` takes it: `cache_size=` and a value, or `no_xattr`."""
+        """The word of `-o`: `cache_size=` and a value, or `no_xattr`."""
         return f"{self.name}={value}" if self.read else self.name
 
     def switch(self) -> str:
@@ -281,18 +283,18 @@ _OF_ACCESS: Final = (
     MountOption("default_permissions", "default_permissions", False, is_told=False),
 )
 OPTIONS: Final = _OF_ANSWERS + _OF_ACCESS
-"""In the order in which the help lists the options of `-o`; `-o remount` ignores them."""
+"""In the order of the words of `-o`, for `trashd mount` and mount(8)'s helper; `-o remount` ignores them."""
 LISTED: Final = _OF_ACCESS + _OF_ANSWERS
-"""In the order in which the help lists the options of the command line."""
+"""In the order of the help."""
 _BY_NAME: Final = {option.name: option for option in OPTIONS}
 
 
 def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = False, usual: Coherence) -> MountOptions:
-    """Parse the texts of all `-o`; the last option wins.
+    """Parse the texts of all `-o` options; the last word wins.
 
-    as_root    root mounts for all users, others for themselves
-    is_sloppy  ignore unknown options
-    usual      the coherence if no option sets it
+    as_root    root mounts for all users, other users for themselves
+    is_sloppy  ignore unknown words
+    usual      the coherence if no word sets it
     Raises     UsageError
     """
     values = {option.field: option.default for option in OPTIONS} | {"coherence": usual, "allow_other": as_root}
@@ -311,12 +313,12 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
         elif word in _OPPOSITES:
             flags.discard(_OPPOSITES[word])
         elif word in _REFUSED:
-            raise UsageError(f"option {word}: not supported", _REFUSED[word])
+            raise UsageError(f"trashd mount does not support the option {word}", _REFUSED[word])
         elif word not in _NOT_OURS and not word.startswith(_NOT_OURS_PREFIXES) and not is_sloppy:
             takes_none = has_value and (option is not None or key in _FLAGS)
-            reason = f"option {key}: takes no value" if takes_none else f"option {word}: unknown"
+            reason = f"the option {key} takes no value" if takes_none else f"unknown option {word}"
             ours = ", ".join(option.word(option.value) for option in OPTIONS if option.is_told)
-            raise UsageError(reason, f"known options: {ours}, and of mount(8): {', '.join(sorted(_FLAGS))}")
+            raise UsageError(reason, f"the options are {ours}, and those of mount(8): {', '.join(sorted(_FLAGS))}")
     if values["timeout_s"] is None:
         values["timeout_s"] = _TIMEOUTS_S[values["coherence"]]
     # Without the kernel's checks all users would have the daemon's permissions.
@@ -325,19 +327,19 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
     for word in ("passthrough=on", "uring=on"):
         field = word.partition("=")[0]
         if options.engine is EngineMode.PLAIN and getattr(options, field).value == "on":
-            raise UsageError(f"{word} can't be combined with engine=plain")
+            raise UsageError(f"{word} and engine=plain can't be combined")
     return options
 
 
 def find_without_effect(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The options of all `-o` that are accepted without effect, each with the reason or an alternative."""
+    """The words of all `-o` that are accepted and ignored, each with the reason or with a replacement."""
     return ((word, _WITHOUT_EFFECT[word]) for word in _words(texts) if word in _WITHOUT_EFFECT)
 
 
 def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool = False) -> frozenset[str] | None:
-    """The kernel's flags after `-o remount,…`, starting from the present ones; None if `remount` is not requested.
+    """The kernel's flags after `-o remount,…`, starting from the present ones; None if it is no remount.
 
-    Other options that mount(8) adds, from fstab or from the mount table, have no effect.
+    Other words that mount(8) adds, from fstab or from the kernel's list of mounts, change nothing.
     Raises  UsageError
     """
     words = list(_words(texts))

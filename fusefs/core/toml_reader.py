@@ -461,7 +461,7 @@ class SettingsReader:
         value = kind.values.get(found, found) if isinstance(found, str) else found
         if kind.name in table:
             what = f"this key has no effect beside {kind.name}, which is its name now"
-            self._problems.append(place.problem(what, "delete it", is_warning=True))
+            self._problems.append(place.problem(what, "remove it", is_warning=True))
             return
         self._value(value, kind.kind, place, (*to, kind.name))
         if (*to, kind.name) in self.settings:
