@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from fusefs.core import toml_reader
 from fusefs.core.errors import BadConfig, ConfigProblem
-from fusefs.core.policy import Authority, Quota, RetentionRules, VolumePolicy, Watermark, is_at_or_below
+from fusefs.core.policy import DeleteAs, Quota, RetentionRules, VolumePolicy, Watermark, is_at_or_below
 from fusefs.core.toml_reader import (
     Key,
     RemovedKey,
+    RenamedKey,
     Schema,
     Settings,
     SettingsBuilder,
@@ -118,7 +119,7 @@ RULES: Schema = {
     "retention": toml_reader.or_none(toml_reader.DURATION, "never"),
     "minimum_age": toml_reader.DURATION,
     "keep": toml_reader.PATTERNS,
-    "authority": toml_reader.AUTHORITY,
+    "delete_as": toml_reader.DELETE_AS,
     "users": toml_reader.USERS,
     "clears_flags": toml_reader.FLAG,
 }
@@ -169,10 +170,11 @@ _TOP: Schema = {
     "audit": toml_reader.or_none(toml_reader.FILE),
     "notices": RemovedKey("drop it; trashd list --within 1d shows what expires soon"),
 }
+_RENAMED: Schema = {"authority": RenamedKey("delete_as", toml_reader.DELETE_AS, {"asker": DeleteAs.OWNER.value})}
 CONFIG: Schema = {
     **_TOP,
-    "defaults": VOLUME,
-    "volume": Tables({"id": toml_reader.VOLUME_ID, **VOLUME, "rules": Tables(RULES)}),
+    "defaults": {**VOLUME, **_RENAMED},
+    "volume": Tables({"id": toml_reader.VOLUME_ID, **VOLUME, **_RENAMED, "rules": Tables({**RULES, **_RENAMED})}),
     "hooks": HOOKS,
     "metrics": METRICS,
 }
@@ -244,15 +246,15 @@ class _ConfigBuilder(SettingsBuilder):
         if rules.retention_s is not None and rules.retention_s < rules.minimum_age_s:
             fix = "nothing is reaped below minimum_age: lower it, or raise retention"
             self.wrong("retention is shorter than minimum_age", fix, (*at, "retention"), (*at, "minimum_age"))
-        is_root = rules.authority is Authority.ROOT
+        is_root = rules.delete_as is DeleteAs.ROOT
         if is_root and not rules.users:
-            fix = 'add users = ["ci"]: users write records, so that a path alone proves nothing'
-            self.wrong('authority = "root" without users', fix, (*at, "authority"), (*at, "users"))
+            fix = 'add users = ["ci"]: a path proves nothing, since users write the records'
+            self.wrong('delete_as = "root" without users', fix, (*at, "delete_as"), (*at, "users"))
         if not is_root and (*at, "users") in self.settings and rules.users:
-            self.wrong('users without authority = "root"', 'add authority = "root", or drop users', (*at, "users"))
+            self.wrong('users without delete_as = "root"', 'add delete_as = "root", or remove users', (*at, "users"))
         if rules.clears_flags and not is_root:
-            fix = "only root may clear them, and only where his own policy says so"
-            self.wrong('clears_flags without authority = "root"', fix, (*at, "clears_flags"), (*at, "authority"))
+            fix = 'add delete_as = "root", or remove clears_flags: only root can clear these flags'
+            self.wrong('clears_flags without delete_as = "root"', fix, (*at, "clears_flags"), (*at, "delete_as"))
         return rules
 
     def _watermark(self, at: Key, base: Watermark | None) -> Watermark | None:

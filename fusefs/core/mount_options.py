@@ -106,13 +106,13 @@ _NOT_OURS_PREFIXES = ("x-", "X-", "comment=", "fsname=", "helper=", "subtype=", 
 _OF_THE_KERNELS_FUSE = ("user_id=", "group_id=", "rootmode=", "max_read=", "blksize=")
 
 _REFUSED = {
-    "remount": "the kernel's own flags of a mount change with: mount -o remount,ro MNT; to change others mount it anew",
-    "auto_unmount": "a mount whose daemon died stays, dead: an empty directory in its place would be taken for the "
-    "truth by whoever copies or cleans up; `trashd mount --replace` brings it back",
-    "allow_root": "allow_other lets root in too",
+    "remount": "mount -o remount,ro MNT changes the kernel's own flags; for other options, mount it again",
+    "auto_unmount": "a mount whose daemon died stays in place, since backup and cleanup programs would take an empty "
+    "directory for the real one; `trashd mount --replace` restarts it",
+    "allow_root": "use allow_other, which includes root",
 }
 
-_ACCESS_TIMES = "the backing filesystem keeps access times as its own mount says"
+_ACCESS_TIMES = "the mount options of the backing filesystem decide about access times"
 _WITHOUT_EFFECT: Final = {
     "noatime": _ACCESS_TIMES,
     "nodiratime": _ACCESS_TIMES,
@@ -122,7 +122,7 @@ _WITHOUT_EFFECT: Final = {
     **dict.fromkeys(
         ("without=parallel-lookups", "without=kept-listings", "without=kept-root-acl", "without=unopened-directories",
          "without=kept-links", "without=kill-privileges"),
-        "the mount has it wherever it can; engine=plain does without",
+        "the mount uses it where possible; engine=plain does without it",
     ),
 }  # fmt: skip
 """Words of mount(8) and of earlier versions that are accepted, so that an fstab with them mounts, and ignored."""
@@ -173,7 +173,7 @@ def _one_of(those: Iterable[_OneOf], word: str) -> _OneOf:
     try:
         return by_value[word.partition("=")[2]]
     except KeyError as error:
-        raise UsageError(word, f"it is one of {', '.join(by_value)}") from error
+        raise UsageError(f"invalid value in {word}", f"write one of {', '.join(by_value)}") from error
 
 
 def _seconds(word: str) -> float:
@@ -182,7 +182,7 @@ def _seconds(word: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds <= _TIMEOUT_MAX_S:
-        raise UsageError(word, "it is a number of seconds, such as 0.5")
+        raise UsageError(f"invalid value in {word}", "write a number of seconds, such as 0.5")
     return seconds
 
 
@@ -190,9 +190,11 @@ def _size(word: str) -> int:
     try:
         size_bytes = parse_size(word.partition("=")[2])
     except ValueError as error:
-        raise UsageError(word, "it is a size, such as 64M; 0 for none") from error
+        raise UsageError(f"invalid value in {word}", "write a size, such as 64M, or 0 for none") from error
     if size_bytes > _CACHE_BYTES_MAX:
-        raise UsageError(word, f"it is memory of this machine: at most {_CACHE_BYTES_MAX >> 30}G")
+        raise UsageError(
+            f"the size in {word} is too large", f"write at most {_CACHE_BYTES_MAX >> 30}G: it is memory of this machine"
+        )
     return size_bytes
 
 
@@ -200,7 +202,7 @@ def _number(word: str) -> int:
     text = word.partition("=")[2]
     number = int(text) if re.fullmatch("[0-9]{1,9}", text, re.ASCII) else 0
     if not 1 <= number <= _N_IN_FLIGHT_MAX:
-        raise UsageError(word, f"it is a number of requests at a time, from 1 to {_N_IN_FLIGHT_MAX}")
+        raise UsageError(f"invalid value in {word}", f"write a number of requests, from 1 to {_N_IN_FLIGHT_MAX}")
     return number
 
 
@@ -241,43 +243,42 @@ def _values(kind: type[_OneOf]) -> str:
 _OF_ANSWERS: Final = (
     MountOption(
         "coherence", "coherence", None, partial(_one_of, Coherence), _values(Coherence),
-        "Whether others change SRC behind the mount (-o coherence=); default: shared, but exclusive over itself.",
+        "Whether SRC changes only through the mount. [default: shared; exclusive over itself]",
     ),
     MountOption(
         "timeout", "timeout_s", None, _seconds, "SECONDS",
-        "Let the kernel believe names and attributes for S seconds (-o timeout=); "
-        f"default: {_TIMEOUTS_S[Coherence.SHARED]:g} if shared, {_TIMEOUTS_S[Coherence.EXCLUSIVE]:g} if not.",
+        "Cache names and attributes for S seconds. "
+        f"[default: {_TIMEOUTS_S[Coherence.SHARED]:g}; {_TIMEOUTS_S[Coherence.EXCLUSIVE]:g} if exclusive]",
         metavar="S",
     ),
     MountOption(
         "cache_size", "cache_bytes", _CACHE_BYTES, _size, "SIZE",
-        "Memory for what is known of a slow SRC when the kernel forgot it (-o cache_size=); "
-        f"default: {_CACHE_BYTES >> 20}M, 0: none.",
+        f"Memory for the daemon's cache of a slow SRC; 0 for none. [default: {_CACHE_BYTES >> 20}M]",
     ),
     MountOption(
         "no_xattr", "has_xattrs", True,
-        help="Show no extended attributes, nor ACLs (-o no_xattr): for a volume without any, where asking costs time.",
+        help="Serve no extended attributes and no ACLs, to save requests.",
     ),
     MountOption(
         "backing", "backing", BackingSpeed.AUTO, partial(_one_of, BackingSpeed), _values(BackingSpeed),
-        "How SRC answers (-o backing=): at once, or some time later, as over a network; default: auto, find out.",
+        "Whether SRC answers at once, or slowly as over a network. [default: auto]",
     ),
     MountOption(
         "in_flight", "n_in_flight", _N_IN_FLIGHT, _number, "N",
-        f"Ask a slow SRC for N things at a time, 1 to {_N_IN_FLIGHT_MAX} (-o in_flight=); default: {_N_IN_FLIGHT}.",
+        f"Send at most N parallel requests to a slow SRC, 1 to {_N_IN_FLIGHT_MAX}. [default: {_N_IN_FLIGHT}]",
     ),
     MountOption("engine", "engine", EngineMode.AUTO, partial(_one_of, EngineMode), _values(EngineMode)),
     MountOption(
         "passthrough", "passthrough", PassthroughMode.AUTO, partial(_one_of, PassthroughMode), _values(PassthroughMode),
-        "Reads and writes go past the daemon (-o passthrough=); default: auto, where that can be; on: or fail.",
+        "Let reads and writes bypass the daemon; with on, fail if impossible. [default: auto]",
     ),
     MountOption(
         "uring", "uring", UringMode.AUTO, partial(_one_of, UringMode), _values(UringMode),
-        "Requests come by io_uring (-o uring=); default: auto, where it is switched on; on: or fail.",
+        "Transport requests by io_uring; with on, fail if impossible. [default: auto]",
     ),
 )  # fmt: skip
 _OF_ACCESS: Final = (
-    MountOption("show_trash", "show_trash", False, help="List .trashd in the root too (-o show_trash)."),
+    MountOption("show_trash", "show_trash", False, help="List .trashd in the root directory, too."),
     MountOption("allow_other", "allow_other", None),
     MountOption("default_permissions", "default_permissions", False, is_told=False),
 )
@@ -312,12 +313,12 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
         elif word in _OPPOSITES:
             flags.discard(_OPPOSITES[word])
         elif word in _REFUSED:
-            raise UsageError(f"the option {word} is not for trashd", _REFUSED[word])
+            raise UsageError(f"trashd mount does not support the option {word}", _REFUSED[word])
         elif word not in _NOT_OURS and not word.startswith(_NOT_OURS_PREFIXES) and not is_sloppy:
             takes_none = has_value and (option is not None or key in _FLAGS)
-            reason = f"the option {key} takes no value" if takes_none else f"there is no option {word}"
+            reason = f"the option {key} takes no value" if takes_none else f"unknown option {word}"
             ours = ", ".join(option.word(option.value) for option in OPTIONS if option.is_told)
-            raise UsageError(reason, f"there are {ours}, and mount(8)'s {', '.join(sorted(_FLAGS))}")
+            raise UsageError(reason, f"the options are {ours}, and those of mount(8): {', '.join(sorted(_FLAGS))}")
     if values["timeout_s"] is None:
         values["timeout_s"] = _TIMEOUTS_S[values["coherence"]]
     # Without the kernel's checks all users would have the daemon's permissions.
@@ -326,7 +327,7 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
     for word in ("passthrough=on", "uring=on"):
         field = word.partition("=")[0]
         if options.engine is EngineMode.PLAIN and getattr(options, field).value == "on":
-            raise UsageError(f"{word} with engine=plain", "it is one or the other")
+            raise UsageError(f"{word} and engine=plain can't be combined")
     return options
 
 

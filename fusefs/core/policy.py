@@ -63,10 +63,10 @@ LOW, HIGH = 0.05, 0.10
 """Shares of a volume. Below 5 % free filesystems get slow; 10 % free is enough for the next hour's work."""
 
 
-class Authority(Enum):
-    """Whose rights are used to delete: those of the user who swapped, or root's."""
+class DeleteAs(Enum):
+    """The user as whom the reaper deletes: the owner of the orphan, or root."""
 
-    ASKER = "asker"
+    OWNER = "owner"
     ROOT = "root"
 
 
@@ -76,7 +76,7 @@ class RetentionRules(NamedTuple):
     retention_s    for orphans without a retention of their own; None: kept until space is low
     minimum_age_s  no rule deletes a younger orphan, unless its owner requested less
     keep           patterns (fnmatch, `*` also matches `/`) of origins that are never reaped automatically
-    users          names or uids to which `authority` applies if it is ROOT: users write records, so that a path in one
+    users          names or uids to which `delete_as` applies if it is ROOT: users write records, so that a path in one
                    proves nothing
     clears_flags   delete immutable and append-only files, too, if root deletes
     """
@@ -84,13 +84,13 @@ class RetentionRules(NamedTuple):
     retention_s: int | None = DEFAULT_RETENTION_S
     minimum_age_s: int = MINIMUM_AGE_S
     keep: tuple[str, ...] = ()
-    authority: Authority = Authority.ASKER
+    delete_as: DeleteAs = DeleteAs.OWNER
     users: tuple[str, ...] = ()
     clears_flags: bool = False
 
     def gives_root(self, uid: int, name: str) -> bool:
         """Whether root deletes what this user swapped."""
-        return self.authority is Authority.ROOT and (name in self.users or str(uid) in self.users)
+        return self.delete_as is DeleteAs.ROOT and (name in self.users or str(uid) in self.users)
 
     def keeps(self, origin: bytes | None) -> bool:
         """Whether a pattern protects orphans from there."""

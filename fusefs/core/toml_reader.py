@@ -13,7 +13,7 @@ from msgspec import Meta, convert
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.human_units import SECONDS, parse_duration, parse_rate, parse_size
 from fusefs.core.names import is_volume_id
-from fusefs.core.policy import Authority, TimeWindow, parse_window
+from fusefs.core.policy import DeleteAs, TimeWindow, parse_window
 
 NONE = "none"
 _SHOWN_MAX = 60
@@ -223,9 +223,10 @@ PATTERNS: Final = ValueKind(
     "a list of path patterns", 'write ["/scratch/keep/*", "*.precious"]: each begins with / or *',
     lambda found: _items(found, _only(lambda text: text[0] in "/*?[", _text)), listed,
 )  # fmt: skip
-AUTHORITY: Final = ValueKind(
-    "an authority", 'write "asker" or "root"', lambda found: Authority(_text(found)), lambda who: quoted(who.value)
-)
+DELETE_AS: Final = ValueKind(
+    "an identity to delete as", 'write "owner" or "root"', lambda found: DeleteAs(_text(found)),
+    lambda user: quoted(user.value),
+)  # fmt: skip
 USERS: Final = ValueKind(
     "a list of users", 'write ["ci", "12001"]: names or uids, no groups and no patterns',
     lambda found: _items(found, _only(_is_user, _text)), listed,
@@ -348,7 +349,7 @@ def _advice(line: str) -> str:
 
 Key = tuple[str | bytes, ...]
 """The path of a setting; in an array of tables it contains the table's `path` instead of its index."""
-Schema = Mapping[str, "ValueKind | Schema | Tables | RemovedKey"]
+Schema = Mapping[str, "ValueKind | Schema | Tables | RemovedKey | RenamedKey"]
 
 
 class Tables(NamedTuple):
@@ -361,6 +362,19 @@ class RemovedKey(NamedTuple):
     """A key of an earlier release: it gives a warning and has no effect. instead: what to write"""
 
     instead: str
+
+
+class RenamedKey(NamedTuple):
+    """A key that an earlier release had under another name: it is still read, with a warning.
+
+    name    its name now
+    kind    its values now
+    values  how earlier releases wrote values that are written in another way now
+    """
+
+    name: str
+    kind: ValueKind
+    values: Mapping[str, str]
 
 
 class Setting(NamedTuple):
@@ -407,6 +421,8 @@ class SettingsReader:
                 case RemovedKey(instead):
                     what = "it has no effect: there is no such key any more"
                     self._problems.append(place.problem(what, instead, is_warning=True))
+                case RenamedKey():
+                    self._renamed(found, kind, place, table, to)
                 case Tables(inner):
                     self._tables(found, inner, (*at, key), (*to, key))
                 case inner if isinstance(found, dict):
@@ -420,13 +436,14 @@ class SettingsReader:
         """A hint for an unknown key: a similar key, or where the key belongs."""
         from difflib import get_close_matches  # imported for typing errors only
 
-        near = get_close_matches(key[:100], schema, 1)
+        known = [name for name, kind in schema.items() if not isinstance(kind, RemovedKey | RenamedKey)]
+        near = get_close_matches(key[:100], known, 1)
         if near:
             return f"did you mean {near[0]}?"
         if key in self._schema:
             return "it stands above all tables, or is one itself"
         inside = [f"[{name}]" for name, inner in self._schema.items() if key in _schema_in(inner)]
-        return f"it stands below {' or '.join(inside)}" if inside else f"known here: {', '.join(schema)}"
+        return f"it stands below {' or '.join(inside)}" if inside else f"known here: {', '.join(known)}"
 
     def _value(self, found: Any, kind: ValueKind, place: ConfigKey, to: Key) -> None:
         try:
@@ -435,6 +452,18 @@ class SettingsReader:
             self.wrong.add(to)
             what = f"expected {kind.name}, got {shown(found)}"
             self._problems.append(place.problem(what, kind.fix))
+
+    def _renamed(self, found: Any, kind: RenamedKey, place: ConfigKey, table: Mapping[str, Any], to: Key) -> None:
+        """Read a key by its old name, unless the same table has the new name, too; and warn."""
+        value = kind.values.get(found, found) if isinstance(found, str) else found
+        if kind.name in table:
+            what = f"this key has no effect beside {kind.name}, which is its name now"
+            self._problems.append(place.problem(what, "remove it", is_warning=True))
+            return
+        self._value(value, kind.kind, place, (*to, kind.name))
+        if (*to, kind.name) in self.settings:
+            fix = f"write {kind.name} = {shown(value)}"
+            self._problems.append(place.problem(f"this key is now called {kind.name}", fix, is_warning=True))
 
     def _tables(self, found: Any, schema: Schema, at: tuple[str | int, ...], to: Key) -> None:
         for index, table in enumerate(_listed(found, self._document.place(*at), self._problems)):
@@ -494,8 +523,8 @@ class SettingsBuilder:
             self.problems.append(place.problem(what, fix))
 
 
-def _schema_in(kind: ValueKind | Schema | Tables | RemovedKey) -> Schema:
+def _schema_in(kind: ValueKind | Schema | Tables | RemovedKey | RenamedKey) -> Schema:
     """The keys of a table, or of each table in an array."""
-    if isinstance(kind, ValueKind | RemovedKey):
+    if isinstance(kind, ValueKind | RemovedKey | RenamedKey):
         return {}
     return kind.schema if isinstance(kind, Tables) else kind

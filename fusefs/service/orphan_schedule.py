@@ -18,7 +18,7 @@ from fusefs.core.events import EventKind
 from fusefs.core.names import ContainerId
 from fusefs.core.orphan_age import Clock
 from fusefs.core.policy import (
-    Authority,
+    DeleteAs,
     KnownOrphan,
     OrphanSize,
     Quota,
@@ -307,7 +307,7 @@ class OrphanSchedule:
             return
         rules = self._policy.rules_for(self._policy.usual(origin))
         # Ask for the user's name last: on some machines that is a request to a remote server.
-        if user.uid and rules.authority is Authority.ROOT and rules.gives_root(user.uid, user_name(user.uid)):
+        if user.uid and rules.delete_as is DeleteAs.ROOT and rules.gives_root(user.uid, user_name(user.uid)):
             self.for_root.append(ForRoot(user.uid, part.base, ContainerId(identifier), rules.clears_flags))
 
     async def make_room(self, space: VolumeSpace, users: Iterable[UserState], limiter: trio.CapacityLimiter) -> None:

@@ -516,7 +516,7 @@ def take_over(opened: OpenVolume, wanted: ForRoot) -> ContainerId | None:
     """Move an orphan from a user's quarantine to root, due at once; returns its new id, or None if another process has
     it.
 
-    Done for orphans that their owner could not delete, where an administrator configured `authority = "root"`.
+    Done for orphans that their owner could not delete, where an administrator configured `delete_as = "root"`.
     Raises  TrashdError; OSError
     """
     with ExitStack() as owned:
